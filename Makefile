@@ -9,13 +9,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 # for what the dashboard makes at the lowest of all would wait for the others' processor for minutes.
 JOBS ?= 2
 SLOW_JOBS ?= 3
+TESTS ?= tests
 
 # Stamps live inside the environment, so deleting it deletes them. The dev stamp implies the other.
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo bench test test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-docker test-parties check docs docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo bench test test-research test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-experiment test-docker test-hospital test-parties check docs docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -35,11 +36,14 @@ venv: $(DEV)  ## make .venv with everything a developer needs
 demo: $(RUNTIME)  ## hospitals, real daemons, a student and demo-out/report.html
 	$(BIN)/consilium demo --out demo-out
 
-test: $(DEV)  ## the fast tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not docker and not faults and not gpu"
+test: $(DEV)  ## the fast tests of the product (TESTS="tests research/tests": with those of research, collected once)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not docker and not faults and not hospital and not gpu" $(TESTS)
+
+test-research: $(DEV)  ## the fast tests of research/
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" research/tests
 
 test-slow: $(DEV)  ## the slow ones: federations of real daemons, long statistics
-	nice -n 15 $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile -m "slow and not docker and not faults and not gpu"
+	nice -n 15 $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile -m "slow and not docker and not faults and not hospital and not gpu"
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out
@@ -51,22 +55,29 @@ check: $(DEV)  ## format, lint, types, fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(MAKE) test TESTS="tests research/tests"
 
-bench: $(DEV)  ## speed and size by part (PARTS="core ledger"), held against what is recorded; docs/performance.md
+bench: $(DEV)  ## speed and size by part (PARTS="core ledger"), held against what is recorded; docs/lab/performance.md
 	$(BIN)/python -m benchmarks.run $(PARTS)
 
 test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchange in every configuration; ten minutes
 	CONSILIUM_SENSITIVITY=all $(BIN)/python -m pytest tests/sensitivity
 
-test-fuzz: $(DEV)  ## 20,000 messages of every kind, signed, at worker and core; a quarter of an hour
+test-fuzz: $(DEV)  ## 20,000 messages of every kind at worker and core, ten minutes of files at every parser; half an hour
 	CONSILIUM_FUZZ=20000 $(BIN)/python -m pytest tests/attacks/test_schema_fuzz.py
+	CONSILIUM_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/attacks/test_parser_fuzz.py
 
 test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root, and gcore for one test; about half an hour
 	$(BIN)/python -m pytest -m faults tests/faults/deployment
 
+test-experiment: $(DEV)  ## docs/paper-experiment.md as it is typed, with few small volumes; minutes
+	$(BIN)/python -m pytest -m faults tests/e2e/test_paper_experiment.py
+
 test-docker: $(DEV)  ## the federation in containers, from nothing to a student; starts an engine if none answers
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/docker
+
+test-hospital: $(DEV)  ## with what hospitals run: rsyslog, journald, Slurm, Podman, squid; needs root and these; minutes
+	$(BIN)/python -m pytest -m hospital tests/hospital
 
 test-parties: $(DEV)  ## what each party runs alone: the offline bundle on two machines, the systemd units; needs root
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/parties

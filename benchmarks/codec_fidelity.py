@@ -21,7 +21,7 @@ from common.codecs import fit_codec, shapes
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.data.msd import read_dataset
 from common.metrics import mean_dice
-from consilium.research.roles import load_cases
+from research.roles import load_cases
 
 MAPS, PUBLIC, VALIDATION = 24, 16, 10
 NOISY = 3  # draws of the noise a map

@@ -27,7 +27,6 @@ from common.canonical import sha256_bytes
 from common.config import CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.envelope import answered, body_of
 from common.events import EventLog
-from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import public_hex
 from common.messages import (
     NO_HEAD,
@@ -45,6 +44,7 @@ from common.messages import (
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, seal
 from common.study_mechanism import study_mechanism
+from consilium.in_process import pool_of
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
 from server.aggregation.receipts import ReceiptDelivery
@@ -152,7 +152,7 @@ def federation(
         privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=volumes, **terms),
         collection=CollectionConfig(batch_size=min(batch, volumes)),
     )
-    mechanism, privacy = study_mechanism(study, dimension=dimension), study.privacy
+    mechanism = study_mechanism(study, dimension=dimension)
     codec, sealing = sha256_bytes(b"codec"), X25519PrivateKey.generate()
     keys = {100 + number: Ed25519PrivateKey.generate() for number in range(sites)}
     known = {
@@ -168,9 +168,7 @@ def federation(
     with Ledger.create(folder / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
         ledger.register_study(study)
         for site, _ in known.values():
-            ledger.declare_pool(
-                PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
-            )
+            ledger.declare_pool(pool_of(site, study))
         core = aggregator_of(study)(
             study=study,
             queries=queries,

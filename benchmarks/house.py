@@ -1,8 +1,8 @@
-"""The house in figures: ``python -m benchmarks.house [REVISION …]`` prints a table of what a reader has to carry.
+"""The house in figures: ``python -m benchmarks.house [--folders] [REVISION …]`` prints what a reader has to carry.
 
-Reads Python sources of the four packages from git, nothing else. Lines are non-blank ones, docstrings and comments too;
-the length of a function or a module counts every line. Research, which the product does not import, is counted in all
-rows, and its lines once by themselves.
+Reads Python sources from git, nothing else. Lines are non-blank ones, docstrings and comments too; the length of a
+function counts every line, that of a module all but docstrings. Research is counted by itself, wherever it lay at the
+time, and so are tests and benchmarks. ``--folders``: the lines of every folder of the product.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from collections.abc import Iterator
 
 PACKAGES = ("common", "server", "client", "consilium")
 LONG_FUNCTION, LONG_MODULE = 50, 450
-RESEARCH = ("consilium/research/", "consilium/bench/")
+RESEARCH = ("research/", "consilium/research/", "consilium/cli/bench", "consilium/bench/")
+BESIDE = ("tests/", "benchmarks/")
 
 
 def sources(revision: str) -> dict[str, str]:
-    """The packages' Python files by path, as they were at a revision."""
-    command = ["git", "archive", revision, *PACKAGES]
+    """Python files by path, as they were at a revision."""
+    command = ["git", "archive", revision]
     with tarfile.open(fileobj=io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)) as archive:
         files = [member for member in archive if member.isfile() and member.name.endswith(".py")]
         return {member.name: archive.extractfile(member).read().decode() for member in files}  # type: ignore[union-attr]
+
+
+def lines_but_docstrings(text: str) -> int:
+    """Lines of a module without its docstrings."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and ast.get_docstring(node)]
+    return len(text.splitlines()) - sum((each.end_lineno or each.lineno) - each.lineno + 1 for each in found)
 
 
 def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
@@ -49,9 +57,27 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
     return {group for group in groups if len(group) > 1}
 
 
+def product(files: dict[str, str]) -> dict[str, str]:
+    """The four packages without research."""
+    return {
+        name: text for name, text in files.items() if name.split("/")[0] in PACKAGES and not name.startswith(RESEARCH)
+    }
+
+
+def folders(revision: str) -> dict[str, int]:
+    """Count non-blank lines: of each folder, of the whole product, of research and of each other top-level folder."""
+    found: dict[str, int] = {}
+    for name, text in product(files := sources(revision)).items():
+        folder = "/".join(name.split("/")[:-1][:2]) + "/"
+        found[folder] = found.get(folder, 0) + non_blank(text)
+    beside = {"research": RESEARCH, **{name: (name,) for name in BESIDE}}
+    of = {what: sum(non_blank(files[n]) for n in files if n.startswith(starts)) for what, starts in beside.items()}
+    return {**dict(sorted(found.items())), "product": sum(found.values()), **of}
+
+
 def figures(revision: str) -> dict[str, int]:
     """The table's column of one revision."""
-    files = sources(revision)
+    files = product(sources(revision))
     trees = {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ast.parse(files[name]) for name in files
     }
@@ -62,11 +88,10 @@ def figures(revision: str) -> dict[str, int]:
     return {
         "modules": len(files),
         "non-blank lines": sum(map(non_blank, files.values())),
-        "of them research": sum(non_blank(text) for name, text in files.items() if name.startswith(RESEARCH)),
         f"functions over {LONG_FUNCTION} lines": sum(
             (node.end_lineno or 0) - node.lineno >= LONG_FUNCTION for node in functions
         ),
-        f"modules over {LONG_MODULE} lines": sum(len(text.splitlines()) > LONG_MODULE for text in files.values()),
+        f"modules over {LONG_MODULE} lines": sum(lines_but_docstrings(text) > LONG_MODULE for text in files.values()),
         "import circles": len(circles(graph)),
         "conditions on codec.joint": sum(
             any(isinstance(part, ast.Attribute) and part.attr == "joint" for part in ast.walk(test))
@@ -79,12 +104,13 @@ def non_blank(text: str) -> int:
     return sum(bool(line.strip()) for line in text.splitlines())
 
 
-def main(revisions: list[str]) -> None:
-    columns = [figures(revision) for revision in revisions]
+def main(words: list[str]) -> None:
+    revisions = [word for word in words if word != "--folders"] or ["HEAD"]
+    columns = [(folders if "--folders" in words else figures)(revision) for revision in revisions]
     print("| | " + " | ".join(revisions) + " |\n|" + "---|" * (len(revisions) + 1))
-    for what in columns[0]:
-        print(f"| {what} | " + " | ".join(f"{column[what]:,}" for column in columns) + " |")
+    for what in dict.fromkeys(name for column in columns for name in column):
+        print(f"| {what} | " + " | ".join(f"{column.get(what, 0):,}" for column in columns) + " |")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["HEAD"])
+    main(sys.argv[1:])

@@ -108,11 +108,12 @@ def save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
 
 def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) -> dict[str, object]:
     from client.data.layouts import DatasetSettings, open_for_training
-    from client.training.site import train_site
+    from client.training.site import plan_site, site_report
+    from client.training.voter import train_voter
 
     folder = root / ("teachers" if private is None else "private")
     shutil.rmtree(folder, ignore_errors=True)
-    report = train_site(
+    planned = plan_site(
         open_for_training(root / "site", plan.data, DatasetSettings()),
         teachers=folder,
         data=plan.data,
@@ -121,6 +122,7 @@ def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) 
         trainer="standard" if private is None else private.strategy,
         private=private,
     )
+    report = site_report([train_voter(task, on_step=lambda step, loss: None) for task in planned])
     return {
         "voters": len(report.voters),
         "patients": [voter.trained_on for voter in report.voters],
@@ -142,7 +144,7 @@ def site_encode(root: Path, plan: Study) -> dict[str, object]:
     from monai.inferers import sliding_window_inference
 
     from client.teachers.teacher import Teachers
-    from common.codecs.base import load_codec
+    from common.codecs.codec import load_codec
     from common.data.volume import volume_from_bytes
     from common.models.fit import WINDOW_OVERLAP, best_device, mixed_precision
     from common.privacy.quantise import quantise
@@ -183,7 +185,7 @@ def site_encode(root: Path, plan: Study) -> dict[str, object]:
 
 
 def server_codec(root: Path, plan: Study) -> dict[str, object]:
-    from common.codecs.base import fit_codec
+    from common.codecs.codec import fit_codec
     from common.data.volume import load_label
 
     maps = [load_label(path, plan.data) for path in sorted((root / "maps").iterdir())]
@@ -195,7 +197,7 @@ def server_codec(root: Path, plan: Study) -> dict[str, object]:
 
 def server_student(root: Path, plan: Study) -> dict[str, object]:
     """Noise, decoding, the student by the run's own function, and one label map on a file's own voxels."""
-    from common.codecs.base import load_codec
+    from common.codecs.codec import load_codec
     from common.data.volume import load_volume, save_label, to_native
     from common.data.volume_cache import VolumeCache, together
     from common.models.fit import predict
@@ -204,7 +206,7 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
     from server.protocols.decode import decode_answer
     from server.protocols.per_volume import CACHE_BYTES
     from server.protocols.stored_labels import as_stored
-    from server.protocols.student import train_student
+    from server.protocols.student_fit import train_student
 
     codec = load_codec((root / "codec.bin").read_bytes())
     mechanism = study_mechanism(plan, dimension=codec.dimension)

@@ -1,6 +1,7 @@
-"""A server's ledger over releases R and sites K: opening by checkpoint and by replay, verifying, a site's receipt.
+"""A server's ledger over releases R and sites K: opening, which replays every row, verifying, a site's receipt.
 
-``python -m benchmarks.ledger_scale R K`` fills a ledger in batches of a thousand and prints one line of JSON. Answers
+``python -m benchmarks.ledger_scale R K`` fills a ledger in batches of a thousand and prints one line of JSON;
+``… FILE`` opens a ledger and prints the MiB that takes. Answers
 have eight coordinates; flushing to disk is switched off while it is filled, which is not measured.
 """
 
@@ -18,19 +19,17 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.ledger_speed import measure
-from benchmarks.run import RATIO, Figure, figure, measured_alone
+from benchmarks.run import Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
-from common.ledger.checkpoint import checkpoint_path
 from common.privacy.mechanism import MAX_NOISE_STD, Mechanism, QuerySpec
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 
 BATCH, DIMENSION = 1_000, 8
-REPLAYED = 10_000
-"""Releases up to which the replay is measured too: it takes a millisecond for each at 64 sites."""
+CONSORTIUM = (10_000, 64)
+"""The releases and sites that a ledger is made for."""
 
 
 def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
@@ -70,15 +69,19 @@ def measured(path: Path, *, releases: int, sites: int) -> dict[str, Any]:
         with Ledger.open(path, signing_key=key) as ledger:
             ledger.receipts_due("site-0000", after=ledger.row_count - BATCH)[-1]()
 
-    found: dict[str, Any] = {"ledger_bytes": path.stat().st_size, "file_bytes": checkpoint_path(path).stat().st_size}
+    found: dict[str, Any] = {"ledger_bytes": path.stat().st_size}
+    found["memory"] = measured_alone("benchmarks.ledger_scale", path)
     found["open"] = min(_cpu(lambda: Ledger.open(path).close()) for _ in range(3))
     found["receipt"] = _cpu(receipt) - found["open"]
-    if releases <= REPLAYED:
-        aside = checkpoint_path(path).rename(path.with_suffix(".aside"))
-        found["replay"] = _cpu(lambda: Ledger.open(path).close())
-        aside.rename(checkpoint_path(path))
-        found["verify"] = _cpu(lambda: verify(path).raise_for_problems())
+    found["verify"] = _cpu(lambda: verify(path).raise_for_problems())
     return found
+
+
+def opened(path: Path) -> float:
+    """MiB that this process grows by when it opens a ledger."""
+    before = memory_mib()
+    with Ledger.open(path):
+        return memory_mib() - before
 
 
 def _cpu(work: Callable[[], object]) -> float:
@@ -88,28 +91,20 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """Thousands of releases at 8 and 64 sites, replayed too; a hundred thousand at 64; the pace beside bare sqlite3."""
-    for releases, sites in ((10_000, 8), (4_000, 64), (100_000, 64)):
+    """What a consortium of 64 sites needs, a small one's, and a tenth of it."""
+    for releases, sites in ((10_000, 8), (1_000, 64), CONSORTIUM):
         found, name = measured_alone("benchmarks.ledger_scale", releases, sites), f"R = {releases:,}, K = {sites}"
-        for what in ("open", "replay", "verify", "receipt"):
-            if what in found:
-                aim = "at most 2" if what == "open" and releases > REPLAYED else ""
-                yield figure(f"{what}, {name}", [found[what]], "s", aim=aim)
+        aims = {"open": "at most 2"} if (releases, sites) == CONSORTIUM else {}
+        for what in ("open", "verify", "receipt"):
+            yield figure(f"{what}, {name}", [found[what]], "s", aim=aims.get(what, ""))
+        yield figure(f"memory of an open ledger, {name}", [found["memory"]], "MiB")
         yield figure(f"bytes a release, {name}", [found["ledger_bytes"] / releases], "B")
-        yield figure(f"bytes of the checkpoint a release, {name}", [found["file_bytes"] / releases], "B")
-        if "replay" in found:
-            yield Figure(f"open over replay, {name}", round(found["open"] / found["replay"], 4), RATIO, 0.02)
-
-    paces = []
-    for _ in range(3):
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on a disk: a temporary folder may be none
-            paces.append(measure(Path(folder), rounds=200))
-    yield figure("bare sqlite3's commits, on this disk", [pace.bare for pace in paces], "/s")
-    yield figure("releases one by one over them", [p.single / p.bare for p in paces], RATIO, more_is_better=True)
-    yield figure("releases in batches of 64 over them", [p.batched / p.bare for p in paces], RATIO, more_is_better=True)
 
 
 def main() -> None:
+    if len(sys.argv) == 2:
+        print(json.dumps(opened(Path(sys.argv[1]))))
+        return
     releases, sites = map(int, sys.argv[1:3])
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measured(Path(folder) / "ledger.sqlite", releases=releases, sites=sites)))

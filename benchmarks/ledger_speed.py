@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.run import RATIO, Figure, figure
 from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
@@ -129,6 +130,17 @@ def _timed(work: Callable[[], None]) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def figures() -> Iterator[Figure]:
+    """The ledger's pace beside bare sqlite3's commits."""
+    paces = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on a disk: a temporary folder may be none
+            paces.append(measure(Path(folder), rounds=200))
+    yield figure("bare sqlite3's commits, on this disk", [pace.bare for pace in paces], "/s")
+    yield figure("releases one by one over them", [p.single / p.bare for p in paces], RATIO, more_is_better=True)
+    yield figure("releases in batches of 64 over them", [p.batched / p.bare for p in paces], RATIO, more_is_better=True)
 
 
 def main() -> None:

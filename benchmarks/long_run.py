@@ -20,16 +20,17 @@ from benchmarks.dashboard import costs, state
 from benchmarks.run import RATIO, Figure, figure, memory_mib
 from common.config import CollectionConfig, render_study
 from common.events import EventLog
+from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
 from server.study.workspace import Workspace
 from tests.browser.conftest import ARGUMENTS, CHROMIUM, serving
-from tests.federation import Federation, LoopTransport, make_study
+from tests.federation import Federation, make_study
 
 QUERIES, SITES, BATCH = 10_000, 4, 50
 EARLY = QUERIES // 5
 
 
-class Measured(LoopTransport):
+class Measured(Wire):
     """Keeps no reply, and notes memory and processor at each message."""
 
     def __init__(self, workers: Mapping[int, object]) -> None:

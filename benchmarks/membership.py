@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from scipy.stats import norm, rankdata
 
-from client.training.base import Part
+from client.records.journal import TrainingJournal, TrainingPlan
+from client.training.contract import Part
 from client.training.private.clipped_sums import silent
 from client.training.private.engine import run
-from client.training.private.journal import Journal, TrainingPlan
 from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from client.training.standard import StandardTrainer
@@ -38,9 +38,9 @@ from common.config import DataConfig, TrainingConfig
 from common.models.fit import one_hot, soft_dice_ce
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.training import MAX_MULTIPLIER, Neighbours, Sampling, TrainingEvent, plan_noise
-from consilium.research.mlp import Shape, forward
-from consilium.research.mlp_strategies import MlpSgd
-from consilium.research.roles import Cases, load_cases
+from research.mlp import Shape, forward
+from research.mlp_strategies import MlpSgd
+from research.roles import Cases, load_cases
 
 DELTA = 1e-3
 STEPS, RATE = 60, Fraction(1, 2)
@@ -55,7 +55,7 @@ def confidences(x: torch.Tensor, y: torch.Tensor, member: np.ndarray, epsilon: f
         event = plan_noise(epsilon=epsilon, delta=DELTA, rate=RATE, steps=STEPS, neighbours=Neighbours.ADD_REMOVE)
     net = MlpSgd(Shape((x.shape[1], 32, 2)), x[rows], y[rows], clip=1.0, rate=lambda s, t: 0.02, seed=seed)
     plan = TrainingPlan(event, epsilon or 8.0, DELTA, Neighbours.ADD_REMOVE, len(rows))
-    run(net, Journal(plan), noise=silent if epsilon is None else rounded_gaussian)
+    run(net, TrainingJournal(plan), noise=silent if epsilon is None else rounded_gaussian)
     _, preacts = forward([w.detach() for w in net.weights], x, "relu")
     gap = (preacts[-1] * (2 * y - 1)).sum(dim=1)
     return gap.double().numpy()
@@ -73,7 +73,9 @@ def patient_scores(cases: Cases, member: np.ndarray, epsilon: float | None, seed
         model = StandardTrainer().train(part, SMALL, seed=seed).model
     else:
         settings = defaults("dp-sgd", epsilon=epsilon, delta=DELTA)
-        model = train_privately(part, SMALL, settings, Journal(settings.plan(patients=len(own))), seed=seed).model
+        model = train_privately(
+            part, SMALL, settings, TrainingJournal(settings.plan(patients=len(own))), seed=seed
+        ).model
     model.eval()
     targets = torch.tensor(np.stack([one_hot(labels, classes) for labels in cases.labels]))
     with torch.inference_mode():

@@ -19,10 +19,11 @@ import numpy as np
 
 from benchmarks.round import cpu_s, releases, run_for, until
 from benchmarks.run import Figure, figure, memory_mib
-from client.operations.daemons import launcher, site_node, supernode, write_link
+from client.operations.daemons import launcher, site_node, supernode
 from client.operations.serve import REPLY_TICK_S, serve
 from client.policy import Consent, load_site
 from client.site.books import open_books
+from client.site.node_link import write_link
 from client.worker import Worker
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.data.synthetic import study_data, write_phantoms

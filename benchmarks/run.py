@@ -1,7 +1,7 @@
 """``make bench``: the parts that measure speed and size, their recorded results, and the table made of them.
 
     python -m benchmarks.run [PART …]      measure these parts, or all, and record what they found
-    python -m benchmarks.run --table       write the table in docs/performance.md anew from what is recorded
+    python -m benchmarks.run --table       write the table in docs/lab/performance.md anew from what is recorded
 
 A part is a module with ``figures()``, named in :data:`PARTS`. A ratio that got worse than its recorded value by more
 than the larger of the two spreads ends this with status 1 and leaves the recorded value; ``--accept`` records it.
@@ -26,7 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "lab" / "performance.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 RATIO = "×"
 PACKAGES = ("numpy", "scipy", "torch", "monai", "flwr", "cryptography", "fastapi", "consilium")
@@ -34,6 +34,7 @@ PACKAGES = ("numpy", "scipy", "torch", "monai", "flwr", "cryptography", "fastapi
 PARTS = {
     "core": "benchmarks.core",
     "ledger": "benchmarks.ledger_scale",
+    "pace": "benchmarks.ledger_speed",
     "hand": "benchmarks.hand",
     "dashboard": "benchmarks.dashboard",
     "sampler": "benchmarks.sampler",
@@ -52,8 +53,8 @@ PARTS = {
 
 
 RESOLUTION = 0.04
-"""Share of a ratio that its spread is at least: two quiet runs differed by up to .032 of it (docs/performance.md) where
-repetitions within one said less, since a process's own addresses and a machine's own hour are in all of them."""
+"""Least spread of a ratio, as a share of it. Two quiet runs differed by up to .032 (docs/lab/performance.md), more than
+the repetitions within one run, because memory addresses and the hour of the day differ between runs."""
 
 
 @dataclass(frozen=True, slots=True)

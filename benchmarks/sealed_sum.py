@@ -25,6 +25,7 @@ from benchmarks.core import RecordedSites, federation
 from benchmarks.run import RATIO, Figure, figure
 from client.masked import masked_code
 from common.canonical import canonical_bytes
+from common.evidence import sign_word
 from common.ledger.keys import public_hex
 from common.masking import DrawId, MaskedRoster, Member, mask_private_key, signed_mask_key, unconfirmed
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Part
@@ -113,14 +114,16 @@ class MaskingSites(RecordedSites):
                 with self._meter.stage("sites: keys of every 64th"):
                     assert not unconfirmed(roster, me=site.name, peers=self._peers)
             own = {"roster": roster, "me": site.name, "private": private(roster.draw_id), "sampler": rounded_gaussian}
-            sealed = []
+            sealed, signatures = [], []
             for query in (self._queries[name] for name in part.queries):
                 with self._meter.stage("sites: masks"):
                     share = share_std(query.mechanism, sites=len(roster.members))
                     words = masked_code(self.code, query, share, **own).view(np.int64)  # type: ignore[arg-type]
+                of = {"roster": roster.id, "query": query.id, "site": site.name}
+                signatures.append(sign_word(words.view(np.uint64), **of, sign=key.sign))
                 context = SealContext(part.study, query.id, site.name, part.attempt)
                 sealed.append((query.id, seal(words, public_key=self._sealing, context=context)))
-            return CodesReply(part.batch, part.attempt, tuple(sealed))
+            return CodesReply(part.batch, part.attempt, tuple(sealed), tuple(signatures))
         return said
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,29 +20,33 @@ import grpc
 import httpx
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.auth import load_superexec_auth_secret
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
+
+from common.engine import (
+    ACQUIRE_TASK,
+    AcquireTaskRequest,
+    HeartbeatSender,
+    RuntimeHttpClient,
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
+    SubStatus,
     SuperExecAuthHttpInterceptor,
+    TaskType,
+    load_superexec_auth_secret,
+    make_task_heartbeat_fn_http,
+    pull_task_input,
+    push_message,
+    push_task_output,
 )
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-
 from common.envelope import body_of
 from common.errors import ConsiliumError, InvalidInput
 from common.messages import CodesRequest, Several, decode
+from common.plain import log_to_stderr
 from common.wire import from_message, to_record
 from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
 POLL_S = 0.2
 PULL_PATIENCE_S = 1.0
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +96,11 @@ class Launcher:
     def __init__(self, *, runtime: str, secret: Path, socket: Path, stop: threading.Event) -> None:
         master = load_superexec_auth_secret(str(secret))
         if master is None:
-            raise InvalidInput("the SuperNode's secret", value=str(secret))
+            raise InvalidInput(
+                "the SuperNode's secret cannot be read",
+                value=str(secret),
+                remedy="start the site with `consilium site up`",
+            )
         self._runtime, self._socket, self._stop = runtime, socket, stop
         self._client = RuntimeHttpClient.from_server_address(
             runtime,
@@ -101,7 +108,7 @@ class Launcher:
             None,
             [
                 RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-                SuperExecAuthHttpInterceptor(master_secret=master, protected_methods={_ACQUIRE}),
+                SuperExecAuthHttpInterceptor(master_secret=master, protected_methods={ACQUIRE_TASK}),
             ],
         )
         self._newer = ""
@@ -176,7 +183,7 @@ def main() -> None:
     parser.add_argument("--secret", type=Path, required=True, help="the SuperNode's secret file")
     parser.add_argument("--socket", type=Path, required=True, help="the worker's Unix socket")
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -43,6 +43,16 @@ def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str],
         )
 
 
+def with_share(code: NDArray[np.int64], share: Fraction, *, sampler: Sampler) -> NDArray[np.int64]:
+    """A site's code with the site's own share of the noise, round(N(0, ``share``²)) on every coordinate."""
+    dimension = len(code)
+    noise = sampler(dimension, share)
+    if noise.dtype != np.int64 or noise.shape != code.shape:
+        raise InvalidInput("noise", limit=f"an int64 vector of length {dimension}")
+    noisy: NDArray[np.int64] = code + noise
+    return noisy
+
+
 def masked_code(
     code: NDArray[np.int64],
     query: QuerySpec,
@@ -54,9 +64,8 @@ def masked_code(
     sampler: Sampler,
 ) -> NDArray[np.uint64]:
     """The words that leave, uint64[l]: uniform to whoever lacks one of the masks. ``code`` int64[l] is within m·R."""
-    dimension = query.mechanism.dimension
-    noise = sampler(dimension, share)
-    if noise.dtype != np.int64 or noise.shape != code.shape:
-        raise InvalidInput("noise", limit=f"an int64 vector of length {dimension}")
-    noisy: NDArray[np.uint64] = (code + noise).view(np.uint64)
-    return noisy + masks(roster, me=me, private=private, query=query.id, dimension=dimension)
+    noisy = with_share(code, share, sampler=sampler).view(np.uint64)
+    added: NDArray[np.uint64] = noisy + masks(
+        roster, me=me, private=private, query=query.id, dimension=query.mechanism.dimension
+    )
+    return added

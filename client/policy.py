@@ -7,7 +7,6 @@ it, so participation says nothing about them. Refuses every query that is not wh
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -18,13 +17,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from client.data.layouts import DatasetSettings, read_settings
 from common.canonical import check_hash, check_name, check_pool, check_schema
-from common.config import StatedBudget, Study
+from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.keys import signing_public_key
+from common.ledger.keys import sealing_public_key, signing_public_key
 from common.messages import Offer
 from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
-from common.protocols.base import SiteProtocol, site_protocol
-from common.sections import read_section
+from common.protocols.site_protocol import SiteProtocol, site_protocol
+from common.public_keys import check_agreement_key, check_identity_key
+from common.reading import MAX_TOML_BYTES, parse_toml, parsing, read_text
+from common.sections import meant, read_section
+from common.stated_budget import StatedBudget
 from common.study_mechanism import study_mechanism
 
 SITE_SCHEMA = 1
@@ -33,11 +35,16 @@ LEDGER_FILE = "site-ledger.sqlite"
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a site knows of the server: its keys in hex (Ed25519 of the ledger, X25519 for codes), and where public
-    objects are. These come with the startup kit, never over Flower.
+    """What a site knows of the server. It comes with the startup kit and never over Flower.
 
-    ``more_signing_keys`` are accepted beside ``signing_key``: while the server's key is being changed both the old and
-    the new one stand here, so that no receipt is missed. Whoever takes a key out stops trusting it at the next start.
+    Attributes:
+        sealing_key: X25519 public key, in hex, to which codes are sealed.
+        signing_key: Ed25519 public key, in hex, of the server's ledger.
+        objects_url: Address of the public objects.
+        superlink: Address of Flower's SuperLink.
+        root_certificates: File of the certificate authority.
+        more_signing_keys: Further keys that are accepted while the server's signing key is changed, so that no receipt
+            is missed. A key that is removed is no longer trusted from the next start.
     """
 
     sealing_key: str
@@ -49,16 +56,25 @@ class ServerFacts:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "more_signing_keys", tuple(self.more_signing_keys))
-        named = [(name, getattr(self, name)) for name in ("sealing_key", "signing_key")]
-        for name, value in (*named, *(("more_signing_keys", key) for key in self.more_signing_keys)):
-            if len(value) != 64 or set(value) - set("0123456789abcdef"):
-                raise InvalidInput(f"server.{name}", value=value, limit="64 hex digits")
+        checks = [("sealing_key", self.sealing_key, check_agreement_key)]
+        checks += [("signing_key", self.signing_key, check_identity_key)]
+        checks += [("more_signing_keys", key, check_identity_key) for key in self.more_signing_keys]
+        for name, value, check in checks:
+            try:
+                check(value)
+            except InvalidInput as error:
+                raise InvalidInput(f"server.{name}", value=value, limit=error.limit) from error
+        host, _, port = self.superlink.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidInput(
+                "server.superlink", value=self.superlink, limit="HOST:PORT", remedy="the kit's kit.json has it"
+            )
         if not self.objects_url.startswith("https://"):
             raise InvalidInput("server.objects_url", value=self.objects_url, limit="an https:// address")
 
     @property
     def sealing_public_key(self) -> X25519PublicKey:
-        return X25519PublicKey.from_public_bytes(bytes.fromhex(self.sealing_key))
+        return sealing_public_key(self.sealing_key)
 
     @property
     def signing_public_key(self) -> Ed25519PublicKey:
@@ -73,8 +89,16 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Caps(StatedBudget):
-    """The most this site's patient pool may ever spend, and how much it answers in a day; its own limits, checked in
-    its own ledger whatever the server's says."""
+    """The site's own limits for its patient pool, checked in its own ledger whatever the server's ledger says.
+
+    Attributes:
+        epsilon: ε that the pool may ever spend.
+        delta: δ of that ε.
+        accountant: Accountant by which the site decides.
+        unit: Unit of privacy.
+        relation: Neighbouring relation.
+        queries_per_day: Number of queries that the site answers in a day.
+    """
 
     epsilon: float
     delta: float
@@ -91,8 +115,14 @@ class Caps(StatedBudget):
 
 @dataclass(frozen=True, slots=True)
 class AllowLists:
-    """``[allow]``: hashes the site restricts itself to, beyond its consent to the study. An absent or empty list allows
-    whatever the consented study implies: any codec within the study's dimension, any public volume, the study itself.
+    """Content hashes that the site restricts itself to, beyond its consent to the study.
+
+    An empty list allows everything that the study implies.
+
+    Attributes:
+        studies: Ids of studies.
+        codecs: Hashes of codecs.
+        volumes: Hashes of public volumes.
     """
 
     studies: tuple[str, ...] = ()
@@ -124,9 +154,11 @@ class AllowLists:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """``[share]``: what a site lets the server's operator know beyond its answers. Nothing, unless it says so.
+    """What a site lets the server's operator know beyond its answers. By default it is nothing.
 
-    ``status`` goes out with every reply to receipts (:func:`client.worker.shared_status`).
+    Attributes:
+        case_counts: If true, `site cases --for-server` prints how many cases the training used and left out.
+        status: If true, every reply to receipts carries the site's state (``client.worker.shared_status``).
     """
 
     case_counts: bool = False
@@ -135,12 +167,23 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """A hospital's ``site.toml``. ``pool`` is the stable name of its patient pool, to which budgets belong.
+    """A hospital's ``site.toml``.
 
-    ``dataset`` says how its data is to be read: ``[dataset]`` layout and patients, ``[labels]``, ``[channels]``.
-    ``books`` is the directory, relative to this one, that keeps the pool's books: the site ledger with its key and
-    standing, pool name, caps, and how patients were dealt to voters. A site that joined another study of its pool
-    keeps none of its own; ``holder`` is then the site that does, as its own site.toml names it.
+    Attributes:
+        site: Name of the site.
+        pool: Permanent name of the patient pool, to which budgets belong.
+        data: Folder of the dataset.
+        study: File of the study that the site consented to.
+        books: Directory, relative to this one, that keeps the pool's ledger with its key and standing, the pool's name
+            and caps, and how patients were dealt to voters. A site that joined another study of its pool names that
+            pool's directory here.
+        server: What the site knows of the server.
+        caps: The pool's own limits.
+        allow: Hashes that the site restricts itself to.
+        share: What the server's operator may know.
+        dataset: How the data are read.
+        root: The site's directory.
+        holder: The site that keeps the pool's ledger, if it is another one.
     """
 
     site: str
@@ -183,6 +226,11 @@ class SiteConfig:
         return self.books != "."
 
 
+def is_site(directory: Path) -> bool:
+    """Whether a site was set up here, by any of its files: what is missing was lost, and nothing goes on without it."""
+    return any((directory / name).exists() for name in ("site.toml", "request.json", LEDGER_FILE))
+
+
 def load_site(directory: Path) -> SiteConfig:
     """Read ``site.toml`` in a site's directory; unknown keys are refused.
 
@@ -191,13 +239,18 @@ def load_site(directory: Path) -> SiteConfig:
     """
     path = directory / "site.toml"
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
-        remedy = "check the path and who may read it; `consilium site init` makes a site"
-        raise InvalidInput(f"site.toml cannot be read ({why})", value=str(path), remedy=remedy) from error
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"site.toml is not TOML ({error})") from error
+        return _load_site(path, directory)
+    except InvalidInput as error:
+        if "site.toml" in error.what:
+            raise
+        remedy = error.remedy or f"correct it in {path}; `consilium site doctor` checks it"
+        raise InvalidInput(f"{path}: {error.what}", value=error.value, limit=error.limit, remedy=remedy) from error
+
+
+def _load_site(path: Path, directory: Path) -> SiteConfig:
+    remedy = "check the path and who may read it; `consilium site init` makes a site"
+    text = read_text(path, what="site.toml", most_bytes=MAX_TOML_BYTES, remedy=remedy)
+    document = parse_toml(text, what="site.toml")
     check_schema("site.toml", document.pop("schema", None), known=SITE_SCHEMA)
     dataset = read_settings(document, root=directory)
     owned = _owned(document, directory)
@@ -205,7 +258,12 @@ def load_site(directory: Path) -> SiteConfig:
     unknown = sorted(document.keys() - known)
     missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys() - owned.keys())
     if unknown or missing:
-        raise InvalidInput("keys of site.toml", value=unknown or missing, limit=", ".join(sorted(known)))
+        limit = ", ".join(sorted(known))
+        if unknown:
+            raise InvalidInput("unknown key", value=unknown[0], limit=limit, remedy=meant(unknown[0], known))
+        raise InvalidInput(
+            "keys that are missing", value=missing, limit=limit, remedy="put them back, as the kit had them"
+        )
     server = read_section(ServerFacts, document.pop("server"), where="server")
     owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
@@ -228,7 +286,8 @@ def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
             limit=f"stated in {books}/site.toml alone",
             remedy="take them out here; the caps are the pool's, whatever the study",
         )
-    owner = load_site(directory / books)
+    with parsing("books in site.toml", value=books, limit="the directory that keeps the books"):
+        owner = load_site(directory / books)
     if owner.joined:
         raise InvalidInput(
             "books in site.toml", value=books, limit="the directory that keeps the books itself, not one that joined"

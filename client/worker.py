@@ -1,15 +1,19 @@
-"""The teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
+"""Runs the teacher worker: the site's long-lived process that holds models and data and answers the server's messages.
 
-It trusts nothing that arrives: a message is the server's only if a key in site.toml signed it for this site, whoever
-carried it, and every reply is signed with the key of the site's ledger. An offer is reviewed against the consented
-study and the site's own ledger before any inference, a codes request is answered only for queries that were accepted
-for this very study and server and while neither a veto nor an alarm stands, public objects are taken by content hash.
-After acceptance a voter's failure is that voter's zero code and a failure of what is public the zero code of all,
-sealed like any other; the reason stays in the site's log. A code is stored before it leaves, and a retry gets the
-stored one unless a patient was withdrawn since.
+It trusts nothing that arrives. For every message it takes these steps:
 
-What the server sees of a site's data beside the codes is when a reply comes: a whole number of ticks after the request,
-with the codes of all queries asked for or of none, whatever each of them cost. Which tick it is, is what remains.
+1. Check that a key in site.toml signed the message for this site, whoever carried it.
+2. Review an offer against the consented study and the site's own ledger, before any inference.
+3. Answer a codes request only for queries that were accepted for this study and this server, and only while no veto and
+   no alarm is in force.
+4. Fetch public objects by content hash.
+5. Compute every voter's code. A voter that fails counts as the zero code; if something public fails, all voters do. The
+   reason stays in the site's log.
+6. Store the code, then seal and send it. A retry gets the stored code, unless a patient was withdrawn since.
+7. Sign the reply with the key of the site's ledger.
+
+A reply leaves at a whole number of ticks after the request, with the codes of all queries asked for or of none. The
+only timing leak left is which tick the reply arrives in.
 """
 
 from __future__ import annotations
@@ -22,19 +26,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from client.declined import Declined
 from client.ledger.site_ledger import SiteLedger
 from client.masked import check_roster, masked_code, strangers
 from client.policy import Consent, SiteConfig, review
+from client.witnessing import Witnessing
 from common import __version__
-from common.codecs.base import Codec, load_codec
+from common.codecs.codec import Codec, load_codec
 from common.config import DataConfig
 from common.envelope import answered, open_asked
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
+from common.evidence import sign_word
 from common.ledger.receipts import Receipt
 from common.masking import MaskedRoster, signed_mask_key
 from common.messages import (
@@ -53,9 +61,10 @@ from common.messages import (
 from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
-from common.privacy.quantise import quantise
-from common.protocols.base import Encoder, Fetch, ImageOf
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf
+from common.protocols.vote import vote_of
 from common.sealing import SealContext, seal
+from common.witness.messages import WitnessRequest
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +100,8 @@ class Worker:
     ``teachers`` is the digest of what the voters were loaded from, as the ledger gave it, and ``loaded_at`` the
     ledger's row count before they were: a voter that lost a patient since is asked like the others, and its answer
     thrown away. ``sampler`` draws the site's share of the noise where the study's sum is sealed, and ``note_peers``
-    hears whom the server would have on its roster. ``sleep`` may end early and give true, which says that the worker is
-    being stopped.
+    hears whom the server would have on its roster. ``declined`` is the file that keeps the newest declined offer over a
+    restart. ``sleep`` may end early and give true, which says that the worker is being stopped.
     """
 
     def __init__(
@@ -108,8 +117,11 @@ class Worker:
         tick_s: float = 0.0,
         sampler: Sampler = rounded_gaussian,
         note_peers: Callable[[Sequence[Peer]], None] = lambda _: None,
+        declined: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
         sleep: Callable[[float], object] = time.sleep,
+        witness: Witnessing | None = None,
     ) -> None:
         if not 0 <= tick_s <= MAX_DEADLINE_S:
             raise InvalidInput("tick of a worker's replies", value=tick_s, limit=f"0 to {MAX_DEADLINE_S} seconds")
@@ -117,7 +129,9 @@ class Worker:
         self._voters, self._fetch, self._teachers = voters, fetch, teachers
         self._loaded_at = ledger.row_count if loaded_at is None else loaded_at
         self._sampler, self._note_peers = sampler, note_peers
-        self._tick_s, self._clock, self._sleep = tick_s, clock, sleep
+        self._witness = witness
+        self._tick_s, self._clock, self._now, self._sleep = tick_s, clock, now, sleep
+        self._declined = Declined(consent.study.collection, path=declined, now=now())
         self._codecs: dict[str, Codec] = {}
         self._lock = threading.Lock()
 
@@ -170,7 +184,7 @@ class Worker:
         spent = self._clock() - arrived
         ticks = max(1, math.ceil(spent / self._tick_s))
         if self._sleep(max(0.0, ticks * self._tick_s - spent)):
-            raise Refused("stopping", "the worker is being stopped before the end of the tick")
+            raise Refused("stopping", "the worker was stopped before this reply was due")
 
     def _begin(self, message: Part, *, arrived: float) -> Callable[[], Part]:
         """Do all of a message's work that may take long; what is given back makes the reply."""
@@ -186,8 +200,14 @@ class Worker:
                 held = self._ledger.held(message.ledger)
                 status = shared_status(self._config.site, self._ledger) if self._config.share.status else None
                 return lambda: ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash, status=status)
+            case WitnessRequest() if self._witness is not None and message.study == self._consent.study.id:
+                said = self._witness.answer(message)
+                return lambda: said
             case _:
-                raise Refused("malformed", "a worker answers offers, codes requests and receipts")
+                raise Refused(
+                    "malformed",
+                    "this kind of message is not answered; a worker answers offers, codes requests, receipts and heads",
+                )
 
     def _offered(self, offer: Offer) -> OfferReply:
         """The site's word on an offer; in a sealed sum with its mask key, and the peers nobody here has confirmed."""
@@ -196,7 +216,9 @@ class Worker:
         if peers and study == self._consent.study.id:
             self._note_peers(peers)
             unknown = strangers(peers, me=self._config.site, confirmed=self._ledger.peers(study))
-        reason, draw, mask = self._decide(offer, unknown), offer.draw_id, None
+        reason = self._declined.reason(offer, now=self._now()) or self._decide(offer, unknown)
+        self._declined.note(offer, reason)
+        draw, mask = offer.draw_id, None
         if reason == "accepted" and draw is not None:
             try:
                 private = self._ledger.mask_key(draw)
@@ -217,6 +239,8 @@ class Worker:
         confirmed = None if offer.peers is None else len(offer.peers) - len(unknown)
         if reason == "accepted" and confirmed is not None and confirmed < self._consent.study.privacy.quorum:
             reason = "unknown-peers"
+        if reason == "accepted" and self._forked():
+            reason = "paused"
         if reason == "accepted":
             try:
                 key = self._config.server.sealing_key
@@ -260,7 +284,15 @@ class Worker:
             found = self._masked(tuple(found), roster)
         sealed = tuple((query.id, self._seal(code, query, request)) for query, code in found.items())
         log.info("event=codes batch=%s attempt=%d codes=%d", request.batch[:12], request.attempt, len(sealed))
-        return CodesReply(batch=request.batch, attempt=request.attempt, codes=sealed)
+        signatures = (
+            None if roster is None else tuple(self._signed(words, query, roster) for query, words in found.items())
+        )
+        return CodesReply(batch=request.batch, attempt=request.attempt, codes=sealed, signatures=signatures)
+
+    def _signed(self, words: NDArray[np.int64], query: QuerySpec, roster: MaskedRoster) -> bytes:
+        """This site's own signature over its words, so that it cannot deny them."""
+        of = {"roster": roster.id, "query": query.id, "site": self._config.site}
+        return sign_word(words.view(np.uint64), **of, sign=self._ledger.sign)
 
     def _seal(self, code: NDArray[np.int64], query: QuerySpec, request: CodesRequest) -> bytes:
         context = SealContext(study=request.study, query=query.id, site=self._config.site, attempt=request.attempt)
@@ -278,7 +310,7 @@ class Worker:
         and while a veto or an alarm stands: looked up for every code, since one may be given while a batch is computed.
         """
         if request.study != self._consent.study.id:
-            raise Refused("unknown-study", "codes asked for another study than the one consented to")
+            raise Refused("unknown-study", "the server asked for codes of a study this site has not consented to")
         self._check_open(request)
         key = self._config.server.sealing_key
         asked = {"study_id": request.study, "ledger": request.ledger, "sealing_key": key}
@@ -287,9 +319,14 @@ class Worker:
     def _check_open(self, request: CodesRequest) -> None:
         """That no veto and no alarm stands."""
         cause = self._ledger.stopped(request.study)
+        cause = cause or ("fork" if self._forked() else None)
         if cause is not None:
             log.warning("event=stopped cause=%s batch=%s", cause, request.batch[:12])
             raise Refused("paused", f"nothing leaves this site now ({cause})")
+
+    def _forked(self) -> bool:
+        """Whether the server signed two histories of its ledger."""
+        return self._witness is not None and self._witness.memory.server_forked
 
     def _file(self, message: Receipts) -> None:
         """Check and keep receipts. One that contradicts the site's record is an alarm, which stops all answers."""
@@ -325,12 +362,10 @@ class Worker:
             try:
                 known = [code for code, _ in each if code is not None]
                 if len(known) < len(each):
-                    raise InvalidInput("voter's codes", limit="one a volume")
-                vote = quantise(encoder.of_voter(np.stack(known)), radius_int=mechanism.radius_int)
-                if vote.shape != total.shape:
-                    raise InvalidInput("voter's code", value=vote.shape, limit=str(total.shape))
+                    raise InvalidInput("voter's codes", limit="one code for each volume")
+                vote = vote_of(encoder, known, mechanism)
                 if not all(votes for _, votes in each):
-                    raise InvalidInput("voter", limit="a teacher in this slot that no patient was withdrawn from")
+                    raise InvalidInput("voter", limit="a voter with a teacher whose patients are all still in the pool")
                 total += vote
             except Exception as error:  # noqa: BLE001  one voter's failure is that voter's zero code
                 log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)

@@ -1,4 +1,4 @@
-"""How a site asks to be admitted: its name, its patient pool with what its books say, and its public node key.
+"""Defines a site's join request: its name, its patient pool with its ledger's totals, and its public node key.
 
 The signature proves that the sender holds the key; who the sender is, two people settle by reading the request's
 fingerprint to each other. It covers all that is asked, so that nobody is admitted under another name, for another pool
@@ -20,12 +20,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.canonical import canonical_bytes, check_hash, check_name, check_pool
-from common.document import FLAT, Document, Sha256
+from common.document import FLAT, Document
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of, is_fingerprint
 from common.objects import write_atomically
 from common.pki import load_node_key, node_key_line, parse_node_key
 from common.privacy.mechanism import Protection
+from common.public_keys import IdentityKey
+from common.reading import parse_json, read_text
 
 MAX_REQUEST_BYTES = 1 << 16
 _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
@@ -53,14 +55,16 @@ class StatedBooks(Document):
     """
 
     ledger_id: str
-    answer_key: Sha256
+    answer_key: IdentityKey
     mu_squared: Fraction
     protection: Annotated[Protection, FLAT]
 
     def check(self) -> None:
         ledger_id = self.ledger_id
         if len(ledger_id) != 32 or set(ledger_id) - set("0123456789abcdef") or self.mu_squared < 0:
-            raise InvalidInput("books of a join request", value=ledger_id, limit="32 hex digits and a sum from 0")
+            raise InvalidInput(
+                "books of a join request", value=ledger_id, limit="an id of 32 hex digits and a sum of at least 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +123,8 @@ def write_request(
 def read_request(path: Path) -> JoinRequest:
     """A request whose signature holds; :class:`InvalidInput` for any other."""
     remedy = "ask the site for its request.json again"
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_REQUEST_BYTES + 1)
-        if len(data) > MAX_REQUEST_BYTES:
-            raise InvalidInput("join request", value=str(path), limit=f"{MAX_REQUEST_BYTES} bytes", remedy=remedy)
-        record = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput("join request cannot be read", value=str(path), remedy=remedy) from error
+    text = read_text(path, what="join request", most_bytes=MAX_REQUEST_BYTES, remedy=remedy)
+    record = parse_json(text, what="join request", value=str(path), remedy=remedy)
     signed = SignedRequest.from_json(record)
     request = signed.request
     try:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 import zipfile
 from collections.abc import Mapping
 
 from common.errors import InvalidInput
+from common.reading import parsing
 
 MAX_FILES = 1000
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -37,9 +37,11 @@ def to_archive(files: Mapping[str, bytes]) -> bytes:
 def from_archive(data: bytes) -> dict[str, bytes]:
     """The files of an archive by relative path; InvalidInput for anything :func:`to_archive` would not have written."""
     files: dict[str, bytes] = {}
-    try:
+    with parsing("a bundle's archive cannot be read", remedy="fetch it again"):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > len(data):
+                raise InvalidInput("a bundle's archive", limit="files stored one after another without gaps")
             if not entries or len(entries) > MAX_FILES:
                 raise InvalidInput("files of a bundle", value=len(entries), limit=f"1 to {MAX_FILES}")
             for entry in entries:
@@ -47,20 +49,13 @@ def from_archive(data: bytes) -> dict[str, bytes]:
                 if not plain or entry.flag_bits & 0x1 or entry.external_attr != _REGULAR_FILE:
                     raise InvalidInput("entry of a bundle's archive", value=entry.filename, limit="a plain stored file")
                 if _checked(entry.filename) in files:
-                    raise InvalidInput("a bundle names a file twice", value=entry.filename)
+                    raise InvalidInput("a bundle names a file twice", value=entry.filename, limit="each file once")
                 files[entry.filename] = archive.read(entry)
-    except (
-        zipfile.BadZipFile,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        struct.error,
-    ) as error:
-        raise InvalidInput("a bundle's archive cannot be read", remedy="fetch it again") from error
-    if to_archive(files) != data:
-        raise InvalidInput("a bundle's archive holds more than its files", limit="the very bytes an export writes")
+        same = to_archive(files) == data
+    if not same:
+        raise InvalidInput(
+            "a bundle's archive holds bytes besides its files", limit="exactly the bytes that an export writes"
+        )
     return files
 
 

@@ -1,4 +1,5 @@
-"""How far a network's confidence can be believed: reliability in bins, expected calibration error, entropy maps.
+"""Measures how well a network's confidence is calibrated: reliability in bins, expected calibration error, entropy
+maps.
 
 Of a segmentation only the voxels are counted that the answer or the truth gives to a structure: everywhere else nearly
 every voxel is background and said to be so with certainty, and would hide the rest.

@@ -32,13 +32,26 @@ Json = object  # None | bool | int | str | list | dict with string keys, nested
 def canonical_bytes(value: Json) -> bytes:
     """The canonical encoding of ``value``; equal values give equal bytes. Floats, NaN, sets, bytes and integers beyond
     :data:`MAX_INTEGER` are refused."""
-    return canonical_text(value).encode()
+    _, data = _encoded(value)
+    return data
 
 
 def canonical_text(value: Json) -> str:
     """:func:`canonical_bytes` before they are encoded as UTF-8."""
-    _check(value)
-    return _ENCODER.encode(value)
+    return _encoded(value)[0]
+
+
+def _encoded(value: Json) -> tuple[str, bytes]:
+    try:
+        _check(value)
+        text = _ENCODER.encode(value)
+        return text, text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("text without a canonical form", limit="no unpaired surrogate") from error
+    except (RecursionError, ValueError) as error:
+        raise InvalidInput(
+            "value without a canonical form", limit="lists and mappings that are less deeply nested"
+        ) from error
 
 
 def canonical_members(members: Mapping[str, str]) -> str:
@@ -52,6 +65,7 @@ def parse_canonical(data: bytes | str) -> Json:
         text = data.decode() if isinstance(data, bytes) else data
         value: Json = _DECODER.decode(text)
         again = _ENCODER.encode(value)
+        again.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats") from error
     if again != text:
@@ -149,7 +163,7 @@ def check_schema(what: str, found: object, *, known: int) -> None:
     """Refuse a format that is not ``known``; the remedy says on which side the older program is."""
     if type(found) is int and found == known:
         return
-    remedy = "it comes from another program, or is damaged"
+    remedy = "give a file that Consilium wrote; this one is damaged or from another program"
     if type(found) is int:
         remedy = "upgrade Consilium here" if found > known else "upgrade Consilium where it was written"
     raise InvalidInput(f"{what} schema", value=found, limit=str(known), remedy=remedy)

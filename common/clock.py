@@ -1,4 +1,4 @@
-"""What time it is: every part that writes a time takes a clock, and this is the production one."""
+"""Provides the production clock; every part that writes a time takes a clock as a parameter."""
 
 from __future__ import annotations
 

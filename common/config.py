@@ -9,147 +9,52 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.canonical import check_schema, digest
+from common.data_config import DataConfig as DataConfig
 from common.errors import InvalidInput
-from common.names import check_regions, check_text, region_members, region_names
-from common.privacy.mechanism import (
-    HONEST_SITES,
-    MAX_VOTERS_PER_SITE,
-    AccountantName,
-    Budget,
-    Protection,
-    Relation,
-    Unit,
-)
+from common.pool_config import PoolConfig
+from common.privacy.figures import epsilon_text
+from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, AccountantName, Budget, Relation, Unit
+from common.protocol_terms import ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
+from common.reading import MAX_TOML_BYTES, parse_toml, parsing, read_text
 from common.sections import as_said, no_unknown, read_section
+from common.stated_budget import StatedBudget
 
 STUDY_SCHEMA = 1
-MAX_GRID_VOXELS = 1 << 24
 JOINT_ROUNDS = 4
-"""Rounds of a joint query by default; twice as many bring little more (docs/utility.md)."""
-MAX_JOINT_ROUNDS = 16
+"""Rounds of a query about all public volumes by default; twice as many bring little more (docs/utility.md)."""
 OPEN, SEALED_SUM = "open", "sealed-sum"
-NORMALISATIONS = ("volume", "nonzero")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class DataConfig:
-    """What every volume is brought to: RAS+, ``spacing_mm``, centre-cropped or padded to ``grid`` voxels.
-
-    ``labels[i]`` names label value i; label 0 is background. ``channels`` names the image channels. ``regions``: what
-    label maps are scored by where structures overlap, as BraTS' do: each ``"name = label + label"``. The labels stay
-    exclusive, for a code is of probabilities that sum to 1. ``normalisation``: z-scores over the whole ``"volume"``, or
-    over its ``"nonzero"`` voxels (a brain cut out of its skull), the others staying 0. ``finer``: the student is
-    trained and scored at so many times the resolution at which hospitals are asked (:attr:`student`).
-    """
-
-    labels: tuple[str, ...]
-    spacing_mm: tuple[float, float, float]
-    grid: tuple[int, int, int]
-    channels: tuple[str, ...] = ("MRI",)
-    regions: tuple[str, ...] = ()
-    normalisation: str = "volume"
-    finer: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("labels", "grid", "channels", "regions"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
-        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
-            raise InvalidInput(
-                "data.labels", value=self.labels, limit="background and at least one structure, no name twice"
-            )
-        if not self.channels or len(set(self.channels)) != len(self.channels):
-            raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, no name twice")
-        if len(self.spacing_mm) != 3 or not all(0.05 <= s <= 20 for s in self.spacing_mm):
-            raise InvalidInput("data.spacing_mm", value=self.spacing_mm, limit="three numbers from 0.05 to 20 mm")
-        if len(self.grid) != 3 or not all(8 <= n <= 512 and n % 8 == 0 for n in self.grid):
-            raise InvalidInput("data.grid", value=self.grid, limit="three multiples of 8 from 8 to 512 voxels")
-        for name in ("labels", "channels"):
-            for text in getattr(self, name):
-                check_text(text, what=f"name in data.{name}")
-        if self.grid[0] * self.grid[1] * self.grid[2] > MAX_GRID_VOXELS:
-            raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
-        if self.normalisation not in NORMALISATIONS:
-            raise InvalidInput("data.normalisation", value=self.normalisation, limit=", ".join(NORMALISATIONS))
-        check_regions(self.regions, self.labels)
-        if type(self.finer) is not int or self.finer not in (1, 2, 4):
-            raise InvalidInput("data.finer", value=self.finer, limit="1, 2, 4")
-        _ = self.student  # refuses a grid that is too large there
-
-    @property
-    def student(self) -> DataConfig:
-        """What the student sees: the same field of view in ``finer`` times as many voxels on each axis."""
-        (x, y, z), (u, v, w), n = self.grid, self.spacing_mm, self.finer
-        finer = {"grid": (n * x, n * y, n * z), "spacing_mm": (u / n, v / n, w / n), "finer": 1}
-        return self if n == 1 else dataclasses.replace(self, **finer)  # type: ignore[arg-type]
-
-    @property
-    def structures(self) -> tuple[str, ...]:
-        """What label maps are scored by, by name: the regions, or every label but the background."""
-        return region_names(self.regions) or self.labels[1:]
-
-    @property
-    def members(self) -> tuple[tuple[int, ...], ...]:
-        """The label values of every one of :attr:`structures`."""
-        alone = tuple((value,) for value in range(1, len(self.labels)))
-        return region_members(self.regions, self.labels) or alone
-
-    def to_table(self) -> dict[str, Any]:
-        """The section's keys and values; later ones only where they say something, so that ids of studies stay."""
-        return as_said(self, ("regions", "normalisation", "finer"))
-
-    def __repr__(self) -> str:
-        return f"DataConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"
-
-
-class StatedBudget:
-    """Fields that every table stating a budget has in common: a study's ``[privacy]`` and a site's ``[caps]``."""
-
-    __slots__ = ()
-
-    epsilon: float
-    delta: float
-    accountant: AccountantName
-    unit: Unit
-    relation: Relation
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(epsilon=self.epsilon, delta=self.delta)
-
-    @property
-    def protection(self) -> Protection:
-        return Protection(unit=self.unit, relation=self.relation)
-
-    def _check_budget(self, where: str) -> None:
-        """Turn names into their enumerations; InvalidInput for an unknown one and for an unsound combination."""
-        for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, kind(value))
-            except ValueError as error:
-                raise InvalidInput(f"{where}.{name}", value=value, limit=", ".join(kind)) from error
-        _ = self.budget, self.protection
+def usual_aggregation(quorum: int) -> str:
+    """How a new study adds up unless it says otherwise: sealed where a colluder and two honest sites answer."""
+    return SEALED_SUM if quorum >= 1 + HONEST_SITES else OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacyConfig(StatedBudget):
-    """Every setting that changes the guarantee; hashed into the ledger.
+    """Every setting that changes the guarantee. It is hashed into the ledger.
 
-    ``epsilon``, ``delta`` bound what one unit can lose over the whole study; ``accountant`` gates (the others are shown
-    beside it); ``voters_per_site`` is m; ``planned_queries`` is N; ``quorum`` the least number of sites in a release;
-    ``edition`` counts retrainings of the teachers asked.
-
-    ``aggregation``: ``"open"``, where the server adds the noise to codes it can read, or ``"sealed-sum"``, where sites
-    mask their codes and draw the noise, and ε holds against the server together with ``colluders`` of them. A sum that
-    one of its sites never completed is charged and lost; ``spare_draws`` are charges beyond N that the noise is
-    calibrated for, so that as many sums may be lost. All three say nothing in an open study.
+    Attributes:
+        epsilon: ε that one unit may lose over the whole study.
+        delta: δ of that ε.
+        planned_queries: Number N of releases.
+        quorum: Smallest number of sites in a release.
+        accountant: Accountant that decides whether a release fits the budget; the others are shown beside it.
+        relation: Neighbouring relation.
+        unit: Unit of privacy.
+        voters_per_site: Number m of voters of each site.
+        edition: Number of times that the teachers were trained anew.
+        aggregation: ``open``, where the server reads the codes and adds the noise, or ``sealed-sum``, where the sites
+            mask their codes and draw the noise. New studies with a quorum of 3 or more use ``sealed-sum``.
+        colluders: In a sealed sum, number of sites that may collude with the server without breaking the guarantee.
+        spare_draws: In a sealed sum, charges beyond N for sums that a site did not complete. Such a sum is charged and
+            lost.
     """
 
     epsilon: float
@@ -192,7 +97,7 @@ class PrivacyConfig(StatedBudget):
 
     @property
     def sealed(self) -> bool:
-        """Whether the server sees no site's code, but noisy sums alone."""
+        """True if the study uses a sealed sum, in which the server sees noisy sums and no site's code."""
         return self.aggregation == SEALED_SUM
 
     @property
@@ -202,11 +107,11 @@ class PrivacyConfig(StatedBudget):
 
     @property
     def charges(self) -> int:
-        """Releases the noise is calibrated for: those planned, and the draws that may be lost."""
+        """Number of releases that the noise is calibrated for: planned queries and spare draws."""
         return self.planned_queries + self.spare_draws
 
     def to_table(self) -> dict[str, Any]:
-        """The section's keys and values; those of the sealed sum only in such a study, so that ids of studies stay."""
+        """Return the section. Only a sealed study has the sealed sum's keys, so existing study ids do not change."""
         said = self.sealed
         return {k: v for k, v in dataclasses.asdict(self).items() if said or k not in _SEALED_ALONE}
 
@@ -216,11 +121,22 @@ _SEALED_ALONE = ("aggregation", "colluders", "spare_draws")
 
 @dataclass(frozen=True, slots=True)
 class CodecConfig:
-    """Which codec, and how it is fitted on public label maps; ``max_dimension`` bounds l, ``radius`` is C.
+    """The codec of a study, how it is fitted on public label maps, and the query protocol.
 
-    ``joint``: every query asks about all public volumes at once, and l is a volume's share; then
-    ``privacy.planned_queries`` are rounds. ``protocol`` names another way to ask (``common.protocols.base``), in place
-    of the two that ``joint`` decides between. ``paired``: so many public volumes are published with their label maps.
+    Attributes:
+        name: Key of the codec in the registry.
+        radius: Clipping norm C of one voter's code.
+        max_dimension: Largest length l of a code.
+        augmentations: Number of deformed copies of each public label map.
+        joint: If true, every query asks about all public volumes at once, l is the length for each volume, and
+            ``privacy.planned_queries`` counts rounds.
+        protocol: Name of another query protocol than the two that ``joint`` chooses from
+            (:mod:`common.protocol_terms`).
+        paired: Number of public volumes that are published with their label maps.
+        dimension: Length l of a code; at 0 the codec chooses it for the planned noise.
+
+    >>> c.CodecConfig(protocol="appearance").protocol_name
+    'appearance'
     """
 
     name: str = "pca"
@@ -230,29 +146,36 @@ class CodecConfig:
     joint: bool = False
     protocol: str = ""
     paired: int = 0
+    dimension: int = 0
 
     def __post_init__(self) -> None:
-        if not 2**-8 <= self.radius <= 2**10:
-            raise InvalidInput("codec.radius", value=self.radius, limit="2^-8 to 2^10")
-        if not 1 <= self.max_dimension <= 4096:
-            raise InvalidInput("codec.max_dimension", value=self.max_dimension, limit="1 to 4096")
-        if not 0 <= self.augmentations <= 10_000:
-            raise InvalidInput("codec.augmentations", value=self.augmentations, limit="0 to 10000")
-        if self.joint and self.name != "pca":
-            raise InvalidInput("codec.joint", value=self.name, limit="codec pca")
-        if self.joint and self.protocol:
-            raise InvalidInput("codec.protocol", value=self.protocol, limit="none where codec.joint is true")
-        if not 0 <= self.paired <= (1000 if self.joint else 0):
-            raise InvalidInput("codec.paired", value=self.paired, limit="0 to 1000, and 0 unless codec.joint is true")
+        terms = self.terms
+        longest = 0 if terms.framed else self.max_dimension  # 0: the codec chooses
+        within = {"radius": (2**-8, 2**10), "max_dimension": (1, 4096), "augmentations": (0, 10_000)}
+        for name, (least, most) in (within | {"dimension": (0, longest)}).items():
+            if not least <= getattr(self, name) <= most:
+                raise InvalidInput(f"codec.{name}", value=getattr(self, name), limit=f"{least} to {most}")
+        if terms.codecs and self.name not in terms.codecs:
+            limit = f"{', '.join(terms.codecs)} where {asked_by(self.protocol_name)}"
+            raise InvalidInput("codec.name", value=self.name, limit=limit)
+        if not 0 <= self.paired <= (1000 if terms.pairs else 0):
+            limit = f"0 to 1000, and 0 unless {asked_by_one_that('pairs')}"
+            raise InvalidInput("codec.paired", value=self.paired, limit=limit)
 
     @property
-    def in_proportion(self) -> bool:
-        """Whether a code's coordinates vary as the shapes do: a frame spreads the radius, over all volumes at once."""
-        return self.joint or self.protocol == "appearance"
+    def protocol_name(self) -> str:
+        """The protocol by its name in :data:`~common.protocol_terms.PROTOCOLS`."""
+        return protocol_name(self)
+
+    @property
+    def terms(self) -> ProtocolTerms:
+        """What the protocol needs; InvalidInput for one that is not registered."""
+        return terms_of(self.protocol_name)
 
     def to_table(self) -> dict[str, Any]:
-        """The section's keys and values; later ones only where they say something, so that ids of studies stay."""
-        table, later = dataclasses.asdict(self), ("protocol", "paired")
+        """Return the section. Keys added after 0.1.0 are left out at their default, so existing study ids do not
+        change."""
+        table, later = dataclasses.asdict(self), ("protocol", "paired", "dimension")
         return {key: value for key, value in table.items() if value or key not in later}
 
 
@@ -262,14 +185,23 @@ NETWORKS = ("unet", "residual", "paper-unet", "dynunet")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainingConfig:
-    """Recipe of teachers or the student: a U-Net's channels and the optimiser's schedule. Changes no guarantee.
+    """The recipe of the teachers or of the student: network and optimiser. It changes no guarantee.
 
-    ``network``: which U-Net (:func:`common.models.unet.definition`). ``modality_dropout``: the chance that a channel is
-    set to 0 in a step of training, never all of them, so that a network learns to do without one.
+    Attributes:
+        channels: Feature maps at each level of the U-Net.
+        steps: Number of optimiser steps.
+        batch_size: Volumes or patches in a step.
+        learning_rate: First learning rate.
+        patch: Size in voxels of random training patches; volumes are then predicted by a sliding window of this size.
+            Empty for whole volumes.
+        augmentation: ``smooth`` or ``rotate-mirror`` (:mod:`common.models.augmentation`).
+        amp: Mixed precision, in bfloat16 if the device has it.
+        network: Name of the U-Net (:func:`common.models.unet.definition`).
+        modality_dropout: Probability that a channel is set to 0 in a training step, so that the network learns to do
+            without it. At least one channel always stays.
 
-    ``patch`` in voxels: train on random patches of the grid; empty for whole volumes. ``augmentation``: ``"smooth"`` or
-    ``"rotate-mirror"`` (:mod:`common.models.augmentation`). ``amp``: mixed precision, bfloat16 where the device
-    has it. With a patch, volumes are predicted by a sliding window of its size.
+    >>> c.TrainingConfig(channels=(8, 16), steps=100).learning_rate
+    0.01
     """
 
     channels: tuple[int, ...] = (16, 32, 64)
@@ -309,7 +241,10 @@ class TrainingConfig:
             raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
 
     def to_table(self) -> dict[str, Any]:
-        """The section's keys and values; later ones only where they say something, so that trainings keep theirs."""
+        """The section's keys and values.
+
+        A key of a later version is left out at its default, so the ids of earlier trainings stay the same.
+        """
         return as_said(self, ("network", "modality_dropout"))
 
     def __repr__(self) -> str:
@@ -322,11 +257,14 @@ STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
 
 @dataclass(frozen=True, slots=True)
 class CollectionConfig:
-    """How answers are gathered. Changes no guarantee.
+    """How answers are collected from the sites. It changes no guarantee.
 
-    ``batch_size`` is queries in one message; ``offer_deadline_s`` how long sites have to come online and decide;
-    ``deadline_s`` bounds one attempt at a batch; ``patience_s`` bounds all attempts together, after which a site that
-    accepted and stayed silent counts as the zero code or, in a sealed sum, loses the draw.
+    Attributes:
+        batch_size: Queries in one message.
+        offer_deadline_s: Seconds in which sites may come online and decide.
+        deadline_s: Seconds that one attempt at a batch may take.
+        patience_s: Seconds that all attempts together may take. After that a site that accepted and stayed silent
+            counts as the zero code; in a sealed sum the draw is lost.
     """
 
     batch_size: int = 50
@@ -343,8 +281,53 @@ class CollectionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GateConfig:
+    """The condition under which a student is released.
+
+    Each verdict is one word about a hospital's own cases and has no ε, so the gate is part of what sites consent to.
+
+    Attributes:
+        verdicts: Number of hospitals that must find the student better than public data alone. At 0 the student is
+            released when it is exported.
+    """
+
+    verdicts: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.verdicts) is not int or not 0 <= self.verdicts <= 10_000:
+            raise InvalidInput("gate.verdicts", value=self.verdicts, limit="0 to 10000")
+
+
+@dataclass(frozen=True, slots=True)
 class Study:
-    """A whole study. ``id`` is the hash of everything a site consents to: name, data, privacy, codec."""
+    """The terms of a whole study, checked when the object is made.
+
+    Attributes:
+        name: Letters, digits, ``-``, ``_`` and ``.``.
+        data: Labels, grid, spacing and channels.
+        privacy: Budget, unit, relation, number of queries, quorum and who adds the noise.
+        codec: The codec and the query protocol.
+        teacher: Recipe of the teachers.
+        student: Recipe of the student and its controls.
+        collection: How answers are collected.
+        gate: The condition under which the student is released.
+        pool: What a patient pool may spend in its life.
+
+    Raises:
+        InvalidInput: If a value is outside its range, or two sections contradict each other.
+
+    >>> study = c.Study.new(
+    ...     labels=["background", "blob"],
+    ...     grid=(16, 16, 16),
+    ...     epsilon=8,
+    ...     delta=1e-5,
+    ...     unit="patient",
+    ...     quorum=3,
+    ...     queries=4,
+    ... )
+    >>> study.privacy.aggregation, len(study.id)
+    ('sealed-sum', 64)
+    """
 
     name: str
     data: DataConfig
@@ -353,29 +336,105 @@ class Study:
     teacher: TrainingConfig = field(default_factory=TrainingConfig)
     student: TrainingConfig = field(default_factory=lambda: STUDENT_RECIPE)
     collection: CollectionConfig = field(default_factory=CollectionConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= 64 or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name):
             raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
-        if self.codec.joint and self.privacy.planned_queries > MAX_JOINT_ROUNDS:
+        asked, terms = asked_by(self.codec.protocol_name), self.codec.terms
+        if terms.most_rounds is not None and self.privacy.planned_queries > terms.most_rounds:
             raise InvalidInput(
                 "privacy.planned_queries",
                 value=self.privacy.planned_queries,
-                limit=f"at most {MAX_JOINT_ROUNDS} where codec.joint is true: each is a round about all public volumes",
-                remedy=f"{JOINT_ROUNDS} rounds are what the recipe takes",
+                limit=f"at most {terms.most_rounds} where {asked}: each is a round about all public volumes",
+                remedy=f"{JOINT_ROUNDS} rounds are the recipe's number",
             )
-        if self.data.finer > 1 and (not self.codec.joint or self.codec.paired):
-            raise InvalidInput("data.finer", value=self.data.finer, limit="1 unless codec.joint is true, without pairs")
+        if self.gate.verdicts > self.privacy.quorum:
+            raise InvalidInput(
+                "gate.verdicts", value=self.gate.verdicts, limit=f"at most the quorum, {self.privacy.quorum}"
+            )
+        if 0 < self.pool.epsilon < self.privacy.epsilon:
+            limit = f"at least the study's own ε, {epsilon_text(self.privacy.epsilon)}"
+            raise InvalidInput("pool.epsilon", value=self.pool.epsilon, limit=limit, remedy="a larger one, or 0")
+        if self.pool.epsilon == self.privacy.epsilon:  # one way to say it, so that it is one study
+            object.__setattr__(self, "pool", PoolConfig())
+        if self.data.finer > 1 and (not terms.finer or self.codec.paired):
+            limit = f"1 unless {asked_by_one_that('finer')}, without pairs"
+            raise InvalidInput("data.finer", value=self.data.finer, limit=limit)
+
+    @classmethod
+    def new(
+        cls,
+        *,
+        labels: Sequence[str],
+        grid: Sequence[int],
+        epsilon: float,
+        delta: float,
+        unit: Unit | str,
+        quorum: int,
+        queries: int,
+        voters: int = 1,
+        name: str = "study",
+        spacing_mm: Sequence[float] = (1.0, 1.0, 1.0),
+        channels: Sequence[str] = ("MRI",),
+        relation: Relation | str = Relation.REPLACE_ONE,
+        aggregation: str | None = None,
+        codec: CodecConfig | None = None,
+        student: TrainingConfig = STUDENT_RECIPE,
+    ) -> Study:
+        """Make a study from its terms, without a file.
+
+        Args:
+            labels: Names of the label values; the first is the background.
+            grid: Voxels of every volume, three multiples of 8.
+            epsilon: What one unit may lose over the whole study, at ``delta``.
+            delta: δ of the guarantee.
+            unit: Whose presence is hidden, ``"patient"`` or ``"hospital"``.
+            quorum: Least number of sites in a release.
+            queries: How many sums are released in all; ``privacy.planned_queries`` of a study file.
+            voters: Teachers of each site, trained on disjoint patients.
+            name: Letters, digits, ``-``, ``_`` and ``.``.
+            spacing_mm: Size of a voxel.
+            channels: Names of an image's channels.
+            relation: Which two worlds are neighbours, ``"replace-one"`` or ``"zero-out"``.
+            aggregation: ``"open"`` or ``"sealed-sum"``; by default sealed from a quorum of three on, as a new study is.
+            codec: The codec and how volumes are asked about; a PCA codec and one query a volume by default.
+            student: The recipe that the student and its controls are trained by.
+
+        Raises:
+            InvalidInput: For terms that no study can have.
+        """
+        data = {"labels": labels, "grid": grid, "spacing_mm": spacing_mm, "channels": channels}
+        lists = {key: given if isinstance(given, str) else list(given) for key, given in data.items()}
+        terms = {"epsilon": epsilon, "delta": delta, "unit": unit, "relation": relation, "voters_per_site": voters}
+        terms |= {"quorum": quorum, "planned_queries": queries}
+        privacy = read_section(PrivacyConfig, terms, where="privacy")
+        usual = usual_aggregation(quorum) if aggregation is None else aggregation
+        return cls(
+            name=name,
+            data=read_section(DataConfig, lists, where="data"),
+            privacy=dataclasses.replace(privacy, aggregation=usual),
+            codec=codec or CodecConfig(),
+            student=student,
+        )
+
+    @property
+    def pool_budget(self) -> Budget:
+        """What a pool that is first admitted to this study may spend in its life, by the study's accountant."""
+        return Budget(epsilon=self.pool.epsilon or self.privacy.epsilon, delta=self.privacy.delta)
 
     @property
     def id(self) -> str:
+        """SHA-256 of everything that a site consents to: name, data, privacy, codec, gate and pool."""
         if not self._id:
             object.__setattr__(self, "_id", digest("study", self.to_json()))
         return self._id
 
     def to_json(self) -> dict[str, object]:
-        """What a site consents to, in canonical form; recipes and deadlines change no guarantee and stay out."""
+        """Return what a site consents to, in canonical form. Recipes and deadlines change no guarantee and are left
+        out."""
         data = _plain(self.data.to_table())
         codec = _plain(self.codec.to_table())
         return {
@@ -384,27 +443,55 @@ class Study:
             "name": self.name,
             "privacy": _plain(self.privacy.to_table()),
             "schema": STUDY_SCHEMA,
+            **({"gate": dataclasses.asdict(self.gate)} if self.gate.verdicts else {}),
+            **({"pool": {"epsilon": float(self.pool.epsilon).hex()}} if self.pool.epsilon else {}),
         }
 
 
-def load_study(path: Path) -> Study:
-    """Read ``study.toml``; every mistake names the key, its value and the limit."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why, remedy = getattr(error, "strerror", None) or "not UTF-8", "check the path; `consilium study init`"
-        raise InvalidInput(f"study file cannot be read ({why})", value=str(path), remedy=remedy) from error
-    return parse_study(text)
+def load_study(path: Path | str) -> Study:
+    """Read a study file.
+
+    Args:
+        path: Path of the ``study.toml``.
+
+    Returns:
+        The study.
+
+    Raises:
+        InvalidInput: If the file cannot be read, or a key is unknown, missing or outside its range. The message names
+            the key, its value and the limit.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from server.study.templates import template
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "study.toml"
+    ...     _ = file.write_text(template("paper-pca"), encoding="utf-8")
+    ...     c.load_study(file).codec.name
+    'paper-pca'
+    """
+    remedy = "check the path; `consilium study init`"
+    return parse_study(read_text(Path(path), what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy))
 
 
 def parse_study(text: str) -> Study:
-    """The study in the text of a study file (TOML); every mistake names the key, its value and the limit."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(
-            f"study file is not TOML ({error})", remedy="see `consilium study init` for a valid one"
-        ) from error
+    """Read a study from the text of a study file.
+
+    Args:
+        text: TOML.
+
+    Returns:
+        The study.
+
+    Raises:
+        InvalidInput: If a key is unknown, missing or outside its range. The message names the key, its value and the
+            limit.
+
+    >>> c.parse_study('name = "trial"')
+    Traceback (most recent call last):
+    ...
+    common.errors.InvalidInput: study schema; allowed: 1; to fix: ...
+    """
+    document = parse_toml(text, what="study file", remedy="see `consilium study init` for a valid one")
     check_schema("study", document.pop("schema", None), known=STUDY_SCHEMA)
     sections = {
         "data": DataConfig,
@@ -413,29 +500,38 @@ def parse_study(text: str) -> Study:
         "teacher": TrainingConfig,
         "student": TrainingConfig,
         "collection": CollectionConfig,
+        "gate": GateConfig,
+        "pool": PoolConfig,
     }
     no_unknown(document, {"name", *sections}, where="study")
     parts: dict[str, Any] = {
         key: read_section(kind, document[key], where=key) for key, kind in sections.items() if key in document
     }
-    if not isinstance(document.get("name"), str):
-        raise InvalidInput("study name", value=document.get("name"), limit="a string")
+    name = document.get("name")
+    if not isinstance(name, str) or not name.isprintable():
+        raise InvalidInput("study name", value=name, limit="a line of printable characters")
     for key in ("data", "privacy"):
         if key not in parts:
             raise InvalidInput(f"section [{key}] is missing", remedy="see `consilium study init` for a valid study")
-    return Study(name=document["name"], **parts)
+    with parsing("study file", limit="a study that can be calibrated", remedy="see `consilium study init`"):
+        return Study(name=document["name"], **parts)
 
 
 def render_study(study: Study) -> str:
-    """The study as the text of a study file; parsing it gives an equal study back."""
+    """The study as the text of a study file; parsing it, as a draft too, gives an equal study back."""
     lines = [f"schema = {STUDY_SCHEMA}", f"name = {json.dumps(study.name)}"]
     for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
         lines += ["", f"[{section}]"]
         part = getattr(study, section)
         table = dataclasses.asdict(part) if isinstance(part, CollectionConfig) else part.to_table()
+        if section == "privacy":  # said even where it is open, which is not what is usual
+            table = {**table, "aggregation": study.privacy.aggregation}
         for key, value in table.items():
             plain = list(value) if isinstance(value, tuple) else value
             lines.append(f"{key} = {json.dumps(plain, ensure_ascii=False)}")
+    if study.gate.verdicts or study.privacy.sealed:
+        lines += ["", "[gate]", f"verdicts = {study.gate.verdicts}"]
+    lines += ["", "[pool]", f"epsilon = {json.dumps(study.pool_budget.epsilon)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,15 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
-from common.canonical import check_hash, check_schema, parse_float, parse_rational, rational
+from common.canonical import (
+    canonical_bytes,
+    check_hash,
+    check_schema,
+    parse_canonical,
+    parse_float,
+    parse_rational,
+    rational,
+)
 from common.errors import InvalidInput
 
 
@@ -51,6 +59,27 @@ class Document:
 
     def check(self) -> None:
         """Called once it is read: InvalidInput where what was derived does not follow from what it derives from."""
+
+
+class Filed(Document):
+    """Base of a document that is a file by itself, of its canonical bytes."""
+
+    __slots__ = ()
+
+    FILE: ClassVar[tuple[str, int] | None] = None
+    """What the file is called, and the most bytes it may have; None where whoever reads it sets a limit."""
+
+    def render(self) -> bytes:
+        """The file's bytes."""
+        return canonical_bytes(self.to_json())
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read what :meth:`render` gave; InvalidInput for anything else. No signature is checked here."""
+        if cls.FILE is not None and len(data) > cls.FILE[1]:
+            what, most = cls.FILE
+            raise InvalidInput(f"size of the {what}", value=f"{len(data)} bytes", limit=f"at most {most} bytes")
+        return cls.from_json(parse_canonical(data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Who says what: every message between the server's core and a site's worker is signed by whoever says it.
+"""Signs and checks every message between the server's core and a site's worker.
 
 Flower and the gateway carry messages and are asked nothing: a node's connection, a message's sender and the id that a
 reply refers to are all things that an admitted hospital, or whoever holds the gateway, can choose. So the core signs
@@ -55,7 +55,7 @@ def _opened(message: bytes, *, keys: Iterable[Ed25519PublicKey], statement: byte
         except InvalidSignature:
             continue
         return body_of(message)
-    raise Refused("unsigned", "a message that no expected key signed, or not for this")
+    raise Refused("unsigned", "the message is not signed by an expected key for this exchange")
 
 
 def _question(body: bytes, *, site: str) -> bytes:

@@ -1,14 +1,25 @@
-"""Every error Consilium raises on purpose, with the exit code its command ends with.
+"""Defines every error that Consilium raises on purpose, with the exit code of a command that ends with it.
 
-An error says what was wrong, the value, the limit and the remedy; it never carries patient data, a code or a key.
-Exit codes: 0 done, 1 unexpected failure, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged,
-6 refused by policy, 7 a daemon failed, 8 `site doctor` found something to repair, 9 a disk is full or failing,
-10 `site evaluate --strict` found a student that should not be used.
+An error states what was wrong, the value, the limit and the remedy. It never contains patient data, a code or a key.
+
+    ConsiliumError (1)
+    ├── InvalidInput (2)        an argument, a file or a message is not valid
+    ├── BudgetExceeded (3)      a release would exceed a pool's budget
+    ├── QuorumNotReached (4)    fewer sites accepted than the quorum
+    ├── LedgerCorrupt (5)       a ledger's chain, signatures or sums are wrong
+    ├── Refused (6)             a policy or a check refused a request
+    ├── DaemonFailed (7)        a process did not start, or ended
+    └── StorageFailed (9)       a disk is full or failing
+
+Commands use further exit codes: 0 done, 1 unexpected failure, 8 `site doctor` found something to repair, 10 `site
+evaluate --strict` found a student that should not be used, 11 a `dispute` speaks against a hospital.
 """
 
 from __future__ import annotations
 
 from reprlib import Repr
+
+from common.plain import plain, plain_lines
 
 _SHOWN_CHARACTERS = 500
 _SHOWN = Repr()
@@ -19,19 +30,41 @@ _SHOWN.maxlevel = 3
 
 
 def _shown(value: object) -> str:
-    """What was wrong, briefly: it may be a megabyte long, or nested too deeply to be written out at all."""
+    """Return a short text for a value that may be very large or deeply nested."""
     text = _SHOWN.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 class ConsiliumError(Exception):
-    """Base of all deliberate errors; ``exit_code`` is what the command line returns."""
+    """Base class of all errors that Consilium raises on purpose.
+
+    ``exit_code`` is the exit code of a command that ends with this error. A message may quote text from elsewhere, so
+    control characters are removed from it (:mod:`common.plain`).
+
+    >>> issubclass(c.InvalidInput, c.ConsiliumError), c.ConsiliumError.exit_code
+    (True, 1)
+    """
 
     exit_code = 1
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(plain_lines(message))
+
 
 class InvalidInput(ConsiliumError):
-    """Something given from outside is wrong: what, its value, the limit and the remedy."""
+    """An argument, a file or a message from outside is not valid.
+
+    Args:
+        what: Names the thing that is wrong.
+        value: The value that was given; it is shortened in the message.
+        limit: The values that are allowed.
+        remedy: What to do.
+
+    >>> raise c.InvalidInput("quorum", value=0, limit="1 to 10000", remedy="set privacy.quorum")
+    Traceback (most recent call last):
+    ...
+    common.errors.InvalidInput: quorum: got 0; allowed: 1 to 10000; to fix: set privacy.quorum
+    """
 
     exit_code = 2
 
@@ -42,13 +75,16 @@ class InvalidInput(ConsiliumError):
             parts.append(f"allowed: {limit}")
         if remedy:
             parts.append(f"to fix: {remedy}")
-        super().__init__("; ".join(parts))
+        super().__init__(plain("; ".join(parts)))
 
 
 class BudgetExceeded(ConsiliumError):
-    """A release would pass a pool's privacy budget; nothing was charged and nothing released.
+    """A release would exceed a pool's privacy budget. Nothing was charged and nothing was released.
 
-    ``requested`` and ``remaining`` are μ² (the squared GDP parameter), the unit in which releases add up.
+    Args:
+        pool: Name of the patient pool.
+        requested: μ² of the release, the squared parameter of Gaussian DP, in which releases add up.
+        remaining: μ² that the budget leaves.
     """
 
     exit_code = 3
@@ -63,19 +99,24 @@ class BudgetExceeded(ConsiliumError):
 
 
 class QuorumNotReached(ConsiliumError):
-    """Fewer sites accepted than the study's quorum; nothing was dispatched or charged."""
+    """Fewer sites accepted than the study's quorum. Nothing was dispatched or charged."""
 
     exit_code = 4
 
 
 class StorageFailed(ConsiliumError):
-    """A disk is full or failing. What was committed before stands; nothing since was charged or released."""
+    """A disk is full or failing. What was committed before is safe; nothing was charged or released since."""
 
     exit_code = 9
 
 
 class LedgerCorrupt(ConsiliumError):
-    """The ledger's chain, signatures, sums or schema do not hold; ``row`` names the first bad one."""
+    """A ledger's chain, signatures, sums or schema are wrong.
+
+    Args:
+        message: What is wrong.
+        row: Number of the first bad row, if it is known.
+    """
 
     exit_code = 5
 
@@ -85,7 +126,12 @@ class LedgerCorrupt(ConsiliumError):
 
 
 class Refused(ConsiliumError):
-    """A site's policy or the server's checks said no; ``reason`` is an allow-listed word fit to leave the site."""
+    """A site's policy or the server's checks refused a request.
+
+    Args:
+        reason: A word from a fixed list, which may leave the site.
+        message: The text for people at this party; by default the reason.
+    """
 
     exit_code = 6
 
@@ -95,6 +141,6 @@ class Refused(ConsiliumError):
 
 
 class DaemonFailed(ConsiliumError):
-    """A process Consilium needs did not start, or died."""
+    """A process that Consilium needs did not start, or ended."""
 
     exit_code = 7

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,24 @@ EVENTS: dict[str, frozenset[str]] = {
     "ledger-contradicted": frozenset({"site", "ledger_row"}),
     "receipts-held": frozenset({"site", "ledger_row"}),
     "receipts-missing": frozenset({"site", "reason"}),
+    "witnessed": frozenset({"site", "size"}),
+    "witness-missing": frozenset({"site", "reason", "size"}),
+    "witness-disagrees": frozenset({"site", "ledgers", "size"}),
     "label-decoded": frozenset({"volume", "query"}),
     "answers-weighed": frozenset({"surprise", "expected", "chance", "volumes", "warnings"}),
     "student-step": frozenset({"step", "total", "loss"}),
     "student-trained": frozenset({"weights", "seconds"}),
     "control-trained": frozenset({"name", "weights", "seconds"}),
     "bundle-exported": frozenset({"sha256"}),
+    "verdict-taken": frozenset({"site", "word", "bundle"}),
     "stop-requested": frozenset({"run"}),
     "run-finished": frozenset({"run", "seconds"}),
     "run-failed": frozenset({"run", "reason"}),
 }
 """Kinds of event and the fields each carries beside the common ones."""
+
+MORE_FIELDS: dict[str, frozenset[str]] = {"run-failed": frozenset({"code"})}
+"""Fields that an event of a kind may carry as well; logs of before they were known have none."""
 
 
 class EventLog:
@@ -64,7 +72,7 @@ class EventLog:
         """Append one event; a line is written in one call, so a reader never sees half of one from a live writer."""
         if event not in EVENTS:
             raise InvalidInput("event kind", value=event, limit=", ".join(sorted(EVENTS)))
-        if facts.keys() != EVENTS[event]:
+        if facts.keys() - MORE_FIELDS.get(event, frozenset()) != EVENTS[event]:
             raise InvalidInput(f"fields of event {event}", value=sorted(facts), limit=str(sorted(EVENTS[event])))
         for name, value in facts.items():
             plain = value is None or isinstance(value, bool | int | float | str)
@@ -121,9 +129,13 @@ class EventTail:
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):
+        if not isinstance(record, dict) or record.get("schema") != EVENT_SCHEMA:
+            return None
+        if "time" in record:
+            datetime.fromisoformat(record["time"])
+    except (ValueError, RecursionError, TypeError):
         return None
-    return record if isinstance(record, dict) and record.get("schema") == EVENT_SCHEMA else None
+    return record
 
 
 def _end_torn_line(path: Path) -> None:

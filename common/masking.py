@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -27,7 +27,8 @@ from common.document import Between, Count, Document, Sha256
 from common.envelope import Sign
 from common.errors import InvalidInput, Refused
 from common.ledger.charges import SiteName
-from common.ledger.keys import signing_public_key
+from common.ledger.keys import sealing_public_key, signing_public_key
+from common.public_keys import AgreementKey, point_of
 
 MAX_DRAW = 1_000_000
 MAX_MEMBERS = 10_000
@@ -54,7 +55,7 @@ class DrawId:
 class MaskKey(Document):
     """A site's public X25519 key for one draw (hex), and its ledger's signature over it."""
 
-    key: Sha256
+    key: AgreementKey
     signature: Annotated[bytes, _check_signature]
 
 
@@ -82,8 +83,8 @@ class MaskedRoster(Document):
     def check(self) -> None:
         if not all(one.site < other.site for one, other in pairwise(self.members)):
             raise InvalidInput("members of a roster", value=len(self.members), limit="each once, sorted by site")
-        if len({member.mask.key for member in self.members}) != len(self.members):
-            raise InvalidInput("mask keys of a roster", limit="each once")
+        if len({point_of(member.mask.key) for member in self.members}) != len(self.members):
+            raise InvalidInput("mask keys of a roster", limit="each key once, however it is encoded")
 
     @property
     def draw_id(self) -> DrawId:
@@ -126,15 +127,6 @@ def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
     return True
 
 
-def is_proper(mask: MaskKey) -> bool:
-    """Whether what others share with this key is a secret: a point of small order shares the same with everybody."""
-    try:
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(mask.key)))
-    except ValueError:
-        return False
-    return True
-
-
 def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> tuple[str, ...]:
     """Members beside ``me`` whose mask key is not signed by the identity that ``peers`` has for them."""
     return tuple(
@@ -157,7 +149,9 @@ def masks(
     """
     own = next((member for member in roster.members if member.site == me), None)
     if own is None or own.mask.key != private.public_key().public_bytes_raw().hex():
-        raise Refused("roster", "a roster without this site, or with another key than it gave for this draw")
+        raise Refused(
+            "roster", "the roster lacks this site, or has another mask key for it than the one given for this draw"
+        )
     total = np.zeros(dimension, dtype=np.uint64)
     for member in roster.members:
         if member.site != me:
@@ -176,9 +170,9 @@ def pair_mask(
 
 def _shared(private: X25519PrivateKey, member: Member) -> bytes:
     try:
-        return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(member.mask.key)))
-    except ValueError as error:  # a point of small order: what is shared would be known to everybody
-        raise Refused("roster", f"the mask key of {member.site} is not a proper one") from error
+        return private.exchange(sealing_public_key(member.mask.key))
+    except InvalidInput as error:  # such as a point of small order: what is shared would be known to everybody
+        raise Refused("roster", f"the mask key of {member.site} is not a valid public key") from error
 
 
 def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:

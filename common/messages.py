@@ -21,10 +21,12 @@ from typing import Annotated, Any
 from common.canonical import canonical_bytes, check_schema, parse_canonical
 from common.document import Between, Count, Document, OneOf, Sha256
 from common.errors import InvalidInput
+from common.evidence import WordSignature
 from common.ledger.charges import SiteName
 from common.masking import MAX_MEMBERS, DrawId, DrawNumber, MaskedRoster, MaskKey, Member
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
+from common.witness.messages import WitnessReply, WitnessRequest
 
 MESSAGE_SCHEMA = 3
 FRAMED_SCHEMA = 4
@@ -35,6 +37,9 @@ LONG = 64 << 10
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
 """A week, as a study's own deadlines may be at most; asked every second for that long, an attempt has six digits."""
+
+MAX_TIME = 1 << 50
+"""Milliseconds since 1970."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """What the ways between core and worker carry."""
@@ -63,6 +68,7 @@ REASONS = (
     "malformed",
     "old-draw",
     "paused",
+    "stale",
     "unavailable",
     "unknown-peers",
     "unknown-study",
@@ -106,7 +112,9 @@ _LedgerId = Annotated[str, _check_ledger_id]
 class Offer(Document):
     """A batch of queries under one study, for a site to accept or decline as a whole; ``ledger`` is the server's.
 
-    In a sealed sum the offer is of one ``draw``, and ``peers`` are the sites that may be on its roster.
+    In a sealed sum the offer is of one ``draw``, and ``peers`` are the sites that may be on its roster. ``issued`` is
+    when the server made this message, in milliseconds since 1970 by its clock: whoever carries messages could otherwise
+    bring a site an offer again that it has declined. Servers up to 0.2.0 leave it out.
     """
 
     study: Sha256
@@ -119,13 +127,16 @@ class Offer(Document):
     ]
     draw: DrawNumber | None = None
     peers: Annotated[tuple[Peer, ...], Count("peers of an offer", most=MAX_MEMBERS)] | None = None
+    issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)] | None = None
 
     def check(self) -> None:
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)
             Between("round of a query", 1, MAX_COUNTER)(query.round)
         if (self.draw is None) != (self.peers is None):
-            raise InvalidInput("draw of an offer", limit="a number with the peers it is offered to, or neither")
+            raise InvalidInput(
+                "draw of an offer", limit="both a draw number and the peers it is offered to, or neither"
+            )
         _once("peers of an offer", [peer.site for peer in self.peers or ()])
 
     @property
@@ -179,7 +190,7 @@ class CodesRequest(Document):
     def check(self) -> None:
         _once("queries of a codes request", self.queries)
         if (self.draw is None) != (self.members is None):
-            raise InvalidInput("draw of a codes request", limit="a number with its members, or neither")
+            raise InvalidInput("draw of a codes request", limit="both a draw number and its members, or neither")
 
     @property
     def roster(self) -> MaskedRoster | None:
@@ -198,9 +209,13 @@ class CodesReply(Document):
     batch: Sha256
     attempt: Annotated[int, Between("attempt of a reply", 1, MAX_ATTEMPT)]
     codes: Annotated[tuple[tuple[Sha256, bytes], ...], Count("codes of a reply", most=MAX_QUERIES)]
+    signatures: Annotated[tuple[WordSignature, ...], Count("signatures of a reply", most=MAX_QUERIES)] | None = None
+    """In a sealed sum, the site's own over the words of each query (:mod:`common.evidence`), in the codes' order."""
 
     def check(self) -> None:
         _once("sealed codes of one query", [query for query, _ in self.codes])
+        if self.signatures is not None and len(self.signatures) != len(self.codes):
+            raise InvalidInput("signatures of a reply", value=len(self.signatures), limit="one a code, or none at all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +247,7 @@ class ReceiptsReply(Document):
             raise InvalidInput("status of a site", value=len(self.status), limit=f"at most {MAX_STATUS} characters")
 
 
-Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
+Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply | WitnessRequest | WitnessReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +267,8 @@ _KINDS: dict[str, type[Part]] = {
     "codes-reply": CodesReply,
     "receipts": Receipts,
     "receipts-reply": ReceiptsReply,
+    "witness": WitnessRequest,
+    "witness-reply": WitnessReply,
 }
 _NAMES = {part: kind for kind, part in _KINDS.items()}
 AnyMessage = Part | Several
@@ -300,7 +317,7 @@ def decode(data: bytes) -> AnyMessage:
     follows = None if end < 0 else _Following(data, end + 1)
     read = _several(document, follows) if document.get("kind") == "several" else _part(document, follows)
     if follows is not None and (follows.at != len(data) or not follows.taken):
-        raise InvalidInput("bytes of a message", limit="as many as its line says")
+        raise InvalidInput("bytes of a message", limit="as many as its header line states")
     return read
 
 
@@ -328,7 +345,7 @@ class _Following:
 
     def take(self, length: object) -> bytes:
         if type(length) is not int or not 0 <= length <= len(self.data) - self.at:
-            raise InvalidInput("bytes of a message", limit="as many as its line says")
+            raise InvalidInput("bytes of a message", limit="as many as its header line states")
         self.at, self.taken = self.at + length, True
         return self.data[self.at - length : self.at]
 

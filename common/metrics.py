@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +24,19 @@ from common.errors import InvalidInput
 
 Structures: TypeAlias = int | Sequence[tuple[int, ...]]
 """The label values of every structure, or how many classes there are, each by itself and background among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Dice of predictions against label maps: ``per_class`` (structure 1 first) and ``mean`` over the structures.
+
+    ``per_class`` averages over the volumes that hold the structure in either map; nan where none does.
+    ``cases``: the mean over its structures of every volume in which one is drawn, in order, by which networks compare.
+    """
+
+    per_class: tuple[float, ...]
+    mean: float
+    cases: tuple[float, ...]
 
 
 def dice_per_class(
@@ -47,6 +61,23 @@ def mean_present(values: Iterable[float]) -> float:
     """Mean of what is not nan; nan where nothing is left."""
     present = [value for value in values if not math.isnan(value)]
     return math.fsum(present) / len(present) if present else math.nan
+
+
+def score(
+    predictions: Iterable[UInt8[np.ndarray, "x y z"]],
+    label_maps: Iterable[UInt8[np.ndarray, "x y z"]],
+    structures: Structures,
+) -> Score:
+    """Dice of label maps against label maps, volume by volume; also for teachers, ensembles and pseudo-labels."""
+    each, cases = [], []
+    for prediction, truth in zip(predictions, label_maps, strict=True):
+        each.append(dice_per_class(prediction, truth, structures))
+        if truth.any():
+            cases.append(mean_present(each[-1]))
+    if not each:
+        raise InvalidInput("no volume to score", remedy="give labelled cases")
+    per_class = tuple(mean_present(values) for values in zip(*each, strict=True))
+    return Score(per_class=per_class, mean=mean_present(v for v in per_class if not math.isnan(v)), cases=tuple(cases))
 
 
 def hd95_mm(

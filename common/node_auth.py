@@ -1,4 +1,4 @@
-"""Who is asking: requests signed with a site's node key, and the list of keys the consortium admitted.
+"""Authenticates requests that are signed with a site's node key, against the list of admitted keys.
 
 Flower's own SuperNodes sign a timestamp; a site's other requests (public objects) sign method, path and timestamp.
 Refuses a key that is not on the list, a signature that does not hold, a clock more than five minutes off, and a
@@ -27,6 +27,7 @@ from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
 from common.objects import write_atomically
 from common.pki import node_key_line, parse_node_key
+from common.reading import parse_json
 
 KEY, TIME, SIGNATURE = "consilium-key", "consilium-timestamp", "consilium-signature"
 FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
@@ -52,11 +53,12 @@ class AdmittedNode(Document):
 def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
     """The list on disk; an absent file admits nobody."""
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError:
         return ()
-    except ValueError as error:
-        raise InvalidInput("list of admitted nodes", value=str(path), limit="JSON") from error
+    records = parse_json(text, what="list of admitted nodes", value=str(path))
+    if not isinstance(records, list):
+        raise InvalidInput("list of admitted nodes", value=str(path), limit="a list")
     return tuple(map(AdmittedNode.from_json, records))
 
 
@@ -65,7 +67,9 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
     for name in ("site", "key"):
         values = [getattr(node, name) for node in nodes]
         if len(set(values)) != len(values):
-            raise InvalidInput(f"an admitted node's {name} stands twice", value=sorted(values))
+            raise InvalidInput(
+                f"two admitted nodes have the same {name}", value=sorted(values), limit="each value once"
+            )
     records = [node.to_json() for node in nodes]
     write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
 
@@ -94,10 +98,9 @@ class Gatekeeper:
         :data:`MAX_REMEMBERED` requests with one key in six minutes).
         """
         flower = FLOWER_KEY in headers
-        names = (FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE) if flower else (KEY, TIME, SIGNATURE)
         try:
-            given, stamp, signature = (headers[name] for name in names)
-            key = _flower_key(given) if flower else given
+            key = claimed_key(headers)
+            stamp, signature = (headers[n] for n in ((FLOWER_TIME, FLOWER_SIGNATURE) if flower else (TIME, SIGNATURE)))
             raw = b64decode(signature, validate=True)
         except (KeyError, ValueError) as error:
             raise Refused("unsigned") from error
@@ -114,6 +117,13 @@ class Gatekeeper:
             raise Refused("clock")
         self._once(key, decode_dss_signature(raw)[0], now.timestamp())
         return site
+
+    def knows(self, key: str) -> bool:
+        """Whether a key that a request names is on the list. It proves nothing: no signature is checked."""
+        try:
+            return key in self._known()
+        except (InvalidInput, OSError):
+            return False
 
     def node_id(self, site: str) -> int:
         """The Flower node id of a site that was just admitted; 0 where the list does not say."""
@@ -161,6 +171,16 @@ class _Memory:
 
 def _statement(method: str, path: str, stamp: str) -> bytes:
     return "\n".join(("consilium/request/v1", method, path, stamp)).encode()
+
+
+def claimed_key(headers: Mapping[str, str]) -> str:
+    """The key that a request says it is signed by, as the list of nodes writes it.
+
+    Raises:
+        KeyError: If the request names none.
+        ValueError: If what it names is no key.
+    """
+    return _flower_key(headers[FLOWER_KEY]) if FLOWER_KEY in headers else headers[KEY]
 
 
 def _flower_key(header: str) -> str:

@@ -5,6 +5,7 @@ Refuses bytes whose SHA-256 is not the name they are asked for by. Only public d
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -12,11 +13,41 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
 
 MAX_OBJECT_BYTES = 1 << 30
+
+
+class Objects(Protocol):
+    """Public bytes by the SHA-256 of their content."""
+
+    def put(self, data: bytes) -> str:
+        """Keep ``data`` and return its hash."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """The bytes kept under ``name``; InvalidInput where there are none."""
+        ...
+
+
+class ObjectsInMemory:
+    """:class:`Objects` that end with the process."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        name = sha256_bytes(data)
+        self._objects[name] = bytes(data)
+        return name
+
+    def get(self, name: str) -> bytes:
+        if name not in self._objects:
+            raise InvalidInput("no public object has this hash here", value=name, remedy="publish it first")
+        return self._objects[name]
 
 
 class ObjectStore:
@@ -58,13 +89,19 @@ class ObjectStore:
         return (self._directory / check_hash(name)).is_file()
 
 
-def read_regular(path: Path, *, most_bytes: int) -> bytes:
+def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> bytes:
     """What a regular file of at most ``most_bytes`` holds. Never waits: a pipe, a device, a directory and a larger file
-    are InvalidInput. OSError where it cannot be read."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    are InvalidInput; so is a link where the file was ``received`` from somebody else, who may have it lead to a file
+    that only this user can read. OSError where it cannot be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if received else 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidInput("file", value=path.name, limit="a regular file, not a symbolic link") from error
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise InvalidInput("what is read here", value=path.name, limit="a regular file")
+        raise InvalidInput("file", value=path.name, limit="a regular file, not a folder, pipe or device")
     with open(handle, "rb") as stream:
         content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -96,6 +133,11 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def shared(folder: Path) -> bool:
+    """True if a folder was given to a group on purpose: it has the setgid bit, which what is made in it inherits."""
+    return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISGID)
 
 
 @contextmanager

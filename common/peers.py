@@ -20,6 +20,8 @@ from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of, is_fingerprint
 from common.ledger.charges import SiteName, check_ledger_name
 from common.objects import write_atomically
+from common.public_keys import IdentityKey, check_identity_key
+from common.reading import parse_json
 
 MAX_PEERS = 4096
 MAX_PEERS_BYTES = 1 << 20
@@ -28,7 +30,7 @@ _DOMAIN = b"consilium/peer/v1\0"
 
 def fingerprint(key: str) -> str:
     """``SHA256:…`` of a site's public key (Ed25519, 64 hex digits), to be read out by one hospital to another."""
-    return fingerprint_of(_DOMAIN + bytes.fromhex(check_hash(key)))
+    return fingerprint_of(_DOMAIN + bytes.fromhex(check_identity_key(key)))
 
 
 def has_fingerprint(key: str, read_out: str) -> bool:
@@ -41,11 +43,11 @@ class Peer(Document):
     """A site of a study, and the Ed25519 public key (hex) of its own ledger, which signs all that it says."""
 
     site: SiteName
-    key: Sha256
+    key: IdentityKey
 
     def __post_init__(self) -> None:
         check_ledger_name(self.site, what="site name")
-        check_hash(self.key)
+        check_identity_key(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,7 @@ class Peers(Document):
         remedy = "ask the consortium for its peers.json again"
         if len(data) > MAX_PEERS_BYTES:
             raise InvalidInput("list of peers", value=origin, limit=f"{MAX_PEERS_BYTES} bytes", remedy=remedy)
-        try:
-            return cls.from_json(json.loads(data))
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput("list of peers cannot be read", value=origin, remedy=remedy) from error
+        return cls.from_json(parse_json(data, what="list of peers", value=origin, remedy=remedy))
 
 
 def read_peers(path: Path) -> Peers:
@@ -94,7 +93,7 @@ def read_peers(path: Path) -> Peers:
         with path.open("rb") as stream:
             data = stream.read(MAX_PEERS_BYTES + 1)
     except OSError as error:
-        raise InvalidInput("list of peers cannot be read", value=str(path)) from error
+        raise InvalidInput("list of peers cannot be read", value=str(path), remedy="check the path") from error
     return Peers.parse(data, origin=str(path))
 
 

@@ -35,6 +35,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of
+from common.objects import shared
 
 _CLOCK_SKEW = timedelta(minutes=5)
 
@@ -274,7 +275,10 @@ def _usable_authority(authority: Authority, *, now: datetime) -> tuple[ec.Ellipt
             )
     key, certificate = _private_key(authority.key), _read_certificate(authority.certificate)
     if certificate.public_key() != key.public_key():
-        raise InvalidInput(f"{authority.key} is not the key of {authority.certificate}")
+        raise InvalidInput(
+            f"{authority.key} is not the key of {authority.certificate}",
+            remedy="put back the pair that belongs together",
+        )
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
         raise InvalidInput(
             f"{authority.certificate} is not valid now",
@@ -312,14 +316,16 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} is not a readable PEM certificate") from error
+        raise InvalidInput(
+            f"{path} is not a readable PEM certificate", remedy="give a certificate in PEM form"
+        ) from error
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(_private_bytes(path), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInput(f"{path} is not a readable private key without a password") from error
+        raise InvalidInput(f"{path} is not a readable private key", limit="PEM without a password") from error
     return _p384(key, path)
 
 
@@ -327,7 +333,7 @@ def _node_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(_private_bytes(path), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInput(f"{path} is not a readable OpenSSH private key without a password") from error
+        raise InvalidInput(f"{path} is not a readable OpenSSH private key", limit="a key without a password") from error
     return _p384(key, path)
 
 
@@ -335,11 +341,6 @@ def _p384(key: object, path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InvalidInput(f"{path} is a key of another kind", limit="ECDSA on P-384")
     return key
-
-
-def shared(folder: Path) -> bool:
-    """Whether a folder was given to a group on purpose: its setgid bit, which what is made in it takes over."""
-    return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISGID)
 
 
 def _private_bytes(path: Path) -> bytes:

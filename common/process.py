@@ -31,6 +31,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from common.errors import DaemonFailed, InvalidInput
+from common.plain import plain
 
 TAG = "CONSILIUM_DAEMON"
 """Environment variable that marks a daemon and all it starts: ``<group>.<number>.``"""
@@ -60,7 +61,7 @@ except OSError as error:
     sys.exit(f"cannot run {argv[0]}: {error.strerror}")
 """
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x09\x20-\x7e\xa0-\uffff]")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 class Terminated(KeyboardInterrupt):
@@ -324,10 +325,7 @@ def executable(name: str) -> str:
 
 
 def plain_text(path: Path, *, since: int = 0, max_bytes: int = 4096) -> str:
-    """The end of a log after byte ``since``, without terminal escapes, control characters and empty lines, bounded.
-
-    "" when there is none.
-    """
+    """The end of a log after byte ``since``, bounded, no character of which acts on a terminal; "" if there is none."""
     try:
         with path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
@@ -335,7 +333,7 @@ def plain_text(path: Path, *, since: int = 0, max_bytes: int = 4096) -> str:
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(_ESCAPES.sub("", line) for line in text.splitlines() if line.strip())
+    return "\n".join(plain(_COLOURS.sub("", line)) for line in text.splitlines() if line.strip())
 
 
 def _script_folders() -> list[Path]:

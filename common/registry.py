@@ -1,4 +1,4 @@
-"""What a registry's ``module:name`` stands for, imported when it is asked for and not before."""
+"""Resolves a registry's ``module:name`` and imports it when it is first used."""
 
 from __future__ import annotations
 

@@ -48,15 +48,22 @@ def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealC
     return _SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
 
 
-def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
-    """Open a sealed code int64[l], with the first of the keys that opens it.
+def seal_bytes(data: bytes, *, public_key: X25519PublicKey, info: bytes) -> bytes:
+    """Seal bytes to a key, bound to ``info``, which names what they are and both ends know."""
+    return _SUITE.encrypt(data, public_key, info=info)
 
-    ``Refused("sealed-code")`` when it is not for any of these keys, this context and this length.
-    """
+
+def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> bytes:
+    """The bytes that :func:`seal_bytes` sealed; InvalidTag or ValueError for another key, other info or other bytes."""
+    return _SUITE.decrypt(sealed, private_key, info=info)
+
+
+def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
+    """Open a sealed code int64[l] with the first of the given keys that opens it."""
     if len(sealed) != _OVERHEAD + 8 * dimension:
         raise Refused("sealed-code", f"a sealed code has {len(sealed)} bytes, expected {_OVERHEAD + 8 * dimension}")
     for key in (private_key,) if isinstance(private_key, X25519PrivateKey) else private_key:
         with contextlib.suppress(InvalidTag, ValueError):
             data = _SUITE.decrypt(sealed, key, info=context.info())
             return np.frombuffer(data, dtype="<i8").astype(np.int64)
-    raise Refused("sealed-code", "a sealed code does not open under this study, query, site and attempt")
+    raise Refused("sealed-code", "a sealed code cannot be opened for this study, query, site and attempt")

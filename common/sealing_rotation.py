@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from common.document import Sha256
 from common.errors import InvalidInput
 from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex, sync_directory
+from common.public_keys import AgreementKey
+from common.reading import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class SealingNotice(Signed):
 
     DOMAIN: ClassVar = b"consilium/sealing-key/v1"
 
-    sealing_key: Sha256
+    sealing_key: AgreementKey
     replaces: tuple[Sha256, ...]
     signature: str = ""
 
@@ -40,7 +42,7 @@ class SealingNotice(Signed):
     def load(cls, path: Path) -> SealingNotice:
         """Read what :meth:`render` wrote; the signature is not checked here."""
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_json(parse_json(path.read_bytes(), what="notice of a sealing key"))
         except (OSError, ValueError, InvalidInput) as error:
             raise InvalidInput("notice of a sealing key", value=str(path), limit="as the server wrote it") from error
 

@@ -6,9 +6,13 @@ Refuses unknown and missing keys and values of another type, each by its name.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any
 
 from common.errors import InvalidInput
+from common.reading import parsing
 
 
 def read_section(kind: type[Any], table: object, *, where: str) -> Any:
@@ -21,10 +25,11 @@ def read_section(kind: type[Any], table: object, *, where: str) -> Any:
     for name, spec in fields.items():
         if name not in table:
             if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-                raise InvalidInput(f"{where}.{name} is missing")
+                raise InvalidInput(f"{where}.{name} is missing", remedy="add the key")
             continue
         values[name] = _typed(table[name], str(spec.type), where=f"{where}.{name}")
-    return kind(**values)
+    with parsing(f"[{where}]", limit="values that its documentation names"):
+        return kind(**values)
 
 
 def _typed(value: object, annotation: str, *, where: str) -> object:
@@ -36,8 +41,9 @@ def _typed(value: object, annotation: str, *, where: str) -> object:
         case "int":
             ok = isinstance(value, int) and not isinstance(value, bool)
         case "float":
-            ok = isinstance(value, int | float) and not isinstance(value, bool)
-            value = float(value) if ok else value  # type: ignore[arg-type]
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+                return float(value)  # neither NaN nor infinite, and no integer beyond every float
+            ok = False
         case "bool":
             ok = isinstance(value, bool)
         case _:
@@ -50,7 +56,18 @@ def _typed(value: object, annotation: str, *, where: str) -> object:
 def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
     unknown = sorted(table.keys() - known)
     if unknown:
-        raise InvalidInput(f"unknown key in [{where}]", value=unknown[0], limit=", ".join(sorted(known)))
+        limit = ", ".join(sorted(known))
+        raise InvalidInput(f"unknown key in [{where}]", value=unknown[0], limit=limit, remedy=meant(unknown[0], known))
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """The known word that an unknown one is nearest to, as a remedy; to take it out where none is near.
+
+    >>> meant("epslion", {"epsilon", "delta"}), meant("colour", {"epsilon", "delta"})
+    ("did you mean 'epsilon'?", 'take it out')
+    """
+    near = get_close_matches(str(word)[:64], sorted(known), n=1)
+    return f"did you mean '{near[0]}'?" if near else "take it out"
 
 
 def as_said(config: Any, later: tuple[str, ...]) -> dict[str, Any]:

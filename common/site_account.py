@@ -1,4 +1,4 @@
-"""What a site's operator hands over of its standing, signed by the key of the site's ledger.
+"""Defines the signed account of its state that a site's operator hands over.
 
 Such a file goes by mail. Whoever gets it knows the key from the site's admission, and so whose word it is and of when;
 nobody acts on what it says.
@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 
 from common.errors import InvalidInput
-from common.ledger.keys import signing_public_key
+from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.rows import format_time
 
 _DOMAIN = b"consilium/site-account/v1\0"
@@ -30,7 +30,7 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
     """When an account was signed. InvalidInput unless it bears the signature of ``key`` (hex) over all that it says."""
     rest = {name: value for name, value in said.items() if name != "signature"}
     try:
-        signing_public_key(key).verify(bytes.fromhex(said["signature"]), _statement(rest))
+        signing_public_key(key).verify(hex_bytes(said["signature"]), _statement(rest))
         time = datetime.fromisoformat(said["time"])
     except (InvalidSignature, InvalidInput, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""What the server signs about a student: this bundle, trained on this study's answers, at this cost, at this row.
+"""Defines the server's signed statement about a student: its bundle, study, privacy cost and ledger row.
 
 The statement carries the newest signed head of the ledger and, for every row up to it, the few facts that make up the
 row's hash. So a site that holds receipts can work out for itself that the head continues the rows it was receipted, and
@@ -14,14 +14,15 @@ from typing import Annotated, ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from common.canonical import canonical_bytes, check_hash, parse_canonical
-from common.document import Key, Sha256
+from common.canonical import check_hash
+from common.document import Count, Filed, Key, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, SignedHead, Time, check_time, linked_hashes
 from common.objects import MAX_OBJECT_BYTES
 from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.mechanism import AccountantName, Budget, Protection
+from common.site_verdict import MAX_VERDICTS, SiteVerdict
 
 MAX_STATEMENT_BYTES = 64 << 20
 MAX_QUERIES = 1_000_000_000
@@ -36,7 +37,7 @@ def _check_kinds(links: tuple[Link, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StudentStatement(Signed):
+class StudentStatement(Signed, Filed):
     """``bundle`` is the SHA-256 of the bundle's archive, ``size`` its bytes. ``mu_squared`` is what ``queries`` answers
     cost the pool they cost most, under the study's protection. ``links`` are the ledger's rows from the first to
     ``head``'s. ``created_utc`` is the server's clock."""
@@ -52,6 +53,8 @@ class StudentStatement(Signed):
     head: SignedHead
     links: Annotated[tuple[Link, ...], _check_kinds]
     created_utc: Time
+    verdicts: Annotated[tuple[SiteVerdict, ...], Count("verdicts of a statement", most=MAX_VERDICTS)] | None = None
+    """What hospitals said of this student, each signed by its own; None where the study has no gate."""
     signature: str = ""
 
     def __post_init__(self) -> None:
@@ -80,12 +83,3 @@ class StudentStatement(Signed):
         if hashes.get(self.head.seq) != self.head.hash:
             raise LedgerCorrupt("the statement's rows do not lead to its signed head", row=self.head.seq)
         return hashes
-
-    def render(self) -> bytes:
-        """The statement as canonical bytes, for serving and filing."""
-        return canonical_bytes(self.to_json())
-
-    @classmethod
-    def parse(cls, data: bytes) -> StudentStatement:
-        """Read what :meth:`render` wrote; InvalidInput for anything else. The signature is not checked here."""
-        return cls.from_json(parse_canonical(data))

@@ -11,7 +11,6 @@ how they stand, in any process.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -24,7 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.errors import DaemonFailed
-from common.process import Daemon, DaemonSpec, ProcessGroup, plain_text
+from common.locks import held, take
+from common.process import Daemon, DaemonSpec, ProcessGroup, base_env, executable, plain_text
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
@@ -51,7 +51,7 @@ def deliberate(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptRunning:
     """A daemon to keep running. ``spec`` is asked anew at every start.
 
     ``after_kill_s`` is the wait after a death by signal; otherwise waits double from ``first_s`` to ``longest_s``, and
@@ -68,9 +68,47 @@ class Kept:
     explain: Callable[[str], str] = deliberate
 
 
+def all_of_a_study(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    log: str,
+    ready: Callable[[], bool],
+    ready_timeout_s: float = 300.0,
+    log_to: Sequence[str] = (),
+    show_log: bool = True,
+) -> DaemonSpec:
+    """How to start all daemons of a further study as one: a `consilium` command that keeps them in its own folder.
+
+    Args:
+        command: The words after `consilium`, such as ``server up DIRECTORY``.
+        folder: The study's directory.
+        log: The name of the command's own log, in the folder's ``logs``.
+        ready: Whether all of them are ready.
+        ready_timeout_s: How long they may take to be.
+        log_to: Where its security events are sent, too.
+        show_log: Whether that log may be quoted.
+
+    Returns:
+        The daemon. Its stop waits for those that it keeps.
+    """
+    return DaemonSpec(
+        role="study",
+        name=f"study {folder.name}",
+        argv=(executable("consilium"), *command, *(part for target in log_to for part in ("--log-to", target))),
+        env=base_env(),
+        cwd=folder,
+        log=folder / "logs" / log,
+        ready=ready,
+        ready_timeout_s=ready_timeout_s,
+        grace_s=40.0,
+        show_log=show_log,
+    )
+
+
 @dataclass(slots=True)
 class _Slot:
-    kept: Kept
+    kept: KeptRunning
     daemon: Daemon | None = None
     ready: bool = False
     started: float = 0.0
@@ -87,7 +125,7 @@ class Supervisor:
     def __init__(
         self,
         group: ProcessGroup,
-        kept: Sequence[Kept],
+        kept: Sequence[KeptRunning],
         *,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
@@ -168,7 +206,7 @@ class Supervisor:
         self._report("daemon-ended", **facts)
 
 
-def keep_running(logs: Path, kept: Sequence[Kept], *, on_ready: Callable[[], None] = lambda: None) -> None:
+def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[[], None] = lambda: None) -> None:
     """Keep daemons running until SIGINT or SIGTERM, their facts in ``logs``. DaemonFailed if they are kept already."""
     report = json_report(logs / FACTS)
     with keeping(logs), ProcessGroup() as group:
@@ -180,7 +218,7 @@ def keep_running(logs: Path, kept: Sequence[Kept], *, on_ready: Callable[[], Non
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DaemonStanding:
     """How a daemon stands: ``starting``, ``ready``, ``ended`` (it is started again) or ``stopped``, since when, why."""
 
     daemon: str
@@ -195,19 +233,20 @@ class Standing:
         """The same for a reader; the time is this machine's."""
         since = datetime.fromisoformat(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         words = ", ".join(word for word in (self.why, self.said) if word)
-        return f"{self.daemon}: {self.state} since {since}" + (f" ({words}; log {self.log})" if words else "")
+        when = f", last heard of {since}" if self.state == "stopped" else f" since {since}"
+        return f"{self.daemon}: {self.state}{when}" + (f" ({words}; log {self.log})" if words else "")
 
 
 _STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended": "ended"}
 
 
-def standings(folders: Iterable[Path]) -> tuple[Standing, ...]:
+def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
     """Every daemon by the newest fact about it in these folders of logs; none where none can be read.
 
     Where nobody keeps the daemons any more, or whoever does has not come to one yet, it is stopped, whatever the last
-    fact about it.
+    fact about it; ``since`` is then when its keeper said that it stopped, or else the last fact there is.
     """
-    found: dict[str, Standing] = {}
+    found: dict[str, DaemonStanding] = {}
     for folder in folders:
         with contextlib.suppress(OSError):
             kept_from = _kept_from(folder)
@@ -218,9 +257,9 @@ def standings(folders: Iterable[Path]) -> tuple[Standing, ...]:
     return tuple(found.values())
 
 
-def _read_standings(path: Path) -> list[tuple[int, Standing]]:
+def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
     """Each daemon's newest standing, with the byte at which the fact of it ends."""
-    found: dict[str, Standing] = {}
+    found: dict[str, DaemonStanding] = {}
     ends: dict[str, int] = {}
     with path.open("rb") as stream:
         at = stream.seek(max(0, path.stat().st_size - _READ_BYTES))
@@ -236,8 +275,10 @@ def _read_standings(path: Path) -> list[tuple[int, Standing]]:
                 if state == "starting" and before is not None and before.state == "ended":
                     why, said = before.why, before.said  # it is being started again because of that
                 log = fact.get("log") or (before.log if before else "")
-                found[fact["daemon"]] = Standing(fact["daemon"], state, fact["time"], why, said, log)
+                found[fact["daemon"]] = DaemonStanding(fact["daemon"], state, fact["time"], why, said, log)
                 ends[fact["daemon"]] = at
+            elif fact["event"] == "stopped":  # the keeper, and with it every daemon; started anew, a later fact says so
+                found = {name: replace(one, since=fact["time"]) for name, one in found.items()}
     return [(ends[daemon], standing) for daemon, standing in found.items()]
 
 
@@ -248,29 +289,17 @@ def keeping(logs: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             logs.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((logs / _LOCK).open("a"))
-            for attempt in range(5):
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    lock.truncate(0)
-                    os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # from which fact on
-                    break
-                except BlockingIOError:
-                    if attempt == 4:
-                        raise DaemonFailed(
-                            f"the daemons with logs in {logs} run already; to fix: end the other `up` first"
-                        ) from None
-                    time.sleep(0.1)  # it may be somebody who only looks
+            if not take(lock):
+                raise DaemonFailed(f"the daemons with logs in {logs} run already; to fix: end the other `up` first")
+            lock.truncate(0)
+            os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # from which fact on
         yield
 
 
 def _kept_from(logs: Path) -> int | None:
     """The length that the facts had when whoever keeps these daemons began; None while nobody does."""
     with (logs / _LOCK).open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(lock.read() or 0)
-    return None
+        return int(lock.read() or 0) if held(lock) else None
 
 
 def _size(path: Path) -> int:

@@ -1,6 +1,14 @@
-"""Where our messages sit in Flower's: one bytes field of one record, so Flower never interprets them."""
+"""Packs our messages into one bytes field of a Flower record, so that Flower never interprets them.
+
+On its way a message is three objects, each named by its SHA-256: a ``Message`` that names a ``RecordDict`` that names a
+``ConfigRecord``, or a ``Message`` alone that says an error. Those are read here byte by byte (:func:`body_in`), because
+Flower's own reader takes any tree and makes as many Python objects as it is told to. Refuses everything else.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -9,6 +17,15 @@ from common.errors import InvalidInput
 RECORD = "consilium"
 MESSAGE_TYPE = "query.consilium"
 MAX_BODY_BYTES = 64 << 20
+
+KINDS = ("Message", "RecordDict", "ConfigRecord")
+"""The objects of a message, from the root on."""
+MAX_OBJECT_BYTES = {"Message": 64 << 10, "RecordDict": 1 << 10, "ConfigRecord": MAX_BODY_BYTES + 256}
+
+_HEAD = re.compile(rb"(Message|RecordDict|ConfigRecord) ([0-9a-f]{64}|) (0|[1-9][0-9]{0,8})\0")
+_MAX_HEAD = 128
+_FIELD = b"\x0a\x04body\x12"
+"""Of the only entry in a ConfigRecord: its key, and the tag of its value."""
 
 
 def to_record(body: bytes) -> RecordDict:
@@ -30,3 +47,63 @@ def from_message(message: Message) -> bytes:
     if not isinstance(body, bytes) or len(body) > MAX_BODY_BYTES:
         raise InvalidInput("message body", limit=f"at most {MAX_BODY_BYTES} bytes")
     return body
+
+
+def check_object(content: bytes, *, kind: str, child: str) -> bytes:
+    """What follows an object's head, once the head says this kind and this one child (empty for none).
+
+    Raises:
+        InvalidInput: If the object is of another kind, names other children, is cut, or is larger than its kind may be.
+    """
+    head = _HEAD.match(content[:_MAX_HEAD])
+    if head is None or len(content) > MAX_OBJECT_BYTES[kind]:
+        raise InvalidInput("object of a Flower message", limit=f"a {kind} of {MAX_OBJECT_BYTES[kind]} bytes at most")
+    said, named, size = head.groups()
+    if (said.decode(), named.decode(), int(size)) != (kind, child, len(content) - head.end()):
+        raise InvalidInput(
+            "object of a Flower message", limit=f"a complete {kind} with the child object that was announced"
+        )
+    return content[head.end() :]
+
+
+def body_in(objects: Sequence[bytes], ids: Sequence[str]) -> bytes:
+    """The body that a message's three objects carry.
+
+    Args:
+        objects: Bytes of the ``Message``, the ``RecordDict`` and the ``ConfigRecord``, in this order.
+        ids: Their names, SHA-256 in hex.
+
+    Raises:
+        InvalidInput: If they are anything but these three, each naming the next, with one body of bytes.
+    """
+    children = (*ids[1:], "")
+    parts = [
+        check_object(content, kind=kind, child=child)
+        for content, kind, child in zip(objects, KINDS, children, strict=True)
+    ]
+    if parts[1] != b'{"%s": "%s"}' % (RECORD.encode(), ids[2].encode()):
+        raise InvalidInput("Flower message", limit="one record with one body")
+    entry, rest = _delimited(parts[2], b"\x0a")
+    value, beyond = _delimited(entry.removeprefix(_FIELD), b"")
+    body, after = _delimited(value, b"\x32")
+    if rest or beyond or after or not entry.startswith(_FIELD):
+        raise InvalidInput("Flower message", limit="one record with one body")
+    if len(body) > MAX_BODY_BYTES:
+        raise InvalidInput("message body", limit=f"at most {MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _delimited(data: bytes, tag: bytes) -> tuple[bytes, bytes]:
+    """What stands after a tag and its length, and what follows it."""
+    size = shift = 0
+    place = len(tag)
+    for byte in data[place : place + 5]:
+        size |= (byte & 0x7F) << shift
+        shift, place = shift + 7, place + 1
+        if byte < 0x80:
+            break
+    else:
+        raise InvalidInput("Flower message", limit="one record with one body")
+    if not data.startswith(tag) or size > len(data) - place:
+        raise InvalidInput("Flower message", limit="one record with one body")
+    return data[place : place + size], data[place + size :]

@@ -1,4 +1,4 @@
-"""What runs between a site's ClientApp and its teacher worker: gRPC over a Unix socket, bytes in, bytes out."""
+"""Carries bytes between a site's ClientApp and its teacher worker by gRPC over a Unix socket."""
 
 from __future__ import annotations
 

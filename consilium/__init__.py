@@ -1,9 +1,10 @@
-"""Accounting, calibration, noise, codecs, ledger verification and the planner, for who computes with them.
+"""The public Python interface: accounting, calibration, noise, codecs, ledger verification and the planner.
 
-The names of ``consilium.api``, each loaded when it is first asked for; importing this package alone loads nothing.
-``__version__`` is the release's. Refuses to be imported where ``common``, ``client`` or ``server`` would come
-from somewhere else: other distributions use these names too, and whoever is first on the path would run with a ledger's
-key.
+The names are those of ``consilium.api``. Each is loaded when it is first used, so importing this package alone loads
+nothing. ``__version__`` is the version of the release.
+
+Refuses to be imported if ``common``, ``client`` or ``server`` come from another place than this package: other
+distributions use these names too, and their code would run with a ledger's key.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
-"""What researchers may build on, by its own names; ``import consilium`` gives all of it (docs/api.md).
+"""Collects the public names that ``import consilium`` gives; docs/api.md shows them in use.
 
-Loads numpy and the accountants, no torch and no Flower. Everything else in the packages may change with any release.
+Only these names keep their parameters between minor versions; everything else in the packages may change with any
+release. Importing loads numpy and the accountants, but no torch, no Flower and no SciPy optimiser.
+
+The examples in the docstrings begin from ``import consilium as c``, ``import numpy as np``, ``Fraction`` and ``Path``;
+a ``study`` of unit patient on a grid of 8 x 8 x 8 voxels with a quorum of three; four public ``images`` with their
+label ``maps``; ``teachers`` for eight sites; and the path of a server's ``ledger``. The tests run them so.
 """
 
 from __future__ import annotations
 
-from common.codecs.base import Codec, fit_codec, load_codec
-from common.config import Study, load_study, parse_study
+from common.codecs.codec import Codec, fit_codec, load_codec
+from common.config import CodecConfig, Study, TrainingConfig, load_study, parse_study
 from common.errors import ConsiliumError, InvalidInput
 from common.privacy.accounting import (
     Guarantee,
@@ -36,6 +41,9 @@ from common.privacy.quantise import clip, quantise, within
 from common.privacy.release import noisy_sum
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of, plan_noise
 from common.study_mechanism import study_mechanism
+from consilium.memory.asked import Asked, ask
+from consilium.memory.folder import read_cases
+from consilium.memory.networks import Comparison, Controls, Network, compare, train_student
 from server.ledger.verify import VerifyReport, verify
 from server.planning.planner import Plan, plan
 from server.planning.public_shapes import PublicShapes, read_shapes
@@ -43,13 +51,18 @@ from server.planning.recommend import Recommendation, Rehearsal, recommend
 
 __all__ = [
     "AccountantName",
+    "Asked",
     "Budget",
     "Codec",
+    "CodecConfig",
+    "Comparison",
     "ConsiliumError",
+    "Controls",
     "Guarantee",
     "InvalidInput",
     "Mechanism",
     "Neighbours",
+    "Network",
     "Plan",
     "Protection",
     "PublicShapes",
@@ -58,12 +71,15 @@ __all__ = [
     "Relation",
     "Sampling",
     "Study",
+    "TrainingConfig",
     "TrainingEvent",
     "Unit",
     "VerifyReport",
     "admits",
+    "ask",
     "calibrate",
     "clip",
+    "compare",
     "compose",
     "delta_exact",
     "epsilon_exact",
@@ -85,11 +101,13 @@ __all__ = [
     "quantise",
     "queries_left",
     "radius_int",
+    "read_cases",
     "read_shapes",
     "recommend",
     "rounded_gaussian",
     "sensitivity",
     "study_mechanism",
+    "train_student",
     "verify",
     "within",
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, open_dataset
 from common.calibration import NOTHING, Reliability
 from common.data.dataset import Case, Dataset
-from common.data.msd import NIFTI_SUFFIXES, case_id
+from common.data.msd import NIFTI_SUFFIXES, case_id, nifti_ending
 from common.data.volume import save_label
 from common.errors import InvalidInput
 from common.metrics import mean_present
@@ -23,7 +23,7 @@ from common.models.bundle import Bundle, open_bundle
 from common.models.fit import best_device
 from common.models.native import predict_native
 from server.postprocess.bundle import ranges_seen
-from server.postprocess.student import load_student
+from server.postprocess.networks import load_student
 from server.study.workspace import Workspace
 
 
@@ -111,7 +111,7 @@ def find_cases(
         )
         return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]
     files = sorted(images.iterdir()) if images.is_dir() else [images]
-    files = [path for path in files if path.name.endswith(NIFTI_SUFFIXES) and not path.name.startswith(".")]
+    files = [path for path in files if nifti_ending(path.name) and not path.name.startswith(".")]
     if not files:
         raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
     cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)

@@ -7,6 +7,12 @@ set -euo pipefail
 docker=${DOCKER:-docker}
 tag=${1:-python:3.11-slim}
 suite=bookworm  # its python3 is 3.11
+needs() {
+  printf '%s\n' "$tag can be neither found nor pulled, and a stand-in made of Debian packages needs $1." "To fix: $2" >&2
+  exit 1
+}
+command -v mmdebstrap >/dev/null || needs mmdebstrap "apt-get install mmdebstrap"
+[ "$(id -u)" = 0 ] || needs root "run this as root, or reach an image registry"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 

@@ -8,7 +8,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 docker=${DOCKER:-docker}
 out=${OUT:-docker-out}
 if [ -z "${COMPOSE:-}" ]; then
-  if "$docker" compose version >/dev/null 2>&1; then COMPOSE="$docker compose"; else COMPOSE="docker-compose"; fi
+  if "$docker" compose version >/dev/null 2>&1; then
+    COMPOSE="$docker compose"
+  elif command -v docker-compose >/dev/null; then
+    COMPOSE="docker-compose"
+  else
+    printf '%s\n' "Docker has no compose: neither \`$docker compose\` nor \`docker-compose\` is there." \
+      "To fix: install one (on Debian: apt-get install docker-compose)." >&2
+    exit 1
+  fi
 fi
 read -ra compose <<<"$COMPOSE"
 export COMPOSE_PROJECT_NAME=${COMPOSE_PROJECT_NAME:-consilium}

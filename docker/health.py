@@ -53,8 +53,11 @@ def check_gateway(url: str = "https://127.0.0.1:8443/") -> None:
     _get(url, context, expected=401)
 
 
-def check_dashboard(url: str = "https://127.0.0.1:8050/") -> None:
-    """The dashboard shows its sign-in. Its name is not checked here: the address is its own container's."""
+def check_dashboard(url: str = "https://127.0.0.1:8050/login") -> None:
+    """The dashboard shows its sign-in, to which "/" would send the check on.
+
+    Its name is not checked here: the address is its own container's.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _get(url, context)
@@ -92,8 +95,15 @@ def _connect(path: Path) -> None:
         client.connect(str(path))
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Whoever answers in a daemon's place sends the check nowhere else."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def _get(url: str, context: ssl.SSLContext | None, *, expected: int = 200) -> None:
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
     try:

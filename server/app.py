@@ -1,29 +1,29 @@
 """The Flower ServerApp: relays what the core says to sites and what they reply. It has no key and opens no ledger.
 
 It reads nothing of a run's configuration; who starts it names the folder of the core's socket. It ends when the core
-does, and the core's run when it does.
+does, and the core's run when it does. Each site's reply is read by itself (:mod:`server.aggregation.inbox`): one that
+cannot be read, or does not come to its end, is that site's and delays nobody else's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+import traceback
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from common.errors import InvalidInput
-from common.wire import MESSAGE_TYPE, from_message, to_record
-from server.aggregation.relay import FOLDER, Frame, Kind, connect, lifeline, pack_nodes, receive, send
+from common.wire import MESSAGE_TYPE, to_record
+from server.aggregation.inbox import Inbox, Post, post_of
+from server.aggregation.relay import FOLDER, Kind, RelayFrame, connect, lifeline, pack_nodes, receive, send
 
 CORE_PATIENCE_S = 60.0
 """How long the core is waited for: its supervisor may be starting it again."""
-
-PULLED_AT_ONCE = 64
-"""Sites whose replies are in this process's memory at one time."""
 
 app = ServerApp()
 
@@ -32,42 +32,44 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Relay for the core until it says that the run is over."""
     with _core(Path(os.environ[FOLDER])) as core, lifeline(core):
-        send(core, Frame(Kind.RUN, context.run_id))
-        status = relay(core, grid)
+        send(core, RelayFrame(Kind.RUN, context.run_id))
+        try:
+            status = relay(core, grid, post_of(grid))
+        except Exception:  # Flower keeps no log of a ServerApp's: the core does
+            with contextlib.suppress(OSError):
+                send(core, RelayFrame(Kind.FAILED, body=traceback.format_exc()[-4_000:].encode()))
+            raise
     if status:
         raise RuntimeError("the run failed; its events say why")
 
 
-def relay(core: socket.socket, grid: Grid) -> int:
+def relay(core: socket.socket, grid: Grid, post: Post) -> int:
     """Answer the core's questions over Flower's Grid until it ends; its status."""
     bodies: dict[int, bytes] = {}
-    nodes: dict[str, int] = {}
+    inbox = Inbox(post, {})
     while True:
         asked = receive(core)
         match asked.kind:
             case Kind.ONLINE:
-                send(core, Frame(Kind.NODES, body=pack_nodes(frozenset(grid.get_node_ids()))))
+                send(core, RelayFrame(Kind.NODES, body=pack_nodes(frozenset(grid.get_node_ids()))))
             case Kind.BODY:
                 bodies[asked.number] = asked.body
             case Kind.PUSH:
-                nodes = _push(grid, bodies, ttl_s=asked.number / 1000)
+                inbox.close()
+                inbox = Inbox(post, _push(grid, bodies, ttl_s=asked.number / 1000))
                 bodies = {}
-                send(core, Frame(Kind.DONE))
+                send(core, RelayFrame(Kind.DONE))
             case Kind.PULL:
-                for some in _by(PULLED_AT_ONCE, list(nodes)):
-                    for message in grid.pull_messages(some):
-                        node_id = nodes.pop(message.metadata.reply_to_message_id, None)
-                        if node_id is not None:
-                            send(core, _reply(node_id, message))
-                send(core, Frame(Kind.DONE))
+                for node_id, reply in inbox.arrived(last=asked.number > 0):
+                    kind, body = (Kind.REPLY, reply) if isinstance(reply, bytes) else (Kind.PROBLEM, reply.encode())
+                    send(core, RelayFrame(kind, node_id, body))
+                send(core, RelayFrame(Kind.DONE))
             case Kind.END:
                 return asked.number
             case _:
-                raise InvalidInput("question of the core", value=asked.kind)
-
-
-def _by(size: int, items: list[str]) -> Iterator[list[str]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
+                raise InvalidInput(
+                    "question of the core", value=asked.kind, remedy="install one version for core and ServerApp"
+                )
 
 
 def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, int]:
@@ -76,16 +78,7 @@ def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, in
         Message(content=to_record(body), dst_node_id=node_id, message_type=MESSAGE_TYPE, ttl=ttl_s)
         for node_id, body in bodies.items()
     ]
-    return dict(zip(grid.push_messages(messages), bodies, strict=True))
-
-
-def _reply(node_id: int, message: Message) -> Frame:
-    if message.has_error():
-        return Frame(Kind.PROBLEM, node_id, f"flower-{message.error.code}".encode())
-    try:
-        return Frame(Kind.REPLY, node_id, from_message(message))
-    except InvalidInput:
-        return Frame(Kind.PROBLEM, node_id, b"malformed")
+    return {sent: node for sent, node in zip(grid.push_messages(messages), bodies, strict=True) if sent}
 
 
 def _core(folder: Path) -> socket.socket:

@@ -15,8 +15,9 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 
 HEAD = """# Commands
 
-Every command with its options, as `--help` says them; results on stdout, progress and errors on stderr. `--verbose`
-anywhere shows the traceback of an error. [Exit codes](runbook.md#exit-codes) are the runbook's. Written by
+For everybody who types commands: each command with its options, as `--help` shows them. Results go to stdout, progress
+and errors to stderr; `--verbose` shows the traceback of an error. The runbook lists the
+[exit codes](runbook.md#exit-codes). Written by
 `python -m tests.command_reference`.
 """
 
@@ -62,7 +63,7 @@ def _spelled(option: click.Option) -> str:
 
 
 def _cell(option: click.Option) -> str:
-    words = [" ".join((option.help or "").replace("|", "\\|").split())]
+    words = [" ".join((option.help or "").replace("\\[", "[").replace("|", "\\|").split())]
     if option.required:
         words.append("Required.")
     elif option.default not in (None, False, "", (), []) and not option.is_flag and not callable(option.default):

@@ -24,6 +24,8 @@ STUDY: dict[str, type] = {
     "teacher": config.TrainingConfig,
     "student": config.TrainingConfig,
     "collection": config.CollectionConfig,
+    "gate": config.GateConfig,
+    "pool": config.PoolConfig,
 }
 SITE: dict[str, type] = {
     "": policy.SiteConfig,
@@ -38,13 +40,14 @@ OF_A_DIRECTORY = {"server", "caps", "allow", "dataset", "share", "root", "holder
 
 HEAD = """# Configuration
 
-Two files, both TOML, both validated: an unknown key, a missing one or a value outside its limits is refused with key,
-value and limit. Written by `python -m tests.configuration_reference`.
+For people who edit `study.toml` or `site.toml`: every key, its type, its default and its meaning. Both files are
+TOML. An unknown key, a missing key or a value outside its limits is refused, with the key, the value and the limit.
+Written by `python -m tests.configuration_reference`.
 
 ## study.toml
 
-`consilium study init` writes it; `schema = 1` and `name` stand at its top. `[data]`, `[privacy]` and `[codec]` are what
-a hospital consents to: changing one makes another study. The rest changes no guarantee.
+`consilium study init` writes it; `schema = 1` and `name` stand at its top. `[data]`, `[privacy]`, `[codec]`,
+`[gate]` and `[pool]` are what a hospital consents to: changing one makes another study. The rest changes no guarantee.
 """
 OF_A_SITE = """
 ## site.toml
@@ -67,16 +70,31 @@ def keys(name: str, kind: type) -> list[dataclasses.Field]:
 
 
 def section(name: str, kind: type) -> str:
-    text = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
-    rest = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[1:]
-    text = "\n\n".join([text, *(" ".join(each.split()) for each in rest)])
-    text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", text).replace("``", "`")
+    """One section of a file: what the class says of itself, and a row for each key."""
+    text, said = described(kind)
+    head = "| key | type | default |" + (" what it is |" if said else "") + f"\n|{'---|' * (4 if said else 3)}\n"
     rows = "".join(
-        f"| `{each.name}` | {type_of(each)} | {default_of(each, student=name == 'student')} |\n"
+        f"| `{each.name}` | {type_of(each)} | {default_of(each, student=name == 'student')} |"
+        + (f" {said.get(each.name, '')} |\n" if said else "\n")
         for each in keys(name, kind)
     )
     title = f"\n### [{name}]\n\n" if name else "\n### at the top\n\n"
-    return f"{title}{text}\n\n| key | type | default |\n|---|---|---|\n{rows}"
+    return f"{title}{text}\n\n{head}{rows}"
+
+
+def described(kind: type) -> tuple[str, dict[str, str]]:
+    """A class's docstring as paragraphs without errors and examples, and its attributes by name."""
+    blocks = [each for each in inspect.cleandoc(kind.__doc__ or "").split("\n\n") if not each.startswith(">>>")]
+    said: dict[str, str] = {}
+    for block in blocks:
+        if block.startswith("Attributes:"):
+            for name, words in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", block, re.MULTILINE):
+                said[name] = _plain(words)
+    return "\n\n".join(_plain(each) for each in blocks if not re.match(r"(Attributes|Raises):", each)), said
+
+
+def _plain(text: str) -> str:
+    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
 
 
 def type_of(field: dataclasses.Field) -> str:

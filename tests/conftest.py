@@ -6,8 +6,10 @@ import gc
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,13 @@ if not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & os.environ.keys() and os.access(MEM
     if _found.f_bavail * _found.f_frsize >= LEAST_MEMORY_BYTES and not _found.f_flag & os.ST_NOEXEC:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
 
+# A process that may not keep what it compiled compiles every module anew: 2.5 s of each that is started.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Collection makes objects that stay. Looking through them for garbage, over and over, took a third of its time.
+gc.disable()
+
 # Whoever starts the tests in the background has them ignore these, and every process they start as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,13 +41,28 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _numbers = itertools.count()
+_failed_setups: list[tuple[BaseException, str]] = []
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays to the end: whoever looks for garbage need not look there over and over."""
+    """Look for garbage once, never again among what was imported, and from now on among what tests make."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Print the error of a shared fixture once: pytest raises the same exception for every test that asks for it."""
+    report = yield
+    if call.when == "setup" and report.failed and call.excinfo is not None:
+        first = next((name for error, name in _failed_setups if error is call.excinfo.value), None)
+        if first is None:
+            _failed_setups.append((call.excinfo.value, item.nodeid))
+        else:
+            report.longrepr = f"the same error as in {first}"
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client.ledger.site_ledger import SiteLedger
-from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.worker import Worker
 from common.canonical import sha256_bytes
 from common.config import (
     CodecConfig,
@@ -27,14 +24,14 @@ from common.data.grid import WHOLE_VOXELS, asked_at
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_label
 from common.events import EventLog
-from common.ledger.charges import PoolDeclaration, RosterEntry
+from common.ledger.charges import RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
+from consilium.in_process import Sites, Wire, pool_of, site_config
 from server.aggregation.pipeline import collect, run_study
 from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
-from tests.federation import LoopTransport
 
 QUERIES, SITES = 8, ("north", "east", "south", "west")
 
@@ -64,7 +61,7 @@ class Recorded:
     """The study's directory and what it takes to run it (again)."""
 
     workspace: Workspace
-    transport: LoopTransport
+    transport: Wire
     teachers: dict[str, NoisyTruth]
 
     def log(self) -> EventLog:
@@ -112,38 +109,19 @@ def make_study_directory(
     setup.publish_volumes(workspace, [case.image for case in public])
     setup.fit_study_codec(workspace, [case.label for case in maps if case.label], sites=len(SITES))
     truths = {case.image.read_bytes(): load_label(case.label, study.data) for case in public if case.label}
-    keys = setup.server_keys(workspace)
-    workers, teachers = {}, {}
-    for index, name in enumerate(SITES):
-        site = Site(name=name, pool=f"{name}/patients", node_id=100 + index)
-        teachers[name] = NoisyTruth(truths, len(study.data.labels), shift=index % 3)
-        privacy = study.privacy
-        config = SiteConfig(
-            site=name,
-            pool=site.pool,
-            data="data",
-            server=ServerFacts(
-                sealing_key=keys.sealing_key,
-                signing_key=keys.signing_key,
-                objects_url="https://localhost",
-                superlink="localhost:1",
-                root_certificates="ca.crt",
-            ),
-            caps=Caps(epsilon=privacy.epsilon, delta=privacy.delta, unit=privacy.unit, relation=privacy.relation),
-        )
-        folder = root / "sites" / name
-        folder.mkdir(parents=True)
-        ledger = SiteLedger.open(folder / "site-ledger.sqlite", site.pool, caps=config.caps, site=name)
-        ledger.consent(study)
-        setup.add_site(workspace, replace(site, answer_key=ledger.head().public_key))
-        workers[site.node_id] = Worker(
-            config=config,
-            consent=Consent.of(study),
-            ledger=ledger,
-            voters=teachers[name],
-            fetch=workspace.objects.get,
-        )
-    return Recorded(workspace, LoopTransport(workers), teachers)
+    keys, classes = setup.server_keys(workspace), len(study.data.labels)
+    teachers = {name: NoisyTruth(truths, classes, shift=index % 3) for index, name in enumerate(SITES)}
+    opened = Sites(
+        root / "sites",
+        [Site(name, pool=f"{name}/patients", node_id=100 + index) for index, name in enumerate(SITES)],
+        study,
+        config=lambda site: site_config(site, study, keys),
+        voters=lambda site: teachers[site.name],
+        fetch=workspace.objects.get,
+    )
+    for site in opened.sites:
+        setup.add_site(workspace, site)
+    return Recorded(workspace, Wire(opened.workers), teachers)
 
 
 def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) -> Workspace:
@@ -160,22 +138,13 @@ def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) 
     workspace.save_sites(registered)
     mechanism = study_mechanism(study, dimension=2)
     codec, noisy = sha256_bytes(b"codec"), np.zeros(2, dtype=np.int64)
-    privacy = study.privacy
     events = EventLog(workspace.events_file, study=study.id)
     events.emit("run-started", run="1", pid=1, resumed=False)
     events.emit("stage-started", stage="collect", total=rows)
     with Ledger.create(workspace.ledger_file, signing_key=Ed25519PrivateKey.generate()) as ledger:
         ledger.register_study(study)
         for site in registered:
-            ledger.declare_pool(
-                PoolDeclaration(
-                    pool=site.pool,
-                    site=site.name,
-                    budget=privacy.budget,
-                    accountant=privacy.accountant,
-                    protection=privacy.protection,
-                )
-            )
+            ledger.declare_pool(pool_of(site, study))
         answers = rows - 2 - sites
         for start in range(0, answers, 500):
             first = start // 500 * roster

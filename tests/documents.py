@@ -59,26 +59,39 @@ def page(site: Path, name: str) -> str:
     return html[html.index("<article") : html.index("</article>")]
 
 
+@cache
+def text_from(site: Path, place: str) -> str:
+    """A page's own text, from the anchor on that the place names."""
+    name, _, anchor = place.partition("#")
+    text = page(site, name)
+    return text[text.index(f'id="{anchor}"') if anchor else 0 :]
+
+
+@cache
+def links(site: Path, place: str) -> tuple[tuple[str, int], ...]:
+    """The places that a text leads to, each with the words that are read before its link."""
+    text, name, found = text_from(site, place), place.partition("#")[0], []
+    for link in re.finditer(r'<a [^>]*?href="([^"]+)"', text):
+        path, _, to = link[1].partition("#")
+        target = os.path.normpath(os.path.join(os.path.dirname(name), path)) if path else name
+        if "//" not in link[1] and target.endswith(".html") and (site / target).exists():
+            found.append((target + (f"#{unquote(to)}" if to else ""), words(text[: link.start()])))
+    return tuple(found)
+
+
 def walk(site: Path, start: str, wanted: str, answer: str) -> tuple[int, int, list[str]]:
     """Fewest clicks by links in the pages' own text, with the words read on the way and down to the answer's."""
     queue: list[tuple[int, int, list[str]]] = [(0, 0, [start])]
     seen = set()
     while queue:
         count, read, way = heapq.heappop(queue)
-        name, _, anchor = way[-1].partition("#")
         if way[-1] in seen:
             continue
         seen.add(way[-1])
-        text = page(site, name)
-        text = text[text.index(f'id="{anchor}"') if anchor else 0 :]
         if way[-1] == wanted:
-            to_answer = re.sub(r"<[^>]+>", "", text.split("<h2")[0]).replace("\n", " ")
+            to_answer = re.sub(r"<[^>]+>", "", text_from(site, wanted).split("<h2")[0]).replace("\n", " ")
             assert answer in to_answer, (wanted, answer)
             return count, read + len(to_answer.split(answer)[0].split()), way
-        for link in re.finditer(r'<a [^>]*?href="([^"]+)"', text):
-            path, _, to = link[1].partition("#")
-            found = os.path.normpath(os.path.join(os.path.dirname(name), path)) if path else name
-            if "//" not in link[1] and found.endswith(".html") and (site / found).exists():
-                found += f"#{unquote(to)}" if to else ""
-                heapq.heappush(queue, (count + 1, read + words(text[: link.start()]), [*way, found]))
+        for place, before in links(site, way[-1]):
+            heapq.heappush(queue, (count + 1, read + before, [*way, place]))
     raise AssertionError(f"no link leads to {wanted}")

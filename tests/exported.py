@@ -9,18 +9,18 @@ import nibabel as nib
 import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from common.config import TrainingConfig, render_study
+from common.config import Study, TrainingConfig, render_study
 from common.events import EventLog
 from common.models.unet import build_unet, save_weights
-from server.operations.objects_app import STUDENTS, said_file
 from server.postprocess.bundle import export_student
+from server.public.said import STUDENTS, said_file
 from server.study.workspace import Workspace
 from tests.federation import GRID, Federation, make_study
 
 
-def exported_study(root: Path) -> Federation:
+def exported_study(root: Path, terms: Study | None = None) -> Federation:
     """The study's federation in ``root``, its receipts at the sites; its network is tiny and trained on nothing."""
-    study = replace(make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
+    study = replace(terms or make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
     federation = Federation(root, study=study)
     draws, count = np.random.default_rng(5), len(federation.volumes)
     images = (nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4)) for _ in range(count))

@@ -1,12 +1,12 @@
 """A federation in one process: real workers, ledgers, sealing and core; only the transport and the teachers are stubs.
 
-The transport hands bytes straight to the workers' ``handle``, so every message is encoded, sealed and checked for real.
+The product's own (:mod:`consilium.in_process`), with a server whose keys and ledger a test holds in its hands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,29 +14,25 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from client.ledger.site_ledger import SiteLedger
-from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.worker import Worker
 from common.canonical import sha256_bytes
-from common.codecs.base import Codec, fit_codec
+from common.codecs.codec import Codec, fit_codec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
-from common.errors import ConsiliumError
 from common.events import EventLog, read_events
-from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import public_hex
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
-from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
+from consilium.in_process import Sites, Wire, pool_of, site_config
 from server.aggregation.aggregator import Aggregator
-from server.aggregation.exchange import Reply
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
-from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
-from server.study.workspace import CodecRecord, Site
+from server.protocols.rounds import round_query
+from server.public.material import CodecRecord
+from server.study.create_study import ServerKeys
+from server.study.workspace import Site
 from tests.worlds import site_toml
 
 GRID = (8, 8, 8)
@@ -89,36 +85,6 @@ class StubVoters:
         return probabilities
 
 
-@dataclass
-class LoopTransport:
-    """Bodies go to workers by node id; ``offline`` nodes are not there, ``intercept`` may change or drop a reply before
-    its site signs it."""
-
-    workers: Mapping[int, Worker]
-    offline: set[int] = field(default_factory=set)
-    intercept: Callable[[int, bytes, bytes], bytes | None] = lambda node, body, reply: reply
-    replies: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def online(self) -> frozenset[int]:
-        return frozenset(self.workers) - self.offline
-
-    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Every message is handled, also where the core stops listening before the last reply."""
-        return iter([self._handled(node, body) for node, body in bodies.items()])
-
-    def _handled(self, node: int, message: bytes) -> Reply:
-        worker = self.workers[node]
-        try:
-            body = worker.asked(message)
-            reply = self.intercept(node, body, worker.handle(body))
-        except ConsiliumError:
-            reply = None
-        if reply is None:
-            return Reply(node_id=node, body=None, problem="deadline")
-        self.replies.append((node, reply))
-        return Reply(node_id=node, body=worker.replied(reply, request=message))
-
-
 def part(body: bytes, kind: type[P]) -> P | None:
     """The part of a message that is of this kind, if there is one."""
     message = decode(body)
@@ -157,63 +123,27 @@ class Federation:
         self.ledger.register_study(self.study)
         self.sites = tuple(Site(name=f"site-{i}", pool=f"pool-{i}", node_id=100 + i) for i in range(sites))
         self.voters = {site.name: StubVoters(radius=1.5 + i / 4) for i, site in enumerate(self.sites)}
-        self.site_ledgers: dict[str, SiteLedger] = {}
-        self.workers: dict[int, Worker] = {}
-        privacy = self.study.privacy
         for site in self.sites:
-            self.ledger.declare_pool(
-                PoolDeclaration(
-                    pool=site.pool,
-                    site=site.name,
-                    budget=privacy.budget,
-                    accountant=privacy.accountant,
-                    protection=privacy.protection,
-                )
-            )
-            self.workers[site.node_id] = self._worker(site)
-        keys = {name: ledger.head().public_key for name, ledger in self.site_ledgers.items()}
-        self.sites = tuple(replace(site, answer_key=keys[site.name]) for site in self.sites)
-        for site in self.sites if self.study.privacy.sealed else ():
-            for peer in self.sites:
-                if peer != site:
-                    self.site_ledgers[site.name].confirm_peer(self.study.id, Peer(peer.name, peer.answer_key))
-        self.transport = LoopTransport(self.workers)
+            self.ledger.declare_pool(pool_of(site, self.study))
         self.events_file = root / "events.jsonl"
+        self.open_sites()
 
-    def _worker(self, site: Site) -> Worker:
-        privacy = self.study.privacy
-        config = SiteConfig(
-            site=site.name,
-            pool=site.pool,
-            data="data",
-            server=ServerFacts(
-                sealing_key=public_hex(self.sealing_key),
-                signing_key=public_hex(self.signing_key),
-                objects_url="https://localhost",
-                superlink="localhost:1",
-                root_certificates="ca.crt",
-            ),
-            caps=Caps(
-                epsilon=privacy.epsilon,
-                delta=privacy.delta,
-                unit=privacy.unit,
-                relation=privacy.relation,
-                queries_per_day=self.queries_per_day,
-            ),
-        )
-        directory = self.root / site.name
-        directory.mkdir(exist_ok=True)
-        ledger = SiteLedger.open(directory / "site-ledger.sqlite", site.pool, caps=config.caps, site=site.name)
-        ledger.consent(self.study)
-        self.site_ledgers[site.name] = ledger
-        return Worker(
-            config=config,
-            consent=Consent.of(self.study),
-            ledger=ledger,
-            voters=self.voters[site.name],
+    def open_sites(self) -> None:
+        """Open every site's ledger and worker for the study, in place of those that were open."""
+        keys = ServerKeys(public_hex(self.sealing_key), public_hex(self.signing_key))
+        self.hospitals = Sites(
+            self.root,
+            self.sites,
+            self.study,
+            config=lambda site: site_config(site, self.study, keys, queries_per_day=self.queries_per_day),
+            voters=lambda site: self.voters[site.name],
             fetch=self.objects.get,
             sampler=self.share_sampler,
         )
+        self.hospitals.introduce()
+        self.sites, self.site_ledgers = self.hospitals.sites, self.hospitals.ledgers
+        self.workers = self.hospitals.workers
+        self.transport = Wire(self.workers)
 
     def site_toml(self, name: str, pool: str, more: str = "") -> str:
         """The policy file of one of these sites."""
@@ -281,5 +211,4 @@ class Federation:
 
     def close(self) -> None:
         self.ledger.close()
-        for ledger in self.site_ledgers.values():
-            ledger.close()
+        self.hospitals.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.protocols.joint.frame import Frame, plan_frame
-from server.study.workspace import CodecRecord
+from common.protocols.frame import Frame, plan_frame
+from server.public.material import CodecRecord
 from tests.federation import Federation, make_study
 from tests.worlds import silent
 

@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md, kept from the modules: ``python -m tests.module_table`` brings them up to date.
+"""The tables of docs/architecture.md and research/README.md, kept from the modules by ``python -m tests.module_table``.
 
 A table belongs to the folder that the heading above it names. Rows keep their order, a promise is the first sentence of
 its module's docstring, a new module is put at the end of its folder's table, one that is gone is left out.
@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "architecture.md"
-PACKAGES = ("common", "server", "client", "consilium")
+DOCUMENTS = {
+    ROOT / "docs" / "architecture.md": ("common", "server", "client", "consilium"),
+    ROOT / "research" / "README.md": ("research",),
+}
+"""A document, and whose modules it names."""
 
 _HEADING = re.compile(r"^### `([\w/]+)/`")
 _ROW = re.compile(r"^\| `(\w+)` \|")
 
 
-def modules() -> dict[str, list[str]]:
-    """The modules of every folder of the product; a folder without one is its package alone."""
+def modules(packages: Iterable[str]) -> dict[str, list[str]]:
+    """The modules of every folder of some packages, without their tests; a folder without one is its package alone."""
     found: dict[str, list[str]] = {}
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+    for path in sorted(path for package in packages for path in (ROOT / package).rglob("*.py")):
+        if "tests" in path.relative_to(ROOT).parts:
+            continue
         names = found.setdefault(path.parent.relative_to(ROOT).as_posix(), [])
         if path.name != "__init__.py":
             names.append(path.stem)
@@ -46,9 +52,9 @@ def promise(folder: str, module: str) -> str:
     return re.split(r"(?<!\bal)\.(?:\s|$)", words, maxsplit=1)[0]
 
 
-def brought_up_to_date(text: str) -> str:
+def brought_up_to_date(text: str, packages: Iterable[str]) -> str:
     """The document with every table as the modules are now; folders that it does not name are put at its end."""
-    there, before = modules(), named(text)
+    there, before = modules(packages), named(text)
     for folder in (folder for folder in there if folder not in before and there[folder]):
         text += f"\n### `{folder}/`\n\n| | |\n|---|---|\n"
         before[folder] = []
@@ -68,4 +74,5 @@ def brought_up_to_date(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(brought_up_to_date(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    for document, packages in DOCUMENTS.items():
+        document.write_text(brought_up_to_date(document.read_text(encoding="utf-8"), packages), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The measured tables of docs/papers.md, made of what the research commands recorded.
+"""The measured tables of docs/lab/papers.md, made of what the research commands recorded.
 
 ``python -m tests.papers_tables`` writes them anew. Each stands between two marks that name its file in
 ``benchmarks/results/papers``: what ``consilium bench pate`` or ``bench networks`` wrote with ``--out``, or the rows of
@@ -11,14 +11,14 @@ import json
 import re
 from pathlib import Path
 
-from consilium.research.networks import networks_markdown
-from consilium.research.papers import markdown
-from consilium.research.pate import pate_markdown
-from consilium.research.volumes import volume_markdown
+from research.networks import networks_markdown
+from research.papers import markdown
+from research.pate import pate_markdown
+from research.volumes import volume_markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
-DOCUMENT = ROOT / "docs" / "papers.md"
+DOCUMENT = ROOT / "docs" / "lab" / "papers.md"
 TABLE = re.compile(r"(<!-- recorded: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

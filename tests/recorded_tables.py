@@ -3,7 +3,7 @@
 ``python -m tests.recorded_tables`` writes them anew. Each stands between ``<!-- recorded: NAME -->`` and
 ``<!-- end -->``; NAME is a file there without its ending. A record of ``tables/`` has a head and rows: a number is
 shown with three digits, a text as it is. It also has ``how``: ``measured``, or ``transcribed`` where the output is gone
-and the figures were copied from the page; its table says so. Names without a folder are docs/papers.md's, of
+and the figures were copied from the page; its table says so. Names without a folder are docs/lab/papers.md's, of
 :mod:`tests.papers_tables`; README's and docs/utility.md's first table is :mod:`tests.results_table`'s.
 """
 
@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
+from common.privacy.figures import epsilon_text
+from research.recipes import PUBLISHED
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MARK = re.compile(r"(<!-- recorded: ((?:codecs|tables|utility)/[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(
+    r"(<!-- recorded: ((?:codecs|digits|private|tables|utility)/[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 
 ARMS = {
@@ -58,6 +64,18 @@ SETTINGS = {
     },
 }
 """A table of several settings side by side → its files in ``utility/`` and their columns."""
+STRATEGIES = {
+    "dp-sgd": "DP-SGD",
+    "dp-sgd-layers": "DP-SGD, a clip a layer",
+    "dp-bbb": "DP-BBB",
+    "dp-mac": "**DP-MAC**",
+}
+HEARD = {
+    "length": "DP-MAC's mean gradient, the last block's = 1",
+    "back_propagation": "back-propagation's, the last block's = 1",
+    "cosine": "cosine of the two",
+    "apart": "clipped sums: distance over back-propagation's length",
+}
 GAINERS = {"hearts-patient-8": "hearts", "tumours-patient-8": "tumours", "hippocampus-patient-8": "hippocampus"}
 
 
@@ -101,7 +119,7 @@ def rotations(found: dict[str, Any]) -> str:
 
 def recipe(settings: dict[str, str]) -> str:
     """A task's settings side by side."""
-    found = [_utility(name) for name in settings]
+    found = [_record(f"utility/{name}") for name in settings]
     rows = []
     for arm, words in RECIPE.items():
         cells = []
@@ -123,14 +141,14 @@ def gainers() -> str:
     """Every hospital's own teacher, of all its patients, beside the student."""
     rows = []
     for file, task in GAINERS.items():
-        for site, one in _utility(file)["sites"].items():
+        for site, one in _record(f"utility/{file}")["sites"].items():
             cells = [figure(one["teacher"]), gain(one["gain"])]
             rows.append([task, site, figure(one["cases"], digits=1).removesuffix(".0"), *cells])
     return markdown(["", "hospital", "private patients", "its own teacher", "what the student is ahead"], rows)
 
 
-def _utility(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / "utility" / f"{name}.json").read_text(encoding="utf-8"))
+def _record(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -143,6 +161,38 @@ def codecs(found: dict[str, Any]) -> str:
         variances = f"{figure(row['least_variance'], digits=2)}, {figure(row['median_variance'], digits=2)}"
         rows.append([f"`{row['codec']}`", str(row["dimension"]), str(row["planned_noise"]), *dice, variances])
     return markdown([*head, "variance of a coordinate in C²/l: least, median"], rows)
+
+
+def private(found: dict[str, Any]) -> str:
+    """What ``consilium bench private`` recorded: mean and deviation over seeds, paired gaps, a step's time."""
+    rows = []
+    for row in found["rows"]:
+        gaps = [
+            figure(statistics.fmean(row[name]), sign=True) if row["method"] != itself else "–"
+            for name, itself in (("over_dp_sgd", "dp-sgd"), ("over_dp_sgd_layers", "dp-sgd-layers"))
+        ]
+        score = figure(row["mean"]) + ("" if row["sd"] is None else f" ± {figure(row['sd'])}")
+        step = f"{figure(row['times_dp_sgd'], digits=1)} times"
+        first = "public" if row["begun"] else "random"
+        terms = [f"T {row['steps']}, z {figure(row['noise_multiplier'])}", str(len(row["seeds"]))]
+        rows.append([first, STRATEGIES[row["method"]], *terms, score, *gaps, step])
+    head = ["start", "strategy", "steps, noise", "seeds", "Dice", "over DP-SGD", "over its clip a layer"]
+    return markdown([*head, "a step's processor time, DP-SGD's = 1"], rows)
+
+
+def heard(found: dict[str, Any]) -> str:
+    """Of the same record, what DP-MAC's blocks hear: means over seeds, the first block first."""
+    rows = []
+    for begun, start in ((True, "public"), (False, "random")):
+        cells = [cell["blocks"] for cell in found["cells"] if "blocks" in cell and cell["begun"] is begun]
+        if not cells:
+            continue
+        for when, words in (("before", "before the training"), ("after", "after it")):
+            blocks = list(zip(*(cell[when] for cell in cells), strict=True))
+            for name, what in HEARD.items():
+                each = [figure(statistics.fmean(one[name] for one in seeds), digits=2) for seeds in blocks]
+                rows.append([f"{start}, {words}", what, *each])
+    return markdown(["start", "", *(f"block {number}" for number in range(1, len(rows[0]) - 1))], rows)
 
 
 def plain(found: dict[str, Any]) -> str:
@@ -158,15 +208,41 @@ def plain(found: dict[str, Any]) -> str:
     return f"{lines}\n\n*Copied by hand, the output is gone: {origin}.*"
 
 
+def digits(found: dict[str, Any]) -> str:
+    """Cells of ``consilium bench papers``, each seed's score kept: mean and deviation by method and ε."""
+    places = {"mnist": 4, "usps": 2}
+    groups: dict[str, dict[float | None, list[dict[str, Any]]]] = {}
+    for cell in found["cells"]:
+        of = cell["cell"]
+        groups.setdefault(of["name"], {}).setdefault(of["epsilon"], []).append(cell)
+    rows = []
+    for name, levels in groups.items():
+        for epsilon, cells in sorted(levels.items(), key=lambda level: (level[0] is None, level[0] or 0)):
+            scores = [cell["score"] for cell in cells]
+            data = cells[0]["cell"]["data"]
+            mean = figure(statistics.fmean(scores), digits=places[data])
+            spread = f" ± {figure(statistics.stdev(scores), digits=places[data])}" if scores[1:] else ""
+            spent, fixed = (cells[0][key] for key in ("epsilon", "epsilon_fixed_batches"))
+            costs = ["–" if value is None else epsilon_text(value, 3) for value in (spent, fixed)]
+            printed = PUBLISHED.get((data, name.removesuffix("-paper")), {}).get(epsilon)
+            beside = "–" if printed is None else f"{printed:g}"
+            claimed = "no privacy" if epsilon is None else f"{epsilon:g}"
+            rows.append([name, claimed, *costs, mean + spread, str(len(scores)), beside])
+    return markdown(["cell", "claimed ε", "ε spent", "in fixed batches", "here", "seeds", "published"], rows)
+
+
 def table(name: str) -> str:
     """One recorded result as Markdown."""
     if name in SETTINGS:
         return recipe(SETTINGS[name])
     if name == "utility/gainers":
         return gainers()
-    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if name.endswith("-blocks"):
+        return heard(_record(name.removesuffix("-blocks")))
     kind = name.partition("/")[0]
-    return {"utility": rotations, "codecs": codecs, "tables": plain}[kind](found)
+    return {"utility": rotations, "codecs": codecs, "digits": digits, "tables": plain, "private": private}[kind](
+        _record(name)
+    )
 
 
 def page(text: str) -> str:

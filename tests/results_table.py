@@ -1,7 +1,9 @@
 """The results table of README and docs/utility.md, made of what ``consilium bench utility --out FILE`` recorded.
 
-``python -m tests.results_table`` writes it anew. A row is a file of ``benchmarks/results/utility``; a setting of
-:data:`SETTINGS` without one says that it was not measured. Files of other datasets and settings are refused.
+``python -m tests.results_table`` writes it anew. A row is a setting: its report, with development figures beside it.
+Each is a file of ``benchmarks/results/utility``. A setting without a report shows what was recorded before cases were
+parted, when recipes were chosen in sight of the cases they were scored on, and says so; one of :data:`SETTINGS` without
+any file says that it was not measured. Files of other datasets and settings are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +38,17 @@ HEAD = (
     "gain over the best control, 95 %",
     "mean teacher",
     "rotations",
+    "scored on",
+    "on development cases: student, gain",
 )
+SCORED = {
+    "report": "report cases, report {times}",
+    "development": "**development cases**",
+    "all": "**all cases, chosen in sight of them**",
+}
+"""The part of the cases → what the table says of it; records from before the parts say none."""
+FIRST = ("report", "all", "development")
+"""Whose figures a row shows: the first of these that was recorded."""
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -47,12 +59,19 @@ def recorded() -> list[dict[str, Any]]:
 def table() -> str:
     """The table, as Markdown."""
     found: dict[tuple[str, str, float, float], list[str]] = {}
+    rows: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for result in recorded():
         setting = result["setting"]
         key = (result["data"], setting["unit"], setting["epsilon"], setting["delta"])
         if key[0] not in DATASETS or key[1:] not in SETTINGS:
             raise SystemExit(f"{key} is no row of the table: tests/results_table.py names datasets and settings")
-        found.setdefault(key, []).append(row(result))
+        parts = rows.setdefault((*key, setting["paired"]), {})
+        part = scored(result)
+        if part in parts:
+            raise SystemExit(f"two records of {key} on {part} cases: keep the one that the recipe of today made")
+        parts[part] = result
+    for (data, unit, epsilon, delta, _), parts in sorted(rows.items(), key=lambda each: -each[0][4]):
+        found.setdefault((data, unit, epsilon, delta), []).append(row(parts))
     lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
     for data, name in DATASETS.items():
         if not any(key[0] == data for key in found):
@@ -64,24 +83,42 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def row(result: dict[str, Any]) -> str:
-    """One recorded result."""
-    setting, gain = result["setting"], result["gain"]["best_control"]
+def scored(result: dict[str, Any]) -> str:
+    """The part of the cases that a record is of."""
+    part: str = result.get("scored", "all")
+    return part
+
+
+def row(parts: dict[str, dict[str, Any]]) -> str:
+    """One setting: what is recorded of it by part of the cases."""
+    part = next(name for name in FIRST if name in parts)
+    result = parts[part]
+    setting = result["setting"]
     controls = (_mean(result, name) for name in ("zero_code", "shuffled_codes", "public_only"))
-    interval = "" if gain["half_width"] is None else f" ± {_figure(gain['half_width'])}"
     recipe = "" if setting["recipe"] == "joint" else f", recipe {setting['recipe']}"
     pairs = f", beside {setting['paired']} public pairs" if setting["paired"] else ""
+    beside = "not run"
+    if "development" in parts:
+        beside = f"{_mean(parts['development'], 'student')}, {_gain(parts['development'])}"
     cells = (
         DATASETS[result["data"]],
         f"{setting['unit']}; {setting['voters']} × {setting['hospitals']}{recipe}{pairs}",
         f"{epsilon_text(setting['epsilon'])}, {delta_text(setting['delta'])}",
         f"**{_mean(result, 'student')}**",
         *controls,
-        f"{'−' if gain['mean'] < 0 else '+'}{_figure(abs(gain['mean']))}{interval}",
+        _gain(result),
         _mean(result, "mean_teacher"),
         str(result["seeds"]),
+        SCORED[part].format(**result.get("report", {})),
+        beside,
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _gain(result: dict[str, Any]) -> str:
+    gain = result["gain"]["best_control"]
+    interval = "" if gain["half_width"] is None else f" ± {_figure(gain['half_width'])}"
+    return f"{'−' if gain['mean'] < 0 else '+'}{_figure(abs(gain['mean']))}{interval}"
 
 
 def _mean(result: dict[str, Any], arm: str) -> str:

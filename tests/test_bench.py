@@ -1,4 +1,4 @@
-"""What `make bench` recorded is what docs/performance.md shows, and a ratio that got worse is noticed."""
+"""What `make bench` recorded is what docs/lab/performance.md shows, and a ratio that got worse is noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_table_in_the_performance_page_is_what_was_recorded() -> None:
     text = run.PAGE.read_text(encoding="utf-8")
-    assert text == run.page(text), "docs/performance.md is old: python -m benchmarks.run --table writes it anew"
+    assert text == run.page(text), "docs/lab/performance.md is old: python -m benchmarks.run --table writes it anew"
 
 
 @pytest.mark.parametrize("result", run.all_recorded(), ids=lambda result: result["part"])

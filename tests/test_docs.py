@@ -20,12 +20,20 @@ from common import __version__, errors
 from common.events import EVENTS
 from consilium.cli.main import app
 from server.dashboard.wording import DECLINED, MISSED
-from tests import command_reference, configuration_reference, module_table, notebook, recorded_tables, results_table
+from tests import (
+    command_reference,
+    configuration_reference,
+    message_reference,
+    module_table,
+    notebook,
+    recorded_tables,
+    results_table,
+)
 from tests.documents import WALKS, WORDS, walk
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+DOCUMENTS = sorted((*ROOT.glob("*.md"), ROOT / "research" / "README.md", *(ROOT / "docs").rglob("*.md")))
 COMMAND = typer.main.get_command(app)
 
 
@@ -107,7 +115,7 @@ def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_a
     assert tables[1] - {"word"} == set(DECLINED)
     assert all(f"`{word}`" in text for word in MISSED)
     codes = {str(kind.exit_code) for kind in vars(errors).values() if hasattr(kind, "exit_code")}
-    assert tables[2] - {"code"} == codes | {"0", "8", "10", "130"}
+    assert tables[2] - {"code"} == codes | {"0", "8", "10", "11", "130"}
 
 
 def test_the_configuration_reference_names_every_key_as_it_is_now():
@@ -205,14 +213,14 @@ def test_every_measured_table_is_its_record_and_no_record_is_left_out():
 
 NO_RESULTS = {
     ("docs/codecs.md", "paper"): "settings of the paper and ours",
-    ("docs/papers.md", "source, item"): "items of the papers; held by tests/test_papers_table.py",
-    ("docs/performance.md", "what | at 10,000"): "a calculation; its text says so",
+    ("docs/lab/papers.md", "source, item"): "items of the papers; held by tests/test_papers_table.py",
+    ("docs/lab/performance.md", "what | at 10,000"): "a calculation; its text says so",
     ("docs/privacy.md", "what was broken"): "figures of what was broken; alarms are held by the audit's slow tests",
     ("docs/privacy.md", "what holds"): "theorems, their bounds and tests",
     ("docs/privacy.md", "ε, δ"): "constants; held by tests/common/privacy/test_accounting.py",
 }
 """Document and first words of a table with figures that nobody measured → what they are."""
-GENERATED = {"docs/commands.md", "docs/configuration.md"}
+GENERATED = {"docs/commands.md", "docs/configuration.md", "docs/messages.md"}
 
 
 def unrecorded(name: str, text: str) -> list[str]:
@@ -246,6 +254,17 @@ def test_every_epsilon_in_the_readme_has_its_delta_unit_and_relation_nearby():
         assert all(word in around for word in ("δ", "unit", "replace-one")), match.group()
 
 
+def test_the_list_of_messages_is_that_of_the_source_and_every_message_says_what_to_do():
+    """A limit or a remedy for bad input; other errors state what happened and change nothing."""
+    assert message_reference.DOCUMENT.read_text(encoding="utf-8") == message_reference.reference(), (
+        "docs/messages.md is old: python -m tests.message_reference writes it anew"
+    )
+    found = message_reference.messages()
+    assert len(found) > 1000
+    silent = [each.place for each in found if each.kind == "InvalidInput" and not each.limit and not each.remedy]
+    assert len(silent) <= 10, silent
+
+
 def test_the_command_reference_names_every_command_and_option_as_they_are_now():
     assert command_reference.DOCUMENT.read_text(encoding="utf-8") == command_reference.reference(), (
         "docs/commands.md is old: python -m tests.command_reference writes it anew"
@@ -253,14 +272,16 @@ def test_the_command_reference_names_every_command_and_option_as_they_are_now():
     assert len(list(command_reference.commands())) > 50
 
 
-def test_the_architecture_names_every_module_and_none_that_is_gone():
-    named = module_table.named(module_table.DOCUMENT.read_text(encoding="utf-8"))
-    there = {folder: set(names) for folder, names in module_table.modules().items() if names}
-    assert {folder: set(names) for folder, names in named.items() if names} == there, (
-        "docs/architecture.md is old: python -m tests.module_table brings it up to date"
-    )
+@pytest.mark.parametrize("document", module_table.DOCUMENTS, ids=lambda path: path.parent.name)
+def test_a_folders_document_names_every_module_and_none_that_is_gone(document):
+    named = module_table.named(document.read_text(encoding="utf-8"))
+    there = module_table.modules(module_table.DOCUMENTS[document])
+    assert {folder: set(names) for folder, names in named.items() if names} == {
+        folder: set(names) for folder, names in there.items() if names
+    }, f"{document.name} is old: python -m tests.module_table brings it up to date"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_gives_now():
     stored = json.loads(notebook.DOCUMENT.read_text(encoding="utf-8"))
     now = notebook.run(stored)
@@ -301,6 +322,24 @@ def test_decisions_are_numbered_one_after_the_other():
     assert [int(path.name.partition("-")[0]) for path in ADRS] == list(range(1, len(ADRS) + 1))
 
 
+def test_every_page_opens_with_whom_it_is_for():
+    """Pages that people find by their title alone are left out: start pages, concepts, the front and included ones."""
+    for path in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "lab").glob("*.md")):
+        if path.stem not in {"index", "contributing", "notebook", "privacy-mutants"}:
+            second = path.read_text(encoding="utf-8").split("\n\n")[1]
+            assert second.startswith("For "), path.name
+
+
+@pytest.mark.parametrize(
+    ("subject", "status"),
+    [("Refuse a pool that is spent", 0), ("ε" * 72, 0), ("ε" * 73, 1), ("", 1), ("Refuse a pool.", 1)],
+)
+def test_the_commit_hook_takes_subjects_of_72_characters_and_no_longer_ones(subject, status, tmp_path):
+    (tmp_path / "message").write_text(f"{subject}\n\nDetails.\n", encoding="utf-8")
+    done = subprocess.run([ROOT / ".githooks" / "commit-msg", tmp_path / "message"], capture_output=True, check=False)
+    assert done.returncode == status
+
+
 def test_every_list_has_an_empty_line_before_it():
     """Without one the site makes a paragraph of it."""
     for path in (ROOT / "docs").rglob("*.md"):
@@ -326,8 +365,8 @@ def test_every_link_between_documents_leads_somewhere():
 
 def test_every_source_file_that_a_document_names_exists():
     """But for what is told as given up, and what the reader is to write."""
-    given_up = {"common/privacy/ledger.py"}
-    tops = "server|client|common|consilium|tests|benchmarks|docker"
+    given_up = {"common/privacy/ledger.py", "common/ledger/checkpoint.py"}
+    tops = "server|client|common|consilium|research|tests|benchmarks|docker"
     there = {path.name for top in tops.split("|") for path in (ROOT / top).rglob("*.py")} | {"prepare.py"}
     given_up |= set(re.findall(r"Write\s`([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):

@@ -1,4 +1,4 @@
-"""No source file rounds an ε or a δ by itself: Python, templates and scripts all go through ``epsilon_text``.
+"""No source file rounds an ε, a δ or noise by itself: Python, templates and scripts use ``common.privacy.figures``.
 
 A search by syntax, so that a new place that prints a privacy figure with a format of its own fails here. Names of files
 and identifiers may hold a setting as it was typed; measured and plotted quantities that are no ε may be rounded.
@@ -14,21 +14,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("common", "server", "client", "consilium", "benchmarks")
+PACKAGES = ("common", "server", "client", "consilium", "research", "benchmarks")
 FIGURES = "common/privacy/figures.py"
 
-NAME = re.compile(r"(^|_)(epsilons?|eps|deltas?|budget|cap)(_|$)")
-"""Words of a name that holds an ε or a δ, alone or between underscores; ``timedelta`` is one word and none of them."""
-BEFORE = re.compile(r"(ε|δ|\b(epsilon|delta))\s*\)?\s*(=|≤|<|>|≥|:|of|is|at most|above|below)?\s*$")
-"""Text that ends where an ε or a δ is about to be written."""
+NAME = re.compile(r"(^|_)(epsilons?|eps|deltas?|budget|cap|noise(_\w+)?)(_|$)")
+"""Words of a name that holds an ε, a δ or a size of noise, alone or between underscores; ``timedelta`` is one word."""
+BEFORE = re.compile(
+    r"(ε|δ|σ|\bz|noise multiplier|\b(epsilon|delta))\s*\)?\s*(=|≤|<|>|≥|:|of|is|at most|above|below)?\s*$"
+)
+"""Text that ends where an ε, a δ, a z or a σ is about to be written."""
 ROUNDED = re.compile(r"[.\d,]*[eEfFgGn%]$|\.\d+$")
 """A format specification that rounds."""
 
 KEYS_OF_CELLS = {
-    "consilium/research/recipes.py:id",
-    "consilium/research/volumes.py:id",
+    "research/recipes.py:id",
+    "research/volumes.py:id",
+    "common/privacy/gaussian.py:_between_boundaries",
 }
-"""Functions that make a file's name out of a setting: names that must stay what they were."""
+"""Functions that make a file's name out of a setting, which must stay what it was, and the sampler's own draw."""
 
 
 def python_sources() -> list[Path]:
@@ -86,8 +89,8 @@ def within(tree: ast.AST, line: int) -> str:
     return max(around, key=lambda n: n.lineno).name if around else ""
 
 
-TEMPLATE_FIGURE = re.compile(r"\b(\w*epsilon|delta|budget\.budget|\bb\.budget|cap_epsilon)\b")
-TEMPLATE_WRITTEN = re.compile(r"\|\s*(epsilon|delta)\b|written\.|\bb\.words\b")
+TEMPLATE_FIGURE = re.compile(r"\b(\w*epsilon|noise_\w+|delta|budget\.budget|\bb\.budget|cap_epsilon)\b")
+TEMPLATE_WRITTEN = re.compile(r"\|\s*(epsilon|delta|noise)\b|written\.|\bb\.words\b")
 AS_TYPED = re.compile(r'value="\{\{[^}]*\}\}"|slider\([^)]*\)')
 
 
@@ -120,7 +123,7 @@ def script_roundings(text: str) -> Iterator[str]:
                 yield line.strip()
 
 
-def test_no_python_source_rounds_an_epsilon_or_a_delta_by_itself() -> None:
+def test_no_python_source_rounds_an_epsilon_a_delta_or_noise_by_itself() -> None:
     found = []
     for path in python_sources():
         name, tree = path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
@@ -130,7 +133,7 @@ def test_no_python_source_rounds_an_epsilon_or_a_delta_by_itself() -> None:
     assert found == []
 
 
-def test_no_template_prints_an_epsilon_or_a_delta_but_by_the_filters() -> None:
+def test_no_template_prints_an_epsilon_a_delta_or_noise_but_by_the_filters() -> None:
     templates = [
         *(ROOT / "server/dashboard/templates").rglob("*.html"),
         *(ROOT / "consilium/templates").rglob("*.html"),
@@ -154,6 +157,10 @@ def test_no_script_rounds_an_epsilon_or_a_delta() -> None:
         'f"{self.epsilon:.4g}"',
         'f"δ = {x:g}"',
         "f\"{facts['budget_epsilon']:g}\"",
+        'f"z = {z:.3f}"',
+        'f"{float(plan.noise_std):.6g} grid steps"',
+        "f\"{m['noise_multiplier']:.6g}\"",
+        "round(noise_per_coordinate, 3)",
         'f"ε ≤ {number:g}"',
         'f"at most epsilon {limit:g}"',
         "round(spent_epsilon, 4)",
@@ -169,7 +176,7 @@ def test_the_search_finds_a_rounding_that_is_put_back(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ['f"{epsilon_text(epsilon)}"', 'f"ε {epsilon}"', 'f"{timedelta:.1f}"', 'f"z = {z:.3f}"', "round(seconds, 2)"],
+    ['f"{epsilon_text(epsilon)}"', 'f"ε {epsilon}"', 'f"{timedelta:.1f}"', 'f"{noise_text(z)}"', "round(seconds, 2)"],
 )
 def test_the_search_leaves_other_figures_alone(source: str) -> None:
     assert not list(roundings(ast.parse(source)))
@@ -181,6 +188,7 @@ def test_the_search_finds_templates_and_scripts_that_round() -> None:
         "{{ '%.3f'|format(site.epsilon) }}",
         "{{ b.epsilon }}",
         "{{ b.delta | number }}",
+        "{{ study.noise_multiplier | number }}",
     ):
         assert list(template_roundings(text)), text
     assert not list(template_roundings("{{ b.epsilon | epsilon }} {{ study.delta | delta }} {{ b.share | percent }}"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,20 +19,17 @@ import pytest
 from setuptools import find_packages
 from typer.testing import CliRunner
 
-from benchmarks.house import LONG_MODULE, circles
+from benchmarks.house import LONG_MODULE, circles, lines_but_docstrings
 from common.errors import InvalidInput
-from consilium.cli.bench import app as bench_app
+from common.protocol_terms import PROTOCOLS
+from consilium.cli.bench import commands as bench_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("common", "server", "client", "consilium")
 
-FLWR_FILES = {
-    "client/app.py",
-    "common/wire.py",
-    "server/app.py",
-    "server/operations/registered_node.py",
-    "server/operations/superlink.py",
-}
+ENGINE = "common/engine.py"
+FLWR_PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+FLWR_FILES = {"client/app.py", "common/wire.py", "server/aggregation/inbox.py", "server/app.py"}
 FASTAPI_FOLDER = "server/dashboard/"
 PRIVACY_PATH = (
     "client/app.py",
@@ -49,6 +47,17 @@ PRIVACY_FOLDERS = (
     "client/ledger/",
     "server/planning/",
     "common/protocols/",
+)
+
+PROTOCOL_MODULES = {
+    target.partition(":")[0].removesuffix(".protocol")
+    for terms in PROTOCOLS.values()
+    for target in (terms.site, terms.server)
+}
+PROTOCOL_ROOMS = (
+    "common/protocols/",
+    "common/protocol_terms.py",
+    *(module.replace(".", "/") for module in PROTOCOL_MODULES),
 )
 
 # Spelled in pieces, so that this file does not find itself.
@@ -80,12 +89,32 @@ def sources() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in files)
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a file says of itself: all it ``imports``, its ``classes``, and what it asks for by a protocol's name."""
+
+    imports: frozenset[str]
+    classes: frozenset[str]
+    protocols: tuple[str, ...]
+
+
 @cache
+def source(file: str) -> Source:
+    """Read a file, once for all tests."""
+    nodes = list(ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"), filename=file)))
+    imported = _imports(file, nodes)
+    classes = frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return Source(imported, classes, tuple(_protocols(nodes, imported)))
+
+
 def imports(file: str) -> frozenset[str]:
+    return source(file).imports
+
+
+def _imports(file: str, nodes: Sequence[ast.AST]) -> frozenset[str]:
     """Full names of all a file imports, at any depth and inside functions; relative imports are resolved."""
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), filename=file)
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import():
                 names |= {alias.name for alias in node.names}
@@ -135,7 +164,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_module_is_longer_than_one_sitting() -> None:
-    found = {file for file in sources() if len((ROOT / file).read_text(encoding="utf-8").splitlines()) > LONG_MODULE}
+    """Docstrings do not count: a public function needs room for its arguments, its errors and an example."""
+    found = {
+        file for file in sources() if lines_but_docstrings((ROOT / file).read_text(encoding="utf-8")) > LONG_MODULE
+    }
     assert found == set()
 
 
@@ -155,45 +187,137 @@ def test_nothing_of_the_server_stands_on_the_dashboard() -> None:
     assert [file for file in rest if any(name.startswith("server.dashboard") for name in imports(file))] == []
 
 
+def test_a_protocol_is_named_in_its_room_alone() -> None:
+    """Others read what it needs (``common/protocol_terms.py``): no key, name, half or codec class of it is asked for.
+
+    A name that is a key of a document may stand, since formats keep their keys.
+    """
+    found = {file: source(file).protocols for file in sources() if not file.startswith(PROTOCOL_ROOMS)}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def _protocols(nodes: Sequence[ast.AST], imported: frozenset[str]) -> list[str]:
+    """Every place in a file that names a protocol, imports one, or asks what class a codec has."""
+    keys = {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys if key is not None}
+    found = [name for name in imported if name.startswith(tuple(PROTOCOL_MODULES))]
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr="joint"):
+                found.append(f"line {node.lineno}: .joint")
+            case ast.Constant(value=str() as value) if value in PROTOCOLS and id(node) not in keys:
+                found.append(f"line {node.lineno}: {value!r}")
+            case ast.Call(func=ast.Name(id="isinstance")) if re.search(r"\b\w+Codec\b", ast.unparse(node)):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+            case _:
+                pass
+    return found
+
+
+def test_the_search_for_protocols_by_name_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        'import server.protocols.joint.belief\nif study.codec.joint or kind == "appearance": isinstance(c, PcaCodec)\n'
+    )
+    (tmp_path / "a.py").write_text(text + 'table = {"joint": 1}\n')
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    source.cache_clear()
+    assert len(source("a.py").protocols) == 4
+    source.cache_clear()
+
+
+def test_a_class_name_serves_one_module() -> None:
+    """One name, one thing: whoever reads a name need not ask of which module it is."""
+    named: dict[str, set[str]] = {}
+    for file in sources():
+        for name in source(file).classes:
+            named.setdefault(name, set()).add(file)
+    assert {name: files for name, files in named.items() if len(files) > 1} == {}
+
+
+def test_folders_beside_each_other_import_in_one_direction() -> None:
+    """A folder stands on another or carries it, never both; a folder and those inside it are one house."""
+    modules = {module_of(file): file for file in sources()}
+    between: dict[tuple[str, str], list[str]] = {}
+    for name, file in modules.items():
+        for other in imports(file):
+            if other in modules:
+                ends = (file.rpartition("/")[0], modules[other].rpartition("/")[0])
+                if not ends[0].startswith(ends[1]) and not ends[1].startswith(ends[0]):
+                    between.setdefault(ends, []).append(f"{name} imports {other}")
+    mutual = sorted(ends for ends in between if ends < ends[::-1] and ends[::-1] in between)
+    assert {ends: (between[ends], between[ends[::-1]]) for ends in mutual} == {}
+
+
 def test_the_product_never_imports_its_tests() -> None:
     assert [file for file in sources() if imports_any(file, "tests", "pytest", "hypothesis")] == []
 
 
-def test_research_is_imported_by_the_bench_command_alone_and_only_when_it_runs() -> None:
-    bench = "consilium/cli/bench.py"
-    product = [file for file in sources() if not file.startswith("consilium/research/")]
-    found = {file for file in product if any(name.startswith("consilium.research") for name in imports(file))}
-    assert found == {bench}
-    top = [
-        node for node in ast.parse((ROOT / bench).read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)
-    ]
-    assert not any((node.module or "").startswith("consilium.research") for node in top)
+def test_research_is_imported_by_the_bench_command_alone_and_only_where_a_clone_has_it() -> None:
+    assert {file for file in sources() if imports_any(file, "research")} == {"consilium/cli/bench.py"}
+    tree = ast.parse((ROOT / "consilium/cli/bench.py").read_text(encoding="utf-8"))
+    assert not any(
+        (node.module or "").startswith("research") for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    )
+
+
+def test_research_imports_the_product_and_none_of_its_tests() -> None:
+    files = [path for path in (ROOT / "research").rglob("*.py") if "tests" not in path.relative_to(ROOT).parts]
+    assert len(files) > 20
+    found = {path.name for path in files if imports_any(path.relative_to(ROOT).as_posix(), "tests", "pytest")}
+    assert found == set()
 
 
 def test_the_wheel_holds_the_product_without_its_research() -> None:
     found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    packages = find_packages(str(ROOT), include=found["include"], exclude=found["exclude"])
+    packages = find_packages(str(ROOT), include=found["include"])
     assert {"server", "client", "common", "consilium.cli", "consilium.audit"} <= set(packages)
     assert [name for name in packages if "research" in name or name.startswith("tests")] == []
 
 
-def test_bench_says_in_one_line_what_it_needs_where_research_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    refused = CliRunner().invoke(bench_app, ["papers", "--data", "data", "--out", "out"]).exception
+@pytest.mark.parametrize("words", [["papers", "--data", "data", "--out", "out"], [], ["utility", "--json"]])
+def test_bench_says_in_one_line_what_it_needs_where_research_is_missing(tmp_path: Path, words: list[str]) -> None:
+    refused = CliRunner().invoke(bench_of(tmp_path), words).exception
     assert isinstance(refused, InvalidInput)
+    assert "clone the repository" in str(refused)
     assert "pip install -e ." in str(refused)
     assert len(str(refused).splitlines()) == 1
 
 
+def test_bench_in_a_clone_takes_no_foreign_package_called_research(tmp_path: Path) -> None:
+    foreign = tmp_path / "research"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("print('foreign code ran')\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "from consilium.cli.main import main; main()", "bench", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "foreign code ran" not in done.stdout
+    assert {"papers", "utility", "pate", "networks", "poison", "private"} <= set(re.findall(r"[a-z]+", done.stdout))
+
+
 def test_no_test_module_imports_another() -> None:
     """What tests share stands in modules that hold no test."""
-    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")]
+    folders = (ROOT / "tests", ROOT / "research" / "tests")
+    files = [path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*.py")]
     assert len(files) > 100
-    assert [file for file in files if any(re.search(r"(^|\.)test_", name) for name in imports(file))] == []
+    told = re.compile(r"\b(from|import)\s[^=:]*\btest_|__import__|import_module")
+    some = [file for file in files if told.search((ROOT / file).read_text(encoding="utf-8"))]
+    assert [file for file in some if any(re.search(r"(^|\.)test_", name) for name in imports(file))] == []
 
 
-def test_flower_is_imported_in_these_files_only() -> None:
-    assert {file for file in sources() if imports_any(file, "flwr")} == FLWR_FILES
+def test_flower_is_imported_in_these_files_only_and_what_is_not_public_through_one_door() -> None:
+    found = {file: imports_any(file, "flwr") for file in sources()}
+    assert {file for file, names in found.items() if names} == FLWR_FILES
+    assert all(name.startswith(FLWR_PUBLIC) for names in found.values() for name in names)
+    named = {
+        file for file in sources() if re.search(r"['\"]flwr\.(?!proto\.Runtime)", (ROOT / file).read_text("utf-8"))
+    }
+    assert named == {ENGINE}
 
 
 def test_fastapi_is_imported_in_the_dashboard_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,23 +15,28 @@ from common.data.dataset import Case
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 """Of :data:`STUDY` and the patients :func:`write_case` writes."""
 
-STUDY = """\
-schema = 1
-name = "trial"
-[data]
-labels = ["background", "front", "back"]
-spacing_mm = [1, 1, 1]
-grid = [16, 16, 16]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 4
-quorum = 2
-[teacher]
-channels = [4, 8]
-steps = 3
-batch_size = 1
-"""
+
+def study_toml(
+    *labels: str,
+    grid: tuple[int, int, int] = (8, 8, 8),
+    spacing_mm: float = 1.0,
+    name: str = "trial",
+    teacher: str = "",
+    **privacy: object,
+) -> str:
+    """A study's file: structures beside the background, and a budget of ε = 8, δ = 1e-3 for four queries, unless
+    ``privacy`` says otherwise. ``teacher``: the lines of that section."""
+    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 4, "quorum": 2} | privacy
+    data = {"labels": ["background", *labels], "spacing_mm": [spacing_mm] * 3, "grid": list(grid)}
+    sections = [
+        f"[{section}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+        for section, table in (("data", data), ("privacy", terms))
+    ]
+    sections += [f"[teacher]\n{teacher}"] if teacher else []
+    return "\n".join(["schema = 1", f'name = "{name}"', *sections, ""])
+
+
+STUDY = study_toml("front", "back", grid=DATA.grid, teacher="channels = [4, 8]\nsteps = 3\nbatch_size = 1")
 
 
 def site_toml(
@@ -38,8 +44,8 @@ def site_toml(
     site: str = "north",
     pool: str = "north",
     data: str = "set",
-    sealing_key: str = "0" * 64,
-    signing_key: str = "0" * 64,
+    sealing_key: str = "1" * 64,
+    signing_key: str = "2" * 64,
     server: str = "server",
     delta: float = 1e-3,
     more: str = "",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
-from common.data.msd import NIFTI_SUFFIXES
+from common.data.msd import nifti_ending
 from common.data.patients import read_table
 from common.errors import InvalidInput
 
@@ -46,7 +46,7 @@ class BidsLayout:
         sessions = _images(directory)
         drawn, tables = _label_maps(directory)
         if not sessions:
-            raise InvalidInput("dataset holds no case", limit=self.says)
+            raise InvalidInput("the dataset holds no case", limit=self.says)
         shared, own_tables = _of_whom(directory, tables)
         values, labels = _labels(directory, shared)
         cases: list[Case] = []
@@ -124,7 +124,8 @@ def _subject(case: str) -> str:
 
 def _entities(path: Path) -> tuple[dict[str, str], str]:
     """``sub-01_ses-2_ce-gd_T1w.nii.gz`` → its entities and its suffix."""
-    stem = next((path.name.removesuffix(s) for s in NIFTI_SUFFIXES if path.name.endswith(s)), path.stem)
+    ending = nifti_ending(path.name)
+    stem = path.name.removesuffix(ending) if ending else path.stem
     *pairs, suffix = stem.split("_")
     return dict(pair.split("-", 1) for pair in pairs if "-" in pair), suffix
 
@@ -143,7 +144,7 @@ def _images(directory: Path) -> dict[str, dict[str, list[Path]]]:
         for path in sorted(directory.glob(pattern)):
             entities, suffix = _entities(path)
             case = _case_of(path)
-            if case is None or not path.name.endswith(NIFTI_SUFFIXES) or suffix in _NO_CONTRAST:
+            if case is None or not nifti_ending(path.name) or suffix in _NO_CONTRAST:
                 continue
             found[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
     return found
@@ -154,9 +155,9 @@ def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
     found: dict[str, list[Path]] = defaultdict(list)
     roots = [root for root in (directory / "derivatives", *directory.glob("sub-*")) if root.is_dir()]
     for root in roots:
-        for path in sorted(root.rglob("*_dseg.nii*")):
+        for path in sorted(root.rglob("*_dseg.*")):
             case = _case_of(path)
-            if case is not None and path.name.endswith(NIFTI_SUFFIXES):
+            if case is not None and nifti_ending(path.name):
                 found[case].append(path)
     tables = [path for root in (directory, *roots) for path in sorted(root.glob("*dseg.tsv"))]
     tables += [path for root in roots for path in sorted(root.rglob("*/*dseg.tsv"))]
@@ -187,7 +188,7 @@ def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple
                 raise InvalidInput(
                     f"label {value} has two names",
                     value=(names[value], name),
-                    remedy=f"let the tables {directory.name}/…/dseg.tsv agree",
+                    remedy=f"use one name for it in the tables {directory.name}/…/dseg.tsv",
                 )
     if not names:
         return (), ()
@@ -208,9 +209,9 @@ def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int
             known = shared.get(value, name) if shared else name
             if names.setdefault(value, name) != name or known != name:
                 raise InvalidInput(
-                    f"the subject's own table names label {value} otherwise than another does",
+                    f"the subject's own table gives label {value} another name than the other table does",
                     value=name,
-                    remedy="let the tables agree, or take the subject's away",
+                    remedy="use one name in both, or remove the subject's table",
                 )
     if not names or shared:
         return ()

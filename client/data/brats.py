@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
-from common.data.msd import NIFTI_SUFFIXES
+from common.data.msd import nifti_ending
 from common.errors import InvalidInput
 
 LABELS = ("background", "non-enhancing tumor", "edema", "enhancing tumour")
@@ -67,9 +67,9 @@ class BratsLayout:
             raise InvalidInput("dataset holds no case", limit=self.says)
         if len(signs) > 1:
             raise InvalidInput(
-                "BraTS folders of two editions, which number enhancing tumour otherwise",
+                "the folder mixes two BraTS editions, which number enhancing tumour differently",
                 value=str(directory),
-                remedy="give each edition its own directory",
+                remedy="put each edition into a directory of its own",
             )
         return Dataset(
             name=directory.name,
@@ -93,7 +93,7 @@ def _files(folder: Path) -> dict[str, tuple[str, Path]]:
     """Contrast (or ``seg``) → the sign before it, and the file; of files that begin with the folder's name."""
     found: dict[str, tuple[str, Path]] = {}
     for path in sorted(folder.iterdir()):
-        ending = next((suffix for suffix in NIFTI_SUFFIXES if path.name.endswith(suffix)), None)
+        ending = nifti_ending(path.name)
         match = _FILE.fullmatch(path.name.removesuffix(ending)) if ending else None
         if match and match[1] == folder.name:
             found[match[3].casefold()] = (match[2], path)

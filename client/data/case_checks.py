@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from common.config import DataConfig
-from common.data.dataset import Case, Dataset
+from common.data.dataset import Case, Dataset, Problem
 from common.data.volume import Example, load_case, load_example
 from common.errors import InvalidInput
 
@@ -46,6 +46,26 @@ class Examined:
     findings: tuple[str, ...] = ()
     remedy: str = ""
     volumes_ml: tuple[float, ...] = ()
+
+
+def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda done, total: None) -> Dataset:
+    """The dataset without the cases whose files cannot be used; why stands among its problems, by name.
+
+    Opens every file once, before there is a study's grid. InvalidInput where no case is left.
+    """
+    terms = DataConfig(dataset.labels, (1.0, 1.0, 1.0), (8, 8, 8), dataset.channels, dataset.regions)
+    good, bad = [], []
+    for number, case in enumerate(dataset.cases, start=1):
+        try:
+            load_case(case, terms) if case.label is None else load_example(case, terms)
+            good.append(case)
+        except InvalidInput as error:
+            bad.append(Problem(case.id, str(error)))
+        on_case(number, len(dataset.cases))
+    if not good:
+        first = (*dataset.problems, *bad)[0]
+        raise InvalidInput("usable cases", value=0, limit="at least one", remedy=f"{first.case}: {first.reason}")
+    return replace(dataset, cases=tuple(good), problems=(*dataset.problems, *bad))
 
 
 def examine(

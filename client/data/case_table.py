@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from client.data.bids import read_label_table
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
-from common.data.msd import NIFTI_SUFFIXES, case_id, is_file
+from common.data.msd import case_id, is_file, nifti_ending
 from common.data.patients import read_table
 from common.errors import InvalidInput
 
@@ -87,7 +87,7 @@ def _name(row: dict[str, str], columns: list[str], number: int) -> str:
     image = row[columns[0]]
     if row.get("case_id"):
         return row["case_id"]
-    if image.endswith(NIFTI_SUFFIXES) and PurePosixPath(image).name not in NIFTI_SUFFIXES:
+    if (ending := nifti_ending(image)) and PurePosixPath(image).name != ending:
         return case_id(image)
     return PurePosixPath(image).name or f"row {number}"
 
@@ -104,7 +104,7 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
             return Problem(name, f"the {what}'s path leaves the data directory; to fix: put it there")
         path = directory / relative
         series = column != "label" and _is_folder(path)
-        if not series and not relative.name.endswith(NIFTI_SUFFIXES):
+        if not series and not nifti_ending(relative.name):
             return Problem(name, f"the {what} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not series and not is_file(path):
             return Problem(name, f"the {what} file is missing; to fix: put it back, or take the case out")

@@ -16,13 +16,15 @@ from typing import Annotated, ClassVar
 
 from client.data.layouts import indexed, open_for_training
 from client.policy import SiteConfig, load_site
-from common.config import DataConfig, StatedBudget
+from common.config import DataConfig
 from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
 from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
 from common.objects import write_atomically
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
+from common.reading import parse_json
+from common.stated_budget import StatedBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def check_index(config: SiteConfig, data: DataConfig) -> None:
     found = indexed(config.path(config.data), data, config.dataset)
     if not found.labelled:
         raise InvalidInput(
-            "dataset without a labelled case",
+            "the dataset has no labelled case",
             value=str(config.path(config.data)),
             remedy="give the folder that has images and labels, or say in site.toml how they are laid out",
         )
@@ -84,10 +86,11 @@ def has_trained(site_dir: Path) -> bool:
 def load_cases(site_dir: Path) -> CaseRecord:
     """The record of the last training; InvalidInput where there is none."""
     try:
-        return CaseRecord.from_json(json.loads((site_dir / "teachers" / "cases.json").read_text(encoding="utf-8")))
+        text = (site_dir / "teachers" / "cases.json").read_bytes()
+        return CaseRecord.from_json(parse_json(text, what="record of the cases"))
     except (OSError, ValueError, InvalidInput) as error:
         raise InvalidInput(
-            "record of the cases cannot be read", value=str(site_dir), remedy="run `consilium site train`"
+            "the record of the training cases cannot be read", value=str(site_dir), remedy="run `consilium site train`"
         ) from error
 
 

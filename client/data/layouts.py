@@ -8,21 +8,18 @@ like no layout, and names that are neither the study's nor mapped to it.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from client.data.bids import BidsLayout, Choice, several
-from client.data.brats import BratsLayout
-from client.data.case_table import TableLayout
-from client.data.nnunet import NnunetLayout
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Problem
-from common.data.msd import MsdLayout
 from common.data.patients import counted_once, find_table, with_patients
 from common.errors import InvalidInput
+from common.reading import MAX_TOML_BYTES, parse_toml, read_text
+from common.registry import registered
 
 
 class Layout(Protocol):
@@ -43,10 +40,16 @@ class Layout(Protocol):
         ...
 
 
-LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (TableLayout(), NnunetLayout(), MsdLayout(), BidsLayout(), BratsLayout())
+LAYOUT_CLASSES: dict[str, str] = {
+    "table": "client.data.case_table:TableLayout",
+    "nnunet": "client.data.nnunet:NnunetLayout",
+    "msd": "common.data.msd:MsdLayout",
+    "bids": "client.data.bids:BidsLayout",
+    "brats": "client.data.brats:BratsLayout",
 }
-"""In the order in which they are tried: a table somebody wrote beside the data comes first."""
+"""In the order in which they are tried: a table somebody wrote beside the data comes before what it stands beside."""
+
+LAYOUTS: dict[str, Layout] = {name: registered(target)() for name, target in LAYOUT_CLASSES.items()}
 
 AUTO = "auto"
 
@@ -60,10 +63,15 @@ _SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c",
 
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
-    """How a site's data is to be read: its layout, its table of patients, its names for labels and channels.
+    """How a site's data are read.
 
-    ``choice`` says which of several files of one contrast is meant, in BIDS. ``absent``: channels of the study that the
-    site has of no patient; its teachers learn without them, and are asked without them.
+    Attributes:
+        layout: Name of the layout, or ``auto`` to recognise it.
+        patients: Table that names the patient of every case.
+        absent: Channels of the study that the site has of no patient. Its teachers are trained and asked without them.
+        labels: Maps the dataset's label names to the study's.
+        channels: Maps the dataset's channel names to the study's.
+        choice: In BIDS, which of several files of one contrast is meant.
     """
 
     layout: str = AUTO
@@ -116,12 +124,9 @@ def _strings(table: object, name: str) -> dict[str, str]:
 
 def load_names(path: Path) -> DatasetSettings:
     """The file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``, as in site.toml."""
-    try:
-        document: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInput(
-            "label map cannot be read", value=path.name, limit="TOML with tables [labels] and [channels]"
-        ) from error
+    remedy = "give TOML with tables [labels] and [channels]"
+    text = read_text(path, what="label map", most_bytes=MAX_TOML_BYTES, remedy=remedy)
+    document: dict[str, object] = parse_toml(text, what="label map", value=path.name, remedy=remedy)
     settings = read_settings(document, root=path.parent)
     if document:
         raise InvalidInput("unknown key in the label map", value=sorted(document)[0], limit="labels, channels, bids")
@@ -155,11 +160,15 @@ def open_dataset(
     if layout != AUTO and layout not in LAYOUTS:
         raise InvalidInput("layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
     if not directory.is_dir():
-        raise InvalidInput("data directory is missing", value=str(directory), remedy="check the path")
+        raise InvalidInput("the data directory does not exist", value=str(directory), remedy="check the path")
     found = LAYOUTS[layout] if layout != AUTO else _detect(directory)
     if choice:
         if not isinstance(found, BidsLayout):
-            raise InvalidInput("[bids] for data that are not BIDS", value=found.name, remedy="take it out of site.toml")
+            raise InvalidInput(
+                "site.toml has a [bids] section and the data are not BIDS",
+                value=found.name,
+                remedy="remove the section from site.toml",
+            )
         found = BidsLayout(choice)
     dataset = found.read(directory)
     table = patients or find_table(directory)
@@ -171,7 +180,7 @@ def _detect(directory: Path) -> Layout:
         if layout.matches(directory):
             return layout
     raise InvalidInput(
-        "data directory has no layout that is known",
+        "the layout of the data directory is not recognised",
         value=str(directory),
         limit="; ".join(f"{layout.name}: {layout.says}" for layout in LAYOUTS.values()),
         remedy="put a cases.csv with the columns image, label and patient_id into it",
@@ -233,7 +242,11 @@ def named_dataset(
         if not given and not own:
             raise InvalidInput(f"the dataset names no {what}", value=str(directory), remedy=f"give --{what}")
     terms = DataConfig(tuple(labels) or dataset.labels, (1, 1, 1), (8, 8, 8), tuple(channels) or dataset.channels)
-    return match_study(dataset, terms)
+    try:
+        return match_study(dataset, terms)
+    except InvalidInput as error:  # its remedy is for a site, which has a site.toml and --label-map
+        remedy = "give --labels and --channels as the data have them, in their order; --labels with background first"
+        raise InvalidInput(error.what, value=error.value, limit=error.limit, remedy=remedy) from error
 
 
 def _places(absent: Sequence[str], data: DataConfig) -> tuple[int, ...]:
@@ -305,7 +318,7 @@ def _label_pairs(
     lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
     if lost:
         raise InvalidInput(
-            "no label of the dataset stands for the study's",
+            "no label of the dataset is mapped to this label of the study",
             value=lost,
             remedy="map one to it in [labels] of site.toml, or with --label-map",
         )
@@ -313,7 +326,7 @@ def _label_pairs(
 
 
 def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """The same by the case's own table, which need not name every label of the study."""
+    """Map labels by the case's own table, which need not name every label of the study."""
     pairs = _mapped(dict(case.label_names), data, given)
     everything = {value for value, _ in pairs} == set(range(len(data.labels)))
     return () if everything and all(value == target for value, target in pairs) else pairs
@@ -332,7 +345,7 @@ def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]
             pairs.append((value, number))
     if unmapped:
         raise InvalidInput(
-            "the site's labels are not the study's",
+            "the site's labels differ from the study's",
             value=unmapped,
             limit=", ".join(data.labels),
             remedy="map each to a label of the study in [labels] of site.toml, or with --label-map",

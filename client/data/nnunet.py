@@ -42,7 +42,7 @@ class NnunetLayout:
         cases: list[Case] = []
         problems: list[Problem] = []
         training = _scans(directory / "imagesTr", ending)
-        drawn = {path.name.removesuffix(ending): path for path in _files(directory / "labelsTr", ending)}
+        drawn = {path.name[: -len(ending)]: path for path in _files(directory / "labelsTr", ending)}
         for case in sorted(training.keys() | drawn.keys()):
             outcome = _case(case, training.get(case, {}), drawn.get(case), channels)
             if isinstance(outcome, Case) and outcome.label is None:
@@ -75,14 +75,16 @@ class NnunetLayout:
 def _files(folder: Path, ending: str) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.name.endswith(ending) and not path.name.startswith("."))
+    return sorted(
+        path for path in folder.iterdir() if path.name.lower().endswith(ending) and not path.name.startswith(".")
+    )
 
 
 def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:
     """Case → channel number → file; files not named ``CASE_0000`` are no scans."""
     found: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in _files(folder, ending):
-        match = re.fullmatch(r"(.+)_(\d{4})", path.name.removesuffix(ending))
+        match = re.fullmatch(r"(.+)_(\d{4})", path.name[: -len(ending)])
         if match:
             found[match[1]][int(match[2])] = path
     return dict(found)

@@ -10,7 +10,6 @@ import json
 import shutil
 import stat
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,26 +18,29 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from client.foreign.declared import (
+from client.foreign.teacher import MODEL, ForeignTeacher, hashes, read_command
+from client.foreign.watch import Usage
+from client.policy import load_site
+from client.records.declared import (
     DECLARED,
     Activation,
     Declared,
+    ForeignKind,
     Intensity,
-    Kind,
     LabelOf,
     check_unit,
     has_foreign,
     read_labels,
 )
-from client.foreign.teacher import MODEL, ForeignTeacher, hashes, read_command
-from client.policy import load_site
+from client.records.voter_files import voter_directory
 from client.site.books import open_books, writing_teachers
-from client.training.task import voter_directory
 from common.config import DataConfig, load_study
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.reading import parsing
 
 MAX_BUNDLE_BYTES = 1 << 33
+MAX_BUNDLE_FILES = 10_000
 _INCOMING = "incoming"
 
 
@@ -64,10 +66,12 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was added: its declaration, and its first answer, the share of each label on a made-up volume."""
+    """What was added: its declaration, its first answer, the share of each label on a made-up volume, and what that
+    took."""
 
     declared: Declared
     shares: dict[str, float]
+    used: Usage
 
 
 def add(site_dir: Path, brought: Brought) -> Added:
@@ -82,7 +86,7 @@ def add(site_dir: Path, brought: Brought) -> Added:
         with _incoming(folder) as incoming:
             declared = _declare(brought, incoming, study.data)
             _write(incoming, declared)
-            trial = ForeignTeacher.load(incoming, study.data).ask(_made_up(study.data))
+            trial, used = ForeignTeacher.load(incoming, study.data).run(_made_up(study.data))
             with open_books(config) as ledger:  # before it is there: what a worker finds must be on record
                 ledger.record_foreign(brought.voter, declared.served, brought=str(declared.kind))
             _remove(folder)
@@ -90,14 +94,17 @@ def add(site_dir: Path, brought: Brought) -> Added:
                 (incoming / MODEL).rename(folder / MODEL)
             _write(folder, declared)
     shares = trial.mean(axis=(1, 2, 3))
-    return Added(declared, {name: round(float(s), 4) for name, s in zip(study.data.labels, shares, strict=True)})
+    named = {name: round(float(s), 4) for name, s in zip(study.data.labels, shares, strict=True)}
+    return Added(declared, named, used)
 
 
 def remove(site_dir: Path, voter: int) -> None:
     """Take a brought teacher away; what the site's ledger has of it stays. InvalidInput where there is none."""
     teachers = site_dir / "teachers"
     if not has_foreign(teachers, voter):
-        raise InvalidInput("voter without a teacher that was brought", value=voter, limit="one of `site teacher add`")
+        raise InvalidInput(
+            "no teacher was added for this voter", value=voter, limit="a voter that `consilium site teacher add` named"
+        )
     with writing_teachers({site_dir}):
         _remove(voter_directory(teachers, voter))
 
@@ -137,7 +144,7 @@ def _declare(brought: Brought, incoming: Path, data: DataConfig) -> Declared:
         kind = _copied(brought.source, incoming / MODEL)
         files = hashes(incoming, [Path(MODEL)])
     else:
-        kind, command = Kind.COMMAND, read_command(brought.command or "")
+        kind, command = ForeignKind.COMMAND, read_command(brought.command or "")
         named = [path for word in command if (path := Path(word)).is_absolute() and path.is_file()]
         files = hashes(incoming, [*named, *_existing(brought.models)])
     labels = read_labels(brought.labels) if brought.labels else _own_labels(kind, incoming / MODEL, data)
@@ -160,13 +167,13 @@ def _declare(brought: Brought, incoming: Path, data: DataConfig) -> Declared:
 def _existing(paths: tuple[Path, ...]) -> list[Path]:
     for path in paths:
         if not path.exists():
-            raise InvalidInput("path of --model or --reads", value=str(path), limit="one that is there")
+            raise InvalidInput("path of --model or --reads", value=str(path), limit="an existing path")
     return [path.absolute() for path in paths]
 
 
-def _own_labels(kind: Kind, model: Path, data: DataConfig) -> tuple[LabelOf, ...]:
+def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[LabelOf, ...]:
     """What a bundle's metadata calls its output's channels, where these are the study's names."""
-    found = _channel_names(model / "configs" / "metadata.json") if kind is Kind.BUNDLE else {}
+    found = _channel_names(model / "configs" / "metadata.json") if kind is ForeignKind.BUNDLE else {}
     known = {name.casefold(): name for name in data.labels}
     if not found or not all(name.casefold() in known for name in found.values()):
         raise InvalidInput(
@@ -193,7 +200,7 @@ def _channel_names(metadata: Path) -> dict[str, str]:
     return found
 
 
-def _copied(source: Path, target: Path) -> Kind:
+def _copied(source: Path, target: Path) -> ForeignKind:
     """Copy a model into the site; what it is, from what it holds. Nothing of it is run or unpickled."""
     if source.suffix == ".onnx":
         raise InvalidInput(
@@ -206,37 +213,54 @@ def _copied(source: Path, target: Path) -> Kind:
     if source.is_dir():
         if not (source / "configs").is_dir():
             raise InvalidInput("folder of a teacher", value=str(source), limit="a MONAI bundle, with configs/")
+        _check_links(source)
         try:
             shutil.copytree(source, target, symlinks=False)
         except OSError as error:
             limit = "files that can be read, and links that lead to some"
             raise InvalidInput("folder of a teacher cannot be copied", value=str(source), limit=limit) from error
-        return Kind.BUNDLE
-    try:
-        with zipfile.ZipFile(source) as archive:
-            names = archive.namelist()
-            if any(Path(name).name == "constants.pkl" for name in names) and any("/code/" in name for name in names):
-                shutil.copyfile(source, target)
-                return Kind.TORCHSCRIPT
-            root = next((name.split("configs/")[0] for name in names if "configs/" in name), None)
-            if root is None:
-                raise zipfile.BadZipFile
-            _unpack(archive, root, target)
-            return Kind.BUNDLE
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
-        raise InvalidInput(
-            "file of a teacher",
-            value=source.name,
-            limit="TorchScript (torch.jit.save), or a zip file of a MONAI bundle",
-            remedy="weights alone are no model: export TorchScript with torch.jit.script(net).save('model.ts'), "
-            "or put them into a MONAI bundle",
-        ) from error
+        return ForeignKind.BUNDLE
+    remedy = (
+        "weights alone are no model: export TorchScript with torch.jit.script(net).save('model.ts'), "
+        "or put them into a MONAI bundle"
+    )
+    limit = "TorchScript (torch.jit.save), or a zip file of a MONAI bundle"
+    with (
+        parsing("file of a teacher", value=source.name, limit=limit, remedy=remedy),
+        zipfile.ZipFile(source) as archive,
+    ):
+        names = archive.namelist()
+        if any(Path(name).name == "constants.pkl" for name in names) and any("/code/" in name for name in names):
+            shutil.copyfile(source, target)
+            return ForeignKind.TORCHSCRIPT
+        root = next((name.split("configs/")[0] for name in names if "configs/" in name), None)
+        if root is None:
+            raise zipfile.BadZipFile
+        _unpack(archive, root, target)
+    return ForeignKind.BUNDLE
+
+
+def _check_links(source: Path) -> None:
+    """InvalidInput for a link that leads out of a bundle's folder: what it leads to would be copied into the site."""
+    inside = source.resolve()
+    for path in source.rglob("*"):
+        if path.is_symlink() and inside not in path.resolve().parents:
+            raise InvalidInput(
+                "link in the folder of a teacher",
+                value=path.relative_to(source).as_posix(),
+                limit="a link to a file in the same folder",
+                remedy="copy the folder with `cp -rL` after a look at what its links lead to, and add the copy",
+            )
 
 
 def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
     """A bundle's files, none outside of ``target``, no links, and not more than :data:`MAX_BUNDLE_BYTES`."""
     entries = [entry for entry in archive.infolist() if entry.filename.startswith(root) and not entry.is_dir()]
     total = sum(entry.file_size for entry in entries)
+    free = shutil.disk_usage(target.parent).free
+    if len(entries) > MAX_BUNDLE_FILES or total > free // 2:
+        limit = f"{MAX_BUNDLE_FILES} files, and half of the {free} bytes that are free"
+        raise InvalidInput("bundle's zip file", value=f"{len(entries)} files of {total} bytes", limit=limit)
     for entry in entries:
         path = (target / entry.filename.removeprefix(root)).resolve()
         link = stat.S_ISLNK(entry.external_attr >> 16)

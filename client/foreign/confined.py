@@ -1,9 +1,10 @@
 """A program the hospital brought, run where it can read what was declared, write its own folder, and reach no network.
 
 Three locks of the Linux kernel, none of which needs a privilege or can be taken off again: Landlock (files by path),
-seccomp (no socket of any kind, no tracing, no mounts, no session of its own) and resource limits. A time limit ends the
-whole process group, which nothing in it can leave. Refuses to run anything on a kernel that has not both.
-Source: landlock(7), seccomp(2).
+seccomp (the calls of :mod:`client.foreign.calls` and no others) and resource limits. No call reaches another process of
+the same user. Processes, memory and files are counted together (:mod:`client.foreign.watch`); past a limit, or when the
+time is up, the whole process group is ended, which nothing in it can leave. Refuses to run anything on a kernel that
+has not both. Source: landlock(7), seccomp(2).
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from client.foreign.calls import MACHINES, call_filter
+from client.foreign.watch import MAX_ENTRIES, Usage, measure, tasks_of_user
 from common.errors import DaemonFailed, InvalidInput
 from common.process import base_env
 
@@ -35,24 +39,42 @@ SYSTEM = (
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPUS = "nvidia*"
 MAX_FILE_BYTES = 1 << 31
+MAX_PROCESSES = 64
+MORE_TASKS = 1024
+"""Threads that a program may have beside those its user has when it begins; root is held by MAX_PROCESSES alone."""
+SCRATCH_BYTES = 256 << 20
+"""What a program may write at least: caches of its libraries, and answers of small volumes."""
+LOOK_EVERY_S = 0.1
 _LAST_WORDS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a program may do: paths to read, paths to write, seconds, and GiB of memory of its own."""
+    """What a program and all it starts may do together: paths to read, paths to write, seconds, GiB of memory, bytes
+    of files."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     timeout_s: int
     memory_gib: int
+    disk_bytes: int = SCRATCH_BYTES
+
+    @property
+    def most(self) -> Usage:
+        """The limits on what is counted."""
+        return Usage(MAX_PROCESSES, self.memory_gib << 30, self.disk_bytes, MAX_ENTRIES)
 
 
-def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Path) -> None:
+def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Path) -> Usage:
     """Run ``argv`` to its end under ``within``, its words going to ``log``, which it cannot reach itself.
 
-    DaemonFailed if it ends otherwise than with 0, or not in time; the message has the last of its words and is for the
-    site's own eyes.
+    Returns:
+        The most it was seen to use at once, looked at every :data:`LOOK_EVERY_S` seconds and at its end.
+
+    Raises:
+        DaemonFailed: If it ends otherwise than with 0, not in time, or used more than ``within`` allows. The message
+            has the last of its words and is for the site's own eyes.
+        InvalidInput: On a kernel that cannot confine a program.
     """
     if not can_confine():
         raise InvalidInput(
@@ -76,20 +98,41 @@ def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Pa
             start_new_session=True,
         )
         try:
-            status: int | None = process.wait(within.timeout_s)
-        except subprocess.TimeoutExpired:
-            status = None
+            status, used, over = _watched(process, within, log)
         finally:
             _end_group(process)
+    if over:
+        raise DaemonFailed(f"the teacher's program was ended: {over}; to fix: {_REMEDY}")
     if status is None:
         raise DaemonFailed(f"the teacher's program was ended after {within.timeout_s} s; to fix: --timeout")
     if status != 0:
         raise DaemonFailed(f"the teacher's program ended with {status}: {_last_words(log)}")
+    return used
+
+
+_REMEDY = "--memory for memory; else have it use fewer processes, write less and delete what it no longer needs"
+
+
+def _watched(process: subprocess.Popen[bytes], within: Confinement, log: Path) -> tuple[int | None, Usage, str]:
+    """Its exit status (None: not in time), the most it used, and what was too much."""
+    written, most = [*map(Path, within.writes)], within.most
+    deadline, peak = time.monotonic() + within.timeout_s, Usage()
+    while True:
+        try:
+            status: int | None = process.wait(min(LOOK_EVERY_S, max(0.0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            status = None
+        used = measure(process.pid, written, memory_limit=most.memory_bytes)
+        words = log.stat().st_blocks * 512
+        used = replace(used, disk_bytes=used.disk_bytes + words)
+        peak = peak.peak(used)
+        if (over := used.over(most)) or status is not None or time.monotonic() >= deadline:
+            return status, peak, over
 
 
 def can_confine() -> bool:
     """Whether this kernel has what a confinement is made of."""
-    return sys.platform == "linux" and platform.machine() in _CALLS and _landlock_version() >= 1
+    return sys.platform == "linux" and platform.machine() in MACHINES and _landlock_version() >= 1
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -129,33 +172,6 @@ _FILE_RIGHTS = _READ_FILE | _WRITE_FILE | _EXECUTE | _TRUNCATE | _IOCTL
 _NOT_MADE = 1 << 6 | 1 << 11  # devices
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 
-_CALLS: dict[str, tuple[int, dict[str, int]]] = {
-    "x86_64": (
-        0xC000003E,
-        {"socket": 41, "ptrace": 101, "setpgid": 109, "setsid": 112, "pivot_root": 155, "mount": 165, "umount2": 166}
-        | {"init_module": 175, "delete_module": 176, "kexec_load": 246, "add_key": 248, "request_key": 249}
-        | {"keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304, "setns": 308}
-        | {"process_vm_readv": 310, "process_vm_writev": 311, "finit_module": 313, "bpf": 321, "userfaultfd": 323}
-        | {"truncate": 76, "~chmod": 90, "~fchmod": 91, "~chown": 92, "~fchown": 93, "~lchown": 94, "~utime": 132}
-        | {"~setxattr": 188, "~lsetxattr": 189, "~fsetxattr": 190, "~removexattr": 197, "~lremovexattr": 198}
-        | {"~fremovexattr": 199, "~utimes": 235, "~fchownat": 260, "~futimesat": 261, "~fchmodat": 268}
-        | {"~utimensat": 280},
-    ),
-    "aarch64": (
-        0xC00000B7,
-        {"socket": 198, "ptrace": 117, "setpgid": 154, "setsid": 157, "pivot_root": 41, "mount": 40, "umount2": 39}
-        | {"init_module": 105, "delete_module": 106, "kexec_load": 104, "add_key": 217, "request_key": 218}
-        | {"keyctl": 219, "unshare": 97, "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268}
-        | {"process_vm_readv": 270, "process_vm_writev": 271, "finit_module": 273, "bpf": 280, "userfaultfd": 282}
-        | {"truncate": 45, "~setxattr": 5, "~lsetxattr": 6, "~fsetxattr": 7, "~removexattr": 14, "~lremovexattr": 15}
-        | {"~fremovexattr": 16, "~fchmod": 52, "~fchmodat": 53, "~fchownat": 54, "~fchown": 55, "~utimensat": 88},
-    ),
-}
-"""Each machine's number and the calls that are refused. ``~``: said to be done and not done, since Landlock knows no
-modes, owners or times and copying a file sets them."""
-_NEWER = (*range(425, 434), 438, 442, 463, 466)  # io_uring, new mounts, pidfd_getfd, and attributes by another way
-_NEWER_SILENT = (452,)  # fchmodat2
-
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
@@ -194,25 +210,18 @@ def _restrict_files(within: Confinement) -> None:
     os.close(ruleset)
 
 
-def _restrict_calls() -> None:
-    """A seccomp filter: the calls of this machine's table, every later one by the same numbers, no other machine's."""
-    machine, calls = _CALLS[platform.machine()]
-    refused = {number for name, number in calls.items() if not name.startswith("~")} | set(_NEWER)
-    if _landlock_version() >= 3:
-        refused.discard(calls["truncate"])
-    silent = {number for name, number in calls.items() if name.startswith("~")} | set(_NEWER_SILENT)
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    kill, allow, fail = 0x80000000, 0x7FFF0000, 0x00050000
-    program = [(load, 0, 0, 4), (equal, 1, 0, machine), (give, 0, 0, kill), (load, 0, 0, 0)]
-    program += [(at_least, 0, 1, 0x40000000), (give, 0, 0, kill)]  # x32: the same calls by other numbers
-    for numbers, answer in ((refused, fail | 1), (silent, fail)):
-        for number in sorted(numbers):
-            program += [(equal, 0, 1, number), (give, 0, 0, answer)]
-    program.append((give, 0, 0, allow))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
-    filters = struct.pack("@HP", len(program), ctypes.addressof(code))
+def _restrict_calls(program: bytes) -> None:
+    """Let the kernel hold every call against ``program`` (:func:`client.foreign.calls.call_filter`)."""
+    code = ctypes.create_string_buffer(program, len(program))
+    filters = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     if _libc().prctl(22, 2, filters, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "seccomp")
+
+
+def _drop_capabilities() -> None:
+    """Of a site that runs as root, too, the program has no privilege; no_new_privs keeps it from getting one again."""
+    if _libc().capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _limit(within: Confinement) -> None:
@@ -221,8 +230,13 @@ def _limit(within: Confinement) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: cpu,
         resource.RLIMIT_DATA: memory,
-        resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
+        resource.RLIMIT_FSIZE: min(MAX_FILE_BYTES, within.disk_bytes + (1 << 20)),  # more than the quota: to be seen
         resource.RLIMIT_NOFILE: 1024,
+        resource.RLIMIT_NPROC: tasks_of_user() + MORE_TASKS,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_SIGPENDING: MORE_TASKS,
     }
     for which, most in limits.items():
         hard = resource.getrlimit(which)[1]
@@ -239,8 +253,10 @@ def main() -> None:
         sys.exit("prctl failed")
     try:
         _limit(within)
+        program = call_filter(platform.machine(), scoped_signals=_landlock_version() >= 6, group=os.getpid())
         _restrict_files(within)
-        _restrict_calls()
+        _drop_capabilities()
+        _restrict_calls(program)
         os.execv(argv[0], argv)
     except OSError as error:
         sys.exit(f"cannot run {argv[0]} confined: {error}")

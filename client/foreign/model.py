@@ -29,7 +29,7 @@ from monai.transforms import (
     Spacing,
 )
 
-from client.foreign.declared import Activation, Declared, Intensity, Kind
+from client.records.declared import Activation, Declared, ForeignKind, Intensity
 from common.errors import ConsiliumError, InvalidInput
 
 LARGEST_STEP = 32
@@ -62,7 +62,7 @@ def find_weights(bundle: Path) -> Path:
 def answer(declared: Declared, model: Path, image: Path) -> MetaTensor:
     """Class probabilities [k, x, y, z] of the volume in ``image``, on whatever voxels the model works on."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    make = _bundle if declared.kind is Kind.BUNDLE else _torchscript
+    make = _bundle if declared.kind is ForeignKind.BUNDLE else _torchscript
     network, prepared, inferer = make(declared, model, image, device)
     with torch.inference_mode():
         raw = inferer(prepared[None].as_tensor().to(device, torch.float32), network.to(device).eval())

@@ -7,13 +7,17 @@ and files that are not those on the site's record.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +28,9 @@ from jaxtyping import Float
 from monai.data import MetaTensor
 from monai.transforms import SpatialResample
 
-from client.foreign.confined import Confinement, read_plain_file, run_confined
-from client.foreign.declared import DECLARED, Declared, Kind
+from client.foreign.confined import SCRATCH_BYTES, Confinement, read_plain_file, run_confined
+from client.foreign.watch import Usage
+from client.records.declared import DECLARED, Declared, ForeignKind
 from common.canonical import sha256_bytes, sha256_file
 from common.config import DataConfig
 from common.data.nifti import Scan, read_nifti
@@ -37,6 +42,8 @@ LEAST_COVERED = 0.1
 PROBABILITY_SLACK = 1e-2
 KEPT_BYTES = 1 << 29
 """Of answers kept in memory: a joint query asks about the same volumes every round."""
+
+log = logging.getLogger(__name__)
 
 MODEL = "model"
 CASE = "case"
@@ -66,7 +73,7 @@ class ForeignTeacher:
         changed = sorted(name for name, hash_ in self.declared.files.items() if found.get(name) != hash_)
         if changed:
             raise InvalidInput(
-                "file of a teacher is not the one on record",
+                "the teacher's file differs from the one on record",
                 value=changed[0],
                 remedy="put it back, or `consilium site teacher add` it again",
             )
@@ -76,18 +83,19 @@ class ForeignTeacher:
         name = sha256_bytes(volume)
         if name in self.kept:
             return self.kept[name]
-        self.check_files()
-        answer = self._run(volume)
+        answer, used = self.run(volume)
+        log.info("foreign-teacher used=%r", str(used))
         answer.flags.writeable = False
         self.kept[name] = answer
         while sum(one.nbytes for one in self.kept.values()) > KEPT_BYTES:
             self.kept.popitem(last=False)
         return answer
 
-    def _run(self, content: bytes) -> Float[np.ndarray, "k x y z"]:
+    def run(self, content: bytes) -> tuple[Float[np.ndarray, "k x y z"], Usage]:
+        """:meth:`ask` without what was kept, and the most that the program used at once. # sensitive"""
+        self.check_files()
         volume = volume_from_bytes(content, self.data)
-        with tempfile.TemporaryDirectory(prefix="consilium-teacher-") as made:
-            scratch = Path(made).resolve()
+        with _scratch() as scratch:
             given, out, home = (scratch / name for name in ("in", "out", "home"))
             for folder in (given, out, home):
                 folder.mkdir()
@@ -98,10 +106,11 @@ class ForeignTeacher:
                 writes=(str(home), str(out)),
                 timeout_s=self.declared.timeout_s,
                 memory_gib=self.declared.memory_gib,
+                disk_bytes=scratch_bytes(volume, outputs=self.declared.outputs),
             )
-            run_confined(argv, within, cwd=home, log=scratch / "log")
+            used = run_confined(argv, within, cwd=home, log=scratch / "log")
             found = read_nifti(read_plain_file(_only_output(out)), channels=None)
-        return on_grid(found, volume, self.declared.label_numbers(self.data), classes=len(self.data.labels))
+        return on_grid(found, volume, self.declared.label_numbers(self.data), classes=len(self.data.labels)), used
 
     def _write_input(self, scan: Scan, given: Path) -> None:
         """One file with all channels, and for ``{input_dir}`` one a channel, as nnU-Net names them."""
@@ -116,7 +125,7 @@ class ForeignTeacher:
 
     def _argv(self, given: Path, out: Path) -> list[str]:
         image, result = str(given / f"{CASE}.nii.gz"), str(out / f"{CASE}.nii.gz")
-        if self.declared.kind is not Kind.COMMAND:
+        if self.declared.kind is not ForeignKind.COMMAND:
             own = (str(self.folder / DECLARED), str(self.folder / MODEL), image, result)
             return [sys.executable, "-P", "-m", "client.foreign.model", *own]
         places = {"input": image, "output": result, "input_dir": str(given / "channels"), "output_dir": str(out)}
@@ -124,7 +133,7 @@ class ForeignTeacher:
 
 
 def filled(word: str, places: Mapping[str, str]) -> str:
-    """A word of a command's template with its paths in place; other braces stay as they are."""
+    """Return a word of a command's template with its paths filled in. Other braces are left unchanged."""
     for name, path in places.items():
         word = word.replace("{" + name + "}", path)
     return word
@@ -138,14 +147,16 @@ def read_command(text: str) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise InvalidInput("--command", value=text, limit=f"words that a shell could split ({error})") from error
+        raise InvalidInput("--command", value=text, limit=f"a command line that a shell can split ({error})") from error
     program = shutil.which(words[0]) if words else None
     if program is None:
-        raise InvalidInput("program of --command", value=words[:1], limit="one that can be run", remedy="give its path")
+        raise InvalidInput(
+            "program of --command", value=words[:1], limit="an executable program", remedy="give its path"
+        )
     if not any(f"{{{name}" in text for name in ("input}", "input_dir}")):
-        raise InvalidInput("--command", value=text, limit="one with {input} or {input_dir}")
+        raise InvalidInput("--command", value=text, limit="a command that contains {input} or {input_dir}")
     if not any(f"{{{name}" in text for name in ("output}", "output_dir}")):
-        raise InvalidInput("--command", value=text, limit="one with {output} or {output_dir}")
+        raise InvalidInput("--command", value=text, limit="a command that contains {output} or {output_dir}")
     return (os.path.abspath(program), *words[1:])
 
 
@@ -169,12 +180,30 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
     """What a program may read beside its input: what it is made of, and its own environment."""
-    if declared.kind is not Kind.COMMAND:
+    if declared.kind is not ForeignKind.COMMAND:
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, *(path for path in sys.path if path))))
     found = []
     for path in (Path(program), Path(program).resolve()):
         found += [str(path), *([str(path.parent.parent)] if path.parent.name == "bin" else [])]
     return (*dict.fromkeys(found), *declared.reads, *(name for name in declared.files if os.path.isabs(name)))
+
+
+def scratch_bytes(volume: Volume, *, outputs: int) -> int:
+    """What a program may write for one volume: sixteen answers of float32 on the volume's own voxels, and some more."""
+    return SCRATCH_BYTES + 16 * 4 * max(outputs, len(volume.image)) * math.prod(volume.native_shape)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a temporary folder and delete it at the end with everything in it."""
+    folder = Path(tempfile.mkdtemp(prefix="consilium-teacher-")).resolve()
+    try:
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder)
+        except (OSError, RecursionError):
+            subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
 def _save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
@@ -249,7 +278,7 @@ def _summed(array: Float[np.ndarray, "c x y z"], labels: Mapping[int, int], clas
     if low < -PROBABILITY_SLACK or high > 1 + PROBABILITY_SLACK or off > PROBABILITY_SLACK:
         raise InvalidInput(
             "the teacher's output", value=f"{low:g} to {high:g}", limit="probabilities that sum to 1",
-            remedy="say what makes them of it: --activation",
+            remedy="name the function that turns the output into probabilities: --activation",
         )  # fmt: skip
     result = np.zeros((classes, *array.shape[1:]), np.float32)
     for output, label in labels.items():

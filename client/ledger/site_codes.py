@@ -19,7 +19,6 @@ from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import check_ledger_name
 from common.ledger.records import CodeRecord, parse_body
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
-from common.ledger.site_sealed import draw_key
 from common.masking import DrawId, MaskedRoster, mask_private_key
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import within
@@ -80,7 +79,7 @@ class KeepsCodes(SiteFile):
         self._catch_up()
         if not self._books.teachers.code_stands(query_id):
             return None
-        seq, record = self._books.teachers.codes[query_id], self._code_record(query_id)
+        seq, record = self._books.teachers.codes[query_id].seq, self._code_record(query_id)
         found = self._chain.payload(query_id)
         if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
             raise LedgerCorrupt("the stored code is not the one on record", row=seq)
@@ -89,10 +88,7 @@ class KeepsCodes(SiteFile):
         return code
 
     def _code_record(self, query_id: str) -> CodeRecord:
-        codes = self._books.teachers.codes
-        row = self._chain.row(codes[query_id])
-        codes.check(query_id, row)
-        return CodeRecord.from_json(parse_body(row.body))
+        return CodeRecord.from_json(parse_body(self._chain.row_at(self._books.teachers.codes[query_id]).body))
 
     # --- sealed sums
 
@@ -109,10 +105,12 @@ class KeepsCodes(SiteFile):
         """This site's key for one draw of a batch: the same when asked again, another after a loss of this ledger.
 
         Refused (``old-draw``) past :data:`KEYS_A_CHARGE` for what was charged here: a draw that is offered under ever
-        other batches costs nothing, and would fill the disk.
+        other batches costs nothing, and would fill the disk. Refused for a draw whose key was disclosed, too.
         """
         of = draw.batch, draw.number
         with self._writing():
+            if self._books.sealed.is_disclosed(*of):
+                raise Refused("old-draw", "the mask key of this draw was disclosed to an auditor")
             if of not in self._books.sealed.nonces:
                 if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
                     raise Refused("old-draw", "one draw was offered under too many batches")
@@ -136,7 +134,7 @@ class KeepsCodes(SiteFile):
         """
         with self._writing():
             for query in queries:
-                if draw_key(query.id, roster.draw) not in self._books.sealed.masked:
+                if (query.id, roster.draw) not in self._books.sealed.masked:
                     self._mask(query, roster, make)
         return {query.id: self._words(query.id, roster) for query in queries}
 
@@ -147,21 +145,23 @@ class KeepsCodes(SiteFile):
         make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
     ) -> None:
         code, share = self.code(query.id), share_std(query.mechanism, sites=len(roster.members))
+        if self._books.sealed.is_disclosed(roster.batch, roster.draw):
+            raise Refused("old-draw", "the mask key of this draw was disclosed to an auditor")
         if code is None:
             raise Refused("no-code", f"query {query.id[:12]} has no code to mask")
         data = make(code, query, share).astype("<u8").tobytes()
-        record = MaskedRecord(query.id, roster.draw, roster.id, share, sha256_bytes(data))
+        record = MaskedRecord(query.id, roster.draw, roster.id, share, sha256_bytes(data), roster.batch)
         self._append(record, payload=(f"{query.id}/{roster.draw}", data))
 
     def _words(self, query_id: str, roster: MaskedRoster) -> NDArray[np.uint64]:
-        books, key = self._books.sealed, draw_key(query_id, roster.draw)
+        books = self._books.sealed
         found = self._chain.payload(f"{query_id}/{roster.draw}")
         if books.masked_under(query_id, roster.draw) != roster.id:
             raise Refused("roster", f"query {query_id[:12]} was masked for another roster of this draw")
-        if found is None or books.masked[key] < self._books.teachers.last_withdrawal:
+        place = books.masked[query_id, roster.draw]
+        if found is None or place.seq < self._books.teachers.last_withdrawal:
             raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
-        row = self._chain.row(books.masked[key])
-        books.masked.check(key, row)
+        row = self._chain.row_at(place)
         if sha256_bytes(found[1]) != MaskedRecord.from_json(parse_body(row.body)).words_sha256:
             raise LedgerCorrupt("the masked code is not the one on record", row=row.seq)
         return np.frombuffer(found[1], dtype="<u8").astype(np.uint64)

@@ -12,13 +12,14 @@ holds no patient's name, image or label. Threads must take turns by a lock of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol as StructuralType
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_codes import KeepsCodes
+from client.ledger.site_disclosures import KeepsDisclosures
 from client.ledger.site_peers import KeepsPeers
 from client.ledger.site_receipts import KeepsReceipts
 from client.ledger.site_teachers import KeepsTeachers
@@ -44,27 +45,19 @@ from common.ledger.records import (
 from common.ledger.reservations import Reservation
 from common.ledger.rollback_guard import kept_standing
 from common.ledger.rows import format_time
+from common.ledger.spending import BudgetTerms
 from common.privacy.accounting import Guarantee, guarantee
-from common.privacy.mechanism import AccountantName, Budget, Protection, QuerySpec
+from common.privacy.mechanism import AccountantName, Budget, QuerySpec
 
 
-class Caps(StructuralType):
+class CapsTerms(BudgetTerms, StructuralType):
     """A site's own limits, as its policy states them."""
-
-    @property
-    def budget(self) -> Budget: ...
-
-    @property
-    def accountant(self) -> AccountantName: ...
-
-    @property
-    def protection(self) -> Protection: ...
 
     @property
     def queries_per_day(self) -> int: ...
 
 
-class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
+class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsTeachers):
     """A site's ledger file, one for each patient pool. :meth:`open` or :meth:`read` it; a context manager."""
 
     @classmethod
@@ -73,7 +66,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         path: Path,
         pool: str,
         *,
-        caps: Caps,
+        caps: CapsTerms,
         site: str | None = None,
         signing_key: Ed25519PrivateKey | None = None,
         clock: Clock = utc_now,
@@ -89,7 +82,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         check_ledger_name(pool, what="pool name")
         key = signing_key or _own_key(path)
         if not path.exists():
-            genesis: dict[str, object] = {"site": site or pool}
+            genesis: dict[str, object] = {"site": site or pool, "standing": 1}
             if kept_standing(path) is not None:
                 raise LedgerCorrupt(
                     f"the site ledger {path} is gone and its standing is still there; to fix: put the newest copy of "
@@ -100,8 +93,11 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             chain = Chain.open(path, role="site", signing_key=key, clock=clock)
         ledger = cls(chain)
         try:
-            if not restored and (problem := ledger.forgotten()) is not None:
-                raise LedgerCorrupt(f"{problem}; to fix: `consilium site recover --own-ledger`")
+            ledger._restoring = restored
+            if not restored:
+                if (problem := ledger.forgotten()) is not None:
+                    raise LedgerCorrupt(f"{problem}; to fix: `consilium site recover --own-ledger`")
+                ledger._make_good_standing()
             ledger._declare(pool, site or pool, caps)
             ledger._drop_withdrawn_codes()
         except BaseException:
@@ -131,9 +127,11 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             raise InvalidInput("decision", value=decision, limit=", ".join(DECISIONS))
         with self._writing():
             if self._books.paused.get(study_id) == "withdraw":
-                raise InvalidInput("decision", value=decision, limit="none: the site withdrew for good")
+                raise InvalidInput(
+                    "decision", value=decision, limit="no further decision, because the site withdrew for good"
+                )
             if study_id not in self._books.studies:
-                raise InvalidInput("study", value=study_id, limit="a study this site consented to")
+                raise InvalidInput("study", value=study_id, limit="the id of a study this site consented to")
             self._append(DecisionRecord(study_id, decision))
 
     def take_sealing_key(self, sealing_key: str, *, replaces: str) -> None:
@@ -156,10 +154,13 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         return self._books.paused.get(study_id) or ("alarm" if self._books.alarms else None)
 
     def study_named(self, name: str) -> StudyTerms:
-        """The one study on record of this id, beginning of an id, or name; InvalidInput if there is none or several."""
+        """The one study on record of this id, beginning of an id, or name; of an empty name the only one.
+
+        InvalidInput if there is none or several.
+        """
         self._catch_up()
         studies = self._books.studies
-        found = [studies[name]] if name in studies else [t for t in studies.values() if t.name == name]
+        found = [studies[name]] if name in studies else [t for t in studies.values() if name in ("", t.name)]
         if not found and len(name) >= 6:
             found = [terms for terms in studies.values() if terms.id.startswith(name)]
         if len(found) != 1:
@@ -218,7 +219,8 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
         if draw is not None and any(draw <= (one.draw or 0) and not books.draw_stands(one, draw) for one in known):
             return Refused(
-                "old-draw", "a later draw of a query was accepted, or this one before the ledger was restored"
+                "old-draw",
+                "a later draw of this query was accepted, or this draw was accepted before the ledger was restored",
             )
         again = {q.id: q for q in queries if draw is None and books.is_settled(q.id)}
         if again:
@@ -232,7 +234,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             if draw is not None or not books.is_prepaid(query_id, query.mechanism, study_id=study_id)
         ]
         if any(query.mechanism.voters_per_site != study.voters_per_site for query in new.values()):
-            return Refused("wrong-mechanism", "a query asks for other voters than the study says")
+            return Refused("wrong-mechanism", "a query asks for another number of voters than the study states")
         short = books.shortfall(mechanisms, study_id=study_id)
         if short is not None:
             amounts = rational(short.requested), rational(short.remaining)
@@ -260,7 +262,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         books = self._books
         said = (study_id, reason, self._chain.today) in books.refusals  # once a day, whichever the queries
         again = reason == "released-before" and any(
-            books.reservations.receipted_by(query) not in books.asked_again for query in queries
+            books.reservations.receipted[query] not in books.asked_again for query in queries
         )
         if again or not said:
             self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
@@ -283,9 +285,9 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         if reservation is None or not self._books.is_for(
             reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
         ):
-            raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here for who asks")
+            raise Refused("not-accepted", f"query {query_id[:12]} was never accepted at this site for this server")
         if draw != reservation.draw or (draw is not None and not self._books.draw_stands(reservation, draw)):
-            raise Refused("not-accepted", f"another draw of query {query_id[:12]} was accepted than is asked for")
+            raise Refused("not-accepted", f"the draw asked for of query {query_id[:12]} is not the one accepted")
         if draw is None and not self._books.awaits_release(query_id):
             raise Refused("released-before", f"query {query_id[:12]} was released, as its receipt shows")
         return self._query(reservation)
@@ -305,11 +307,15 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         }
 
     def account(self) -> dict[str, object]:
-        """What was accepted and spent, JSON-ready: the same whoever the site's patients are."""
+        """What was accepted and spent, ready for JSON. It does not depend on the site's patients.
+
+        ``at_least`` is there only in doubt, and says why more may have been spent (:meth:`doubt`).
+        """
         books, declared = self._books, self._books.declared.declaration
         return {
             "pool": self.pool,
             "spent": {name.value: g.to_json() for name, g in self.guarantees().items()},
+            **({"at_least": doubt} if (doubt := self.doubt()) is not None else {}),
             "cap": {"accountant": str(declared.accountant), **_budget(declared.budget)},
             "queries_accepted": len(books.reservations),
             "receipted": len(books.reservations.receipted),
@@ -317,27 +323,34 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
             "alarms": list(self.alarms()),
         }
 
-    def summary(self) -> dict[str, object]:
-        """Plain facts for a person or a machine; JSON-ready."""
+    def summary(self, *, present: Iterable[Sequence[str]] = ()) -> dict[str, object]:
+        """Plain facts for a person or a machine; JSON-ready. ``present``: as for :meth:`trainings`.
+
+        They are handed over, so none says whether a patient was withdrawn. ``codes_stored`` are queries with a code.
+        """
         spent, books = self.spent(), self._books
         declared = books.declared.declaration
+        trainings = self.trainings(present=present)
         today = format_time(self._chain.clock())[:10]
         return {
             **self.account(),
             "share_spent": float(spent.mu_squared / books.limit),
             "queries_today": books.per_day.get(today, 0),
             "queries_per_day": books.declared.queries_per_day,
-            "codes_stored": sum(map(books.teachers.code_stands, books.teachers.codes)),
+            "codes_stored": len(books.teachers.codes),  # whether they still stand would tell of a withdrawal
             "released_again": books.released_again,
-            "patients_withdrawn": len(books.teachers.patients),
             "patient_identity": [
                 {"row": seq, "identity": str(record.identity), "sentence": record.identity.sentence}
                 for seq, record in books.teachers.identities
             ],
             "restored": len(books.restored_at),
+            "disclosures": [
+                {"draw": one.masks, "auditor": one.auditor, "queries": one.queries, "mu_squared": float(one.mu_squared)}
+                for one in books.sealed.disclosed
+            ],
             "trainings": {
-                **self.trainings().to_json(delta=declared.budget.delta),
-                "covers_every_release": self.trainings().covers_every_release,
+                **trainings.to_json(delta=declared.budget.delta),
+                "covers_every_release": trainings.covers_every_release,
             },
             "studies": [
                 {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()
@@ -369,7 +382,7 @@ class SiteLedger(KeepsCodes, KeepsPeers, KeepsReceipts, KeepsTeachers):
         newest = books.reservations.newest_in(study_id)
         return "spent" if newest and books.shortfall([newest], study_id=study_id) else "open"
 
-    def _declare(self, pool: str, site: str, caps: Caps) -> None:
+    def _declare(self, pool: str, site: str, caps: CapsTerms) -> None:
         declaration = PoolDeclaration(
             pool=pool, site=site, budget=caps.budget, accountant=caps.accountant, protection=caps.protection
         )

@@ -33,5 +33,3 @@ class KeepsPeers(SiteFile):
             before = self._books.sealed.peers.get(record.study_id, {}).get(record.site)
             if before != record.key:
                 self._append(record)
-        if before not in (None, record.key):
-            self._keep_standing()  # an older copy of the ledger would trust the key that was taken back

@@ -18,7 +18,7 @@ MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
 
 
 class KeepsReceipts(SiteFile):
-    """The part of a site's ledger that hears of the server's."""
+    """The part of a site's ledger that checks and stores receipts and heads of the server's ledger."""
 
     def record_receipt(self, receipt: Receipt, *, public_key: Ed25519PublicKey) -> None:
         """Check a server's receipt against everything on record here, and keep it.
@@ -40,7 +40,9 @@ class KeepsReceipts(SiteFile):
             if known is not None and receipt.ledger_id in books.alarms:
                 raise LedgerCorrupt(known)
             if known is not None:
-                raise Refused("receipt-superseded", "a person has ended the alarm this receipt raised")
+                raise Refused(
+                    "receipt-superseded", "a person at this site has already ended the alarm that this receipt raised"
+                )
             try:
                 books.check_receipt(receipt)
             except LedgerCorrupt as error:

@@ -1,1 +1,1 @@
-"""What a hospital's staff do and run: daemons, doctor, decisions about patients."""
+"""Holds what a hospital's staff run: daemons, doctor, decisions about patients."""

@@ -8,7 +8,6 @@ where models do. Refuses to start a node without TLS or without its own key.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -16,22 +15,36 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from client.policy import load_site
-from common.document import Document
+from client.site.node_link import NodeLink, write_link
+from common.engine import flower_env
 from common.errors import DaemonFailed, InvalidInput
-from common.objects import write_atomically
-from common.pki import NodeKeys, shared
+from common.objects import shared
+from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, executable, plain_text, proxy_env
+from common.reading import parse_json, parsing
+from common.security_log.program import log_daemon
 from common.sockets import free_port
-from common.supervision import FACTS, Kept, Standing, keep_running, last_words, standings
+from common.supervision import (
+    FACTS,
+    DaemonStanding,
+    KeptRunning,
+    all_of_a_study,
+    deliberate,
+    keep_running,
+    last_words,
+    standings,
+)
 from common.worker_api import healthy
 
 PARTS = ("worker", "node")
 """What a site runs: the process with data and models, and those that speak to the server."""
+
+LOG_MODULE = "client.operations.security_events"
 
 KILLED_NODE_S = 45.0
 """How long a SuperNode that was killed waits: SuperLink counts it as online until 60 s without a heartbeat."""
@@ -75,6 +88,11 @@ class SiteNode:
         return self.folder / "runtime.secret"
 
     @property
+    def home(self) -> Path:
+        """Flower's home folder for this node."""
+        return self.folder / "flower"
+
+    @property
     def log(self) -> Path:
         """The SuperNode's log."""
         return self.folder / "logs" / "supernode.log"
@@ -115,8 +133,8 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
             *("--isolation", "process", "--superexec-auth-secret-file", str(node.secret)),
             *(("--max-retries", str(max_retries)) if max_retries is not None else ()),
         ),
-        env=_flower_env(node, **proxy_env()),
-        cwd=node.folder / "flower",
+        env=flower_env(node.home, **proxy_env()),
+        cwd=node.home,
         log=node.log,
         ready=lambda: node_id(node, since=start) is not None,
         ready_timeout_s=ready_timeout_s,
@@ -138,20 +156,10 @@ def launcher(node: SiteNode) -> DaemonSpec:
             *(sys.executable, "-P", "-m", "client.app", "--runtime", f"127.0.0.1:{node.port}"),
             *("--secret", str(node.secret), "--socket", str(node.socket.absolute())),
         ),
-        env=_flower_env(node),
-        cwd=node.folder / "flower",
+        env=flower_env(node.home),
+        cwd=node.home,
         log=log,
         ready=lambda: "event=ready" in plain_text(log, since=start),
-    )
-
-
-def _flower_env(node: SiteNode, **extra: str) -> dict[str, str]:
-    return base_env(
-        FLWR_HOME=str(node.folder / "flower"),
-        FLWR_TELEMETRY_ENABLED="0",
-        FLWR_DISABLE_UPDATE_CHECK="1",
-        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-        **extra,
     )
 
 
@@ -191,11 +199,20 @@ def worker(site_dir: Path, *, socket: Path | None = None) -> DaemonSpec:
     )
 
 
-def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callable[[], None] = lambda: None) -> None:
+def site_up(
+    site_dir: Path,
+    *,
+    parts: Collection[str] = PARTS,
+    others: Sequence[Path] = (),
+    on_ready: Callable[[], None] = lambda: None,
+    log_to: Sequence[str] = (),
+) -> None:
     """Run a site's daemons in the foreground until SIGINT or SIGTERM; what dies is started again.
 
     ``parts``: ``worker`` (data and models) and ``node`` (SuperNode and launcher), which may run as two users or in two
     containers. The node's part needs the folder ``node/`` of the site's directory and sees nothing else of it.
+    The worker's part sends the site's security events to the targets ``log_to``. ``others`` are directories of further
+    studies of this hospital, whose daemons run, too.
     """
     folder = site_dir.absolute() / "node"
     with contextlib.ExitStack() as stack:
@@ -207,22 +224,46 @@ def site_up(site_dir: Path, *, parts: Collection[str] = PARTS, on_ready: Callabl
         if "worker" in parts:
             _make_socket_folder(socket.parent)
             write_link(site_dir)
-            kept.append(Kept(spec=lambda: worker(site_dir, socket=socket)))
+            kept.append(KeptRunning(spec=lambda: worker(site_dir, socket=socket)))
+            if log_to:
+                log = partial(log_daemon, site_dir, module=LOG_MODULE, name=site_dir.absolute().name, targets=log_to)
+                log()  # a target of no known form is said at once
+                kept.append(KeptRunning(spec=log))
         if "node" in parts:
             node = site_node(folder, socket=socket)
             kept.append(
-                Kept(
+                KeptRunning(
                     spec=lambda: supernode(node, ready_timeout_s=math.inf),
                     first_s=5.0,
                     after_kill_s=KILLED_NODE_S,
                     explain=explain_supernode,
                 )
             )
-            kept.append(Kept(spec=lambda: launcher(node), explain=last_words))
+            kept.append(KeptRunning(spec=lambda: launcher(node), explain=last_words))
+        kept += [KeptRunning(spec=partial(study_daemons, other, log_to), explain=deliberate) for other in others]
         keep_running(site_dir / "logs" if "worker" in parts else folder / "logs", kept, on_ready=on_ready)
 
 
-def daemon_standings(site_dir: Path) -> tuple[Standing, ...]:
+def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
+    """How to start all daemons of one more study of this hospital: ``consilium site up`` of its own directory."""
+    folder = site_dir.absolute()
+
+    def ready() -> bool:
+        found = daemon_standings(folder)
+        return bool(found) and all(one.state == "ready" for one in found)
+
+    return all_of_a_study(
+        ("site", "up", "--site-dir", str(folder)),
+        folder,
+        log="site.log",
+        ready=ready,
+        ready_timeout_s=math.inf,
+        log_to=log_to,
+        show_log=False,
+    )
+
+
+def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     """How every daemon of this site stands, as far as its logs can be read."""
     return standings((site_dir / "logs", site_dir / "node" / "logs"))
 
@@ -269,29 +310,11 @@ def _make_socket_folder(folder: Path) -> None:
         os.umask(before)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLink(Document):
-    """What a site's node is told of ``site.toml``."""
-
-    site: str
-    superlink: str
-
-
-def write_link(site_dir: Path) -> None:
-    """Tell the node's part what it needs of ``site.toml``: the site's name and the server's address."""
-    config = load_site(site_dir)
-    link = NodeLink(config.site, config.server.superlink)
-    write_atomically(site_dir / "node" / "link.json", (json.dumps(link.to_json(), indent=1) + "\n").encode())
-
-
 def site_node(folder: Path, *, socket: Path, port: int = 0) -> SiteNode:
     """A site's SuperNode from its folder ``node/`` alone; ``port`` 0 chooses a free one."""
-    try:
-        record = json.loads((folder / "link.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(
-            "link.json of the node", value=str(folder), remedy="start the worker's part first"
-        ) from error
+    remedy = "start the worker's part first"
+    with parsing("link.json of the node", value=str(folder), remedy=remedy):
+        record = parse_json((folder / "link.json").read_bytes(), what="link.json of the node", remedy=remedy)
     link = NodeLink.from_json(record)
     return SiteNode(
         site=link.site,

@@ -1,4 +1,4 @@
-"""What `consilium site doctor` looks at: the site's directory, its data, or both."""
+"""Runs the checks of `consilium site doctor`: the site's directory, its data, or both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from client.data.layouts import DatasetSettings
 from client.operations.doctor_data import check_data
-from client.operations.findings import Finding
+from client.operations.findings import Checkup
 from client.operations.readiness import check_site
 from client.policy import load_site
 from common.config import load_study
@@ -30,18 +30,18 @@ class DoctorOptions:
     report: Path | None = None
 
 
-def look(options: DoctorOptions, *, on_case: Callable[[int, int], None]) -> list[Finding]:
+def look(options: DoctorOptions, *, on_case: Callable[[int, int], None]) -> list[Checkup]:
     """The findings about the site, then those about the data; ``on_case`` is told cases done and cases in all.
 
     What the data is for, and how it is to be read, is taken from the site's directory where no option says otherwise.
     """
     if options.site_dir is None and options.data is None:
-        raise InvalidInput("nothing to look at", remedy="give --site-dir, --data, or both")
+        raise InvalidInput("there is nothing to check", remedy="give --site-dir, --data, or both")
     findings = [] if options.site_dir is None else list(check_site(options.site_dir))
     return findings if options.data is None else [*findings, *_data(options, options.data, on_case)]
 
 
-def _data(options: DoctorOptions, data: Path, on_case: Callable[[int, int], None]) -> list[Finding]:
+def _data(options: DoctorOptions, data: Path, on_case: Callable[[int, int], None]) -> list[Checkup]:
     study, settings = options.study, DatasetSettings()
     if options.site_dir is not None:
         config = load_site(options.site_dir)

@@ -12,13 +12,14 @@ import numpy as np
 from client.data.case_checks import CaseVerdict, Examined, examine
 from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
-from client.operations.findings import Finding, State
-from common.config import DataConfig, StatedBudget
+from client.operations.findings import Checkup, State
+from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.stated_budget import StatedBudget
 
 if TYPE_CHECKING:
     from jaxtyping import UInt8
@@ -35,7 +36,7 @@ def check_data(
     stated: StatedBudget | None = None,
     pictures: Path | None = None,
     on_case: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Finding]:
+) -> list[Checkup]:
     """Everything there is to find about a dataset before it is trained on.
 
     ``stated``: the study's budget, whose δ is held against the number of patients.
@@ -63,7 +64,7 @@ def check_data(
     good = sum(result.verdict is CaseVerdict.GOOD for result in results)
     usable = sum(result.verdict is not CaseVerdict.BROKEN for result in results)
     findings.append(
-        Finding(
+        Checkup(
             "cases",
             State.OK if usable else State.FAIL,
             f"{len(results)} cases: {good} good, {usable - good} odd and used, {len(results) - usable} left out",
@@ -77,8 +78,8 @@ def check_data(
     return findings
 
 
-def _doubled(pair: Doubled) -> Finding:
-    return Finding(
+def _doubled(pair: Doubled) -> Checkup:
+    return Checkup(
         "patients",
         State.FAIL,
         "one scan under two patients, who count as a group of two",
@@ -87,13 +88,13 @@ def _doubled(pair: Doubled) -> Finding:
     )
 
 
-def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Finding:
+def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Checkup:
     picture = ""
     if pictures is not None and case is not None and (shown := _readable(case, data)) is not None:
         path = pictures / f"case-{result.number:04d}.png"
         draw(path, *shown, labels=data.labels, title=f"case {result.number}")
         picture = f"{pictures.name}/{path.name}"
-    return Finding(
+    return Checkup(
         "case",
         _STATES[result.verdict],
         "; ".join(result.findings),
@@ -104,25 +105,25 @@ def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path 
     )
 
 
-def _patients(dataset: Dataset) -> Finding:
+def _patients(dataset: Dataset) -> Checkup:
     count = len({dataset.patient_of(case) for case in dataset.listed})
     state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
     remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
     text = f"{count} patients in {len(dataset.listed)} labelled cases: {dataset.patient_identity.sentence}"
-    return Finding("patients", state, text, remedy)
+    return Checkup("patients", state, text, remedy)
 
 
-def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Finding]:
+def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
     if stated is None:
         return []
     warning = delta_warning(stated, patients=len({dataset.patient_of(case) for case in dataset.listed}))
-    return [] if warning is None else [Finding("delta", State.NOTE, warning, "ask the consortium for a smaller δ")]
+    return [] if warning is None else [Checkup("delta", State.NOTE, warning, "ask the consortium for a smaller δ")]
 
 
-def _failure(check: str, error: InvalidInput) -> Finding:
+def _failure(check: str, error: InvalidInput) -> Checkup:
     """The reason without its value, which may name a case and goes to the terminal alone."""
     text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
-    return Finding(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
+    return Checkup(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
 
 
 def _names(value: object) -> list[str]:

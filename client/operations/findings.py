@@ -1,4 +1,4 @@
-"""What `consilium site doctor` finds: lines for the administrator, a report without patients' names.
+"""Reports what `consilium site doctor` finds: lines for the administrator, and a report without patients' names.
 
 A check is a function that returns findings; groups of checks (the data, the network, the keys) know nothing of each
 other. A finding may have a subject, such as a case's name: the site's own terminal shows it, the report gives its
@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from common.objects import write_atomically
+from common.plain import joined
 
 NEEDS_REPAIR = 8
 """Exit code: at least one finding is a failure."""
@@ -28,7 +29,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Checkup:
     """What one check found. ``text`` and ``remedy`` name no patient; ``subject`` may, ``number`` stands in for it."""
 
     check: str
@@ -44,12 +45,12 @@ class Finding:
         return self.state is State.OK
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[Checkup]) -> int:
     """0, or :data:`NEEDS_REPAIR`."""
     return NEEDS_REPAIR if any(finding.state is State.FAIL for finding in findings) else 0
 
 
-def to_text(findings: Iterable[Finding]) -> str:
+def to_text(findings: Iterable[Checkup]) -> str:
     """The findings for the administrator's terminal, with their subjects."""
     lines = []
     for finding in findings:
@@ -59,10 +60,10 @@ def to_text(findings: Iterable[Finding]) -> str:
         lines.append(f"{state:4} {finding.check}{number}{subject}: {finding.text}")
         if finding.remedy:
             lines.append(f"     to fix: {finding.remedy}")
-    return "\n".join(lines)
+    return joined(lines)
 
 
-def to_json(findings: Iterable[Finding]) -> str:
+def to_json(findings: Iterable[Checkup]) -> str:
     """The findings for a machine or for somebody else: without subjects."""
     rows = [
         {
@@ -82,7 +83,7 @@ def to_json(findings: Iterable[Finding]) -> str:
 _WORDS = {State.FAIL: "repair", State.NOTE: "know", State.OK: "ok"}
 
 
-def write_report(directory: Path, findings: Iterable[Finding]) -> tuple[Path, Path]:
+def write_report(directory: Path, findings: Iterable[Checkup]) -> tuple[Path, Path]:
     """Write ``doctor.json`` and ``doctor.html`` into ``directory``; returns their paths. No subject is in either.
 
     The page begins with what is to be repaired.

@@ -1,4 +1,4 @@
-"""Whether a site can take part: its files, keys, teachers and daemons, the way to the server, clock, disk, GPU memory.
+"""Checks whether a site can take part: files, keys, teachers, daemons, network, clock, disk, GPU memory.
 
 Each check says what it found and, if something is wrong, the one thing to do. One signed request to the server settles
 network, proxy, certificate and its age, clock, admission and revocation. Looks, and changes nothing; the cases have
@@ -20,16 +20,19 @@ from pathlib import Path
 
 from client.data.cases import check_index
 from client.operations.daemons import daemon_standings, was_let_in
-from client.operations.findings import Finding, State
+from client.operations.findings import Checkup, State
 from client.policy import SiteConfig, load_site
-from client.site.books import check_trained, joined_study, read_books
+from client.site.books import joined_study, read_books
+from client.site.deals import check_trained
 from client.site.enrolment import check_data_folder
-from client.site.peers import Standing, look
+from client.site.peers import PeerTrust, look
 from common.admission import read_request
 from common.config import load_study
 from common.errors import ConsiliumError, InvalidInput
+from common.https import opener
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
-from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key, shared
+from common.objects import shared
+from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key
 from common.process import proxy_env
 
 MIN_FREE_BYTES = 2 << 30
@@ -38,10 +41,14 @@ TIMEOUT_S = 15.0
 RENEW_DAYS = 21
 """A certificate that is valid for fewer days is worth a word to the consortium."""
 _RENEW = "the consortium renews it: `consilium provision renew`"
+_NOT_NOW = (
+    "if that is not the time, set the clock, best by NTP; if it is, the certificate is the server's{proxy}, and "
+    f"{_RENEW}"
+)
 _NO_OBJECT = "/public/" + "0" * 64
 
 
-def check_site(directory: Path, *, now: datetime | None = None, starting: bool = False) -> tuple[Finding, ...]:
+def check_site(directory: Path, *, now: datetime | None = None, starting: bool = False) -> tuple[Checkup, ...]:
     """All checks in the order in which an administrator would make them; those that cannot be made are left out.
 
     ``starting``: the daemons are about to be started; they are not looked at, and nothing is loaded that takes long.
@@ -50,9 +57,9 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     try:
         config = load_site(directory)
     except ConsiliumError as error:
-        return (Finding("site.toml", State.FAIL, str(error), "correct it, or `consilium site init` from the kit"),)
+        return (Checkup("site.toml", State.FAIL, str(error), "correct it, or `consilium site init` from the kit"),)
     findings = [
-        Finding("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
+        Checkup("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
         _keys(directory / "node" / "keys"),
         _authority(config, now),
         _data(config),
@@ -67,58 +74,58 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     return tuple(findings)
 
 
-def _data(config: SiteConfig) -> Finding:
+def _data(config: SiteConfig) -> Checkup:
     path = config.path(config.data)
     try:
         check_data_folder(path)
         check_index(config, joined_study(config).data)
     except InvalidInput as error:
         remedy = error.remedy or "put it back, or correct `data` in site.toml"
-        return Finding("data", State.FAIL, str(error).removesuffix(f"; to fix: {error.remedy}"), remedy)
-    return Finding("data", State.OK, str(path))
+        return Checkup("data", State.FAIL, str(error).removesuffix(f"; to fix: {error.remedy}"), remedy)
+    return Checkup("data", State.OK, str(path))
 
 
-def _daemons(directory: Path) -> list[Finding]:
+def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL}.get(one.state, State.NOTE)
         remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
-        found.append(Finding("daemon", state, one.line, remedy))
-    return found or [Finding("daemons", State.NOTE, "none was started yet", "`consilium site up`")]
+        found.append(Checkup("daemon", state, one.line, remedy))
+    return found or [Checkup("daemons", State.NOTE, "none was started yet", "`consilium site up`")]
 
 
-def _keys(folder: Path) -> Finding:
+def _keys(folder: Path) -> Checkup:
     if not (folder / "node").exists():
-        return Finding("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
+        return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
     try:
         public = read_node_public_key(create_node_keys(folder).public)  # both are there: it only compares them
     except (ConsiliumError, OSError) as error:
-        return Finding("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up anew")
+        return Checkup("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up anew")
     whose = f"its owner's and the group {(folder / 'node').group()}'s" if shared(folder) else "its owner's alone"
-    return Finding("keys", State.OK, f"the node key {node_fingerprint(public)} is {whose}")
+    return Checkup("keys", State.OK, f"the node key {node_fingerprint(public)} is {whose}")
 
 
-def _authority(config: SiteConfig, now: datetime) -> Finding:
+def _authority(config: SiteConfig, now: datetime) -> Checkup:
     path = config.path(config.server.root_certificates)
     try:
         until = expires(path)
     except ConsiliumError as error:
-        return Finding("authority", State.FAIL, str(error), "copy ca.crt from the kit again")
+        return Checkup("authority", State.FAIL, str(error), "copy ca.crt from the kit again")
     return _valid("authority", path.name, until, now, remedy="ask the consortium for a new kit")
 
 
-def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> Finding:
+def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> Checkup:
     if until < now:
-        return Finding(check, State.FAIL, f"{what} ran out on {until:%Y-%m-%d}", remedy)
+        return Checkup(check, State.FAIL, f"{what} ran out on {until:%Y-%m-%d}", remedy)
     if until - now < timedelta(days=RENEW_DAYS):
-        return Finding(check, State.NOTE, f"{what} is valid until {until:%Y-%m-%d} only", remedy)
-    return Finding(check, State.OK, f"{what} is valid until {until:%Y-%m-%d}")
+        return Checkup(check, State.NOTE, f"{what} is valid until {until:%Y-%m-%d} only", remedy)
+    return Checkup(check, State.OK, f"{what} is valid until {until:%Y-%m-%d}")
 
 
-def _server(config: SiteConfig, now: datetime) -> list[Finding]:
+def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
     """Everything one signed request tells."""
     proxy = proxy_env().get("https_proxy", "")
-    way = f"{config.server.superlink}" + (" through the proxy" if proxy else ", no proxy set")
+    way = f"{config.server.superlink}" + (f" through the proxy {proxy_name(proxy)}" if proxy else ", no proxy set")
     key = load_node_key(config.root / "node" / "keys" / "node")
     request = urllib.request.Request(
         config.server.objects_url.rstrip("/") + _NO_OBJECT,
@@ -137,36 +144,36 @@ def _server(config: SiteConfig, now: datetime) -> list[Finding]:
 
     context.sslsocket_class = Noting
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
+        with opener(context).open(request, timeout=TIMEOUT_S) as answer:
             status, word, date = answer.status, "", answer.headers.get("date", "")
     except urllib.error.HTTPError as error:
         with error:
             status, date = error.code, error.headers.get("date", "")
             word = error.read(64).decode("ascii", "replace").strip()
     except (OSError, ValueError) as error:
-        return [_unreachable(error, way, proxied=bool(proxy))]
+        return [_unreachable(error, way, proxy=proxy_name(proxy))]
     findings = [
-        Finding("network", State.OK, way),
+        Checkup("network", State.OK, way),
         _valid("certificate", "the server's, for which the kit's authority vouches,", seen[-1], now, remedy=_RENEW),
         _clock(date, now),
     ]
     match status, word:
         case 404, _:
-            findings.append(Finding("admission", State.OK, "the server knows this site's key"))
+            findings.append(Checkup("admission", State.OK, "the server knows this site's key"))
         case 401, "unknown-key":
             findings.append(_unknown(config))
         case 401, "clock":
             pass  # said already
         case _:
             remedy = "is something else answering at this address?"
-            findings.append(Finding("admission", State.FAIL, f"answer {status} {word}".strip(), remedy))
+            findings.append(Checkup("admission", State.FAIL, f"answer {status} {word}".strip(), remedy))
     return findings
 
 
-def _unknown(config: SiteConfig) -> Finding:
+def _unknown(config: SiteConfig) -> Checkup:
     """Not admitted yet, with the words to read out, or admitted no more."""
     if was_let_in(config.root):
-        return Finding(
+        return Checkup(
             "admission",
             State.FAIL,
             "the server knows this site's key no more: it was revoked",
@@ -177,64 +184,90 @@ def _unknown(config: SiteConfig) -> Finding:
         remedy = f"send request.json to the consortium and read out {words}; were you admitted, ask about it"
     except ConsiliumError:
         remedy = "`consilium site init` again, as before, and send its request.json; were you admitted, ask about it"
-    return Finding("admission", State.FAIL, "the server does not know this site's key", remedy)
+    return Checkup("admission", State.FAIL, "the server does not know this site's key", remedy)
 
 
-def _unreachable(error: Exception, way: str, *, proxied: bool) -> Finding:
+def proxy_name(proxy: str) -> str:
+    """Host and port of a proxy's address, never the password that may stand in it.
+
+    >>> proxy_name("http://ward:secret@proxy.hospital.example:3128")
+    'proxy.hospital.example:3128'
+    """
+    return proxy.rpartition("//")[2].rpartition("@")[2].strip("/")
+
+
+def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     match reason:
         case ssl.SSLCertVerificationError():
             what = reason.verify_message
-            if "expired" in what:
-                return Finding("certificate", State.FAIL, what, _RENEW)
+            if "expired" in what or "not yet valid" in what:
+                seen = f"{what}, by this machine's clock of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+                seen += f", through the proxy {proxy}" if proxy else ""
+                return Checkup(
+                    "certificate", State.FAIL, seen, _NOT_NOW.format(proxy=f" or {proxy}'s" if proxy else "")
+                )
             if "match" in what or "valid for" in what:
-                return Finding("certificate", State.FAIL, what, "use the server's address as the kit has it")
+                return Checkup("certificate", State.FAIL, what, "use the server's address as the kit has it")
             remedy = "if a proxy of yours inspects TLS, append its authority to node/ca.crt; else ask for a new kit"
-            return Finding("certificate", State.FAIL, what, remedy)
+            return Checkup("certificate", State.FAIL, f"{what}, through the proxy {proxy}" if proxy else what, remedy)
         case socket.gaierror():
-            return Finding("network", State.FAIL, f"{way}: unknown name", "ask for it in your DNS, or set HTTPS_PROXY")
+            return Checkup("network", State.FAIL, f"{way}: unknown name", "ask for it in your DNS, or set HTTPS_PROXY")
+        case ConnectionRefusedError() if proxy:
+            return Checkup("network", State.FAIL, f"{way}: the proxy refused", f"is {proxy} up, and HTTPS_PROXY right?")
         case ConnectionRefusedError():
-            return Finding("network", State.FAIL, f"{way}: refused", "is the server up? Else open this port outbound")
+            return Checkup("network", State.FAIL, f"{way}: refused", "is the server up? Else open this port outbound")
         case TimeoutError():
-            return Finding("network", State.FAIL, f"{way}: no answer", "open this port outbound, or set HTTPS_PROXY")
+            return Checkup("network", State.FAIL, f"{way}: no answer", "open this port outbound, or set HTTPS_PROXY")
         case OSError() if "Tunnel connection failed" in str(reason):
-            return Finding("network", State.FAIL, f"{way}: {reason}", "let the proxy pass CONNECT to this address")
+            return Checkup("network", State.FAIL, f"{way}: {reason}", f"let {proxy} pass CONNECT to this address")
         case _:
-            remedy = "check HTTPS_PROXY" if proxied else "open this port outbound, or set HTTPS_PROXY"
-            return Finding("network", State.FAIL, f"{way}: {type(reason).__name__}", remedy)
+            remedy = "check HTTPS_PROXY" if proxy else "open this port outbound, or set HTTPS_PROXY"
+            return Checkup("network", State.FAIL, f"{way}: {type(reason).__name__}", remedy)
 
 
-def _clock(date: str, now: datetime) -> Finding:
+def _clock(date: str, now: datetime) -> Checkup:
     try:
         ahead_s = (now - parsedate_to_datetime(date)).total_seconds()
     except ValueError:
-        return Finding("clock", State.FAIL, "the answer has no date", "is something else answering at this address?")
+        return Checkup("clock", State.FAIL, "the answer has no date", "is something else answering at this address?")
     if -MAX_AGE_S < ahead_s < MAX_LEAD_S:
-        return Finding("clock", State.OK, f"within {abs(ahead_s):.0f} s of the server's")
+        return Checkup("clock", State.OK, f"within {abs(ahead_s):.0f} s of the server's")
     word = "ahead of" if ahead_s > 0 else "behind"
-    return Finding("clock", State.FAIL, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, best by NTP")
+    return Checkup("clock", State.FAIL, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, best by NTP")
 
 
-def _disk(directory: Path) -> Finding:
+def _disk(directory: Path) -> Checkup:
     if not os.access(directory, os.W_OK):
-        return Finding(
+        return Checkup(
             "disk", State.FAIL, f"user {os.getuid()} cannot write here", "run it as the user who has the site"
         )
     free = shutil.disk_usage(directory).free
     found = f"{free / 2**30:.1f} GiB free"
     if free < MIN_FREE_BYTES:
-        return Finding("disk", State.FAIL, found, f"make room: at least {MIN_FREE_BYTES >> 30} GiB")
-    return Finding("disk", State.OK, found)
+        return Checkup("disk", State.FAIL, found, f"make room: at least {MIN_FREE_BYTES >> 30} GiB")
+    return Checkup("disk", State.OK, found)
 
 
-def _teachers(config: SiteConfig, *, load: bool) -> Finding:
+def check_teachers(config: SiteConfig) -> None:
+    """InvalidInput where no teacher was ever trained or brought here, so that no worker could start."""
+    if not _has_teachers(config):
+        raise InvalidInput("teachers", limit="at least one", remedy="`consilium site train`: none is trained yet")
+
+
+def _has_teachers(config: SiteConfig) -> bool:
+    folder = config.path("teachers")
+    return (folder / "slots.json").exists() or bool(list(folder.glob("voter-*")))
+
+
+def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     """Whether what a worker would load is there. A voter whose teacher is missing votes zero; without any, no start."""
     folder = config.path("teachers")
-    if not (folder / "slots.json").exists() and not list(folder.glob("voter-*")):
-        return Finding("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
+    if not _has_teachers(config):
+        return Checkup("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
     if not load:
-        return Finding("teachers", State.OK, "trained")
-    from client.foreign.declared import has_foreign
+        return Checkup("teachers", State.OK, "trained")
+    from client.records.declared import has_foreign
     from client.teachers.teacher import Teachers
 
     try:
@@ -247,41 +280,41 @@ def _teachers(config: SiteConfig, *, load: bool) -> Finding:
     except ConsiliumError as error:
         remedy = getattr(error, "remedy", None)
         said = str(error).removesuffix(f"; to fix: {remedy}")
-        return Finding(
+        return Checkup(
             "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then `consilium site train`"
         )
     brought = sum(has_foreign(folder, voter) for voter in range(voters))
     loaded = f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others vote zero"
     if not found.problems:
-        return Finding("teachers", State.OK, loaded)
+        return Checkup("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
-    return Finding("teachers", State.FAIL, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
+    return Checkup("teachers", State.FAIL, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
 
 
-def _peers(directory: Path) -> list[Finding]:
+def _peers(directory: Path) -> list[Checkup]:
     """Whether enough of the other hospitals are confirmed for a sealed sum, and none looks exchanged."""
     try:
         view = look(directory)
     except (ConsiliumError, OSError) as error:
-        return [Finding("peers", State.FAIL, str(error), "`consilium site peers` once the site's directory is whole")]
+        return [Checkup("peers", State.FAIL, str(error), "`consilium site peers` once the site's directory is whole")]
     if not view.sealed:
         return []
-    found = [Finding("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
-    return found or [Finding("peers", State.OK, f"{len(view.standing(Standing.CONFIRMED))} confirmed")]
+    found = [Checkup("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
+    return found or [Checkup("peers", State.OK, f"{len(view.standing(PeerTrust.CONFIRMED))} confirmed")]
 
 
-def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Finding:
+def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Checkup:
     """Free and total bytes by ``memory``; torch is asked if none is given."""
     found = (memory or _gpu_memory)()
     if found is None:
-        return Finding("graphics memory", State.OK, "no GPU: teachers run on the processor, more slowly")
+        return Checkup("graphics memory", State.OK, "no GPU: teachers run on the processor, more slowly")
     free, total = found
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < MIN_GPU_BYTES:
-        return Finding(
+        return Checkup(
             "graphics memory", State.FAIL, text, "end what else uses the GPU, or hide it: CUDA_VISIBLE_DEVICES="
         )
-    return Finding("graphics memory", State.OK, text)
+    return Checkup("graphics memory", State.OK, text)
 
 
 def _gpu_memory() -> tuple[int, int] | None:

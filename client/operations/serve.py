@@ -20,22 +20,27 @@ from pathlib import Path
 import grpc
 
 from client.data.cases import has_trained, load_cases
-from client.foreign.declared import check_unit, has_foreign
+from client.declined import DECLINED
 from client.foreign.teacher import ForeignTeacher
 from client.ledger.site_ledger import SiteLedger
-from client.operations.fetch import PublicObjects
-from client.operations.staff_decisions import retired_voters
 from client.policy import Consent, load_site
-from client.site.books import check_trained, joined_study, open_books
+from client.records.declared import check_unit, has_foreign
+from client.records.served import retired_voters
+from client.records.voter_files import voter_directory
+from client.site.books import consent_missing, joined_study, open_books
+from client.site.deals import check_trained, reenter_withdrawals, silent_voters
+from client.site.fetch import PublicObjects
 from client.site.peers import note_offered
 from client.teachers.teacher import Teachers
-from client.training.task import voter_directory
+from client.witnessing import Witnessing
 from client.worker import Ask, Worker
 from common.config import DataConfig, Study
 from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, InvalidInput
-from common.pki import shared
-from common.protocols.base import Fetch
+from common.objects import shared
+from common.plain import log_to_stderr
+from common.protocols.site_protocol import Fetch
+from common.witness.memory import FOLDER as WITNESSES
 from common.worker_api import HEALTH, SERVICE, channel_options
 
 log = logging.getLogger(__name__)
@@ -45,7 +50,8 @@ REPLY_TICK_S = 1.0
 
 
 class TeacherVoters:
-    """Teachers that take a public volume's bytes; ``foreign`` by the slots of those that the hospital brought."""
+    """Voters that answer about a public volume's bytes. ``foreign`` holds the teachers that the hospital added, by
+    voter."""
 
     def __init__(
         self, teachers: Teachers, data: DataConfig, foreign: Mapping[int, ForeignTeacher] | None = None
@@ -102,23 +108,24 @@ def open_worker(
     """The worker of a site's directory, with its models loaded and what they are on the site's record.
 
     ``fetch`` gets public objects, from the server unless given.
-    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot. InvalidInput
-    for a teacher the hospital brought that is not the one on record, or that has no place in the study, and what
-    :func:`~client.site.books.check_trained` raises.
+    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot, and so is one
+    whose teacher was brought before a patient left the pool. InvalidInput where nobody consented, for a teacher the
+    hospital brought that is not the one on record, or that has no place in the study, and what
+    :func:`~client.site.deals.check_trained` raises.
     """
     config = load_site(directory)
     study = joined_study(config)
     ledger = open_books(config)
-    ledger.consent(study)
+    if ledger.stopped(study.id) == "unknown-study":
+        ledger.close()
+        raise consent_missing(study)
     _state_identity(ledger, directory)  # before anything is accepted
+    reenter_withdrawals(config.books_dir, ledger)
     loaded_at, retired = ledger.row_count, retired_voters(directory / "teachers")
     teachers = Teachers.load(
         directory / "teachers", data=study.data, voters=study.privacy.voters_per_site, recipe=study.teacher
     )
-    gone = ledger.withdrawn_weights()
-    teachers = teachers.without(
-        retired | {slot for slot, weights in enumerate(teachers.weights) if (slot, weights) in gone}
-    )
+    teachers = teachers.without(retired | silent_voters(config, ledger, teachers.served))
     foreign = _foreign(ledger, study, directory / "teachers")
     check_trained(config, study, ledger, teachers.served)
     served = [foreign[slot].declared.served if slot in foreign else own for slot, own in enumerate(teachers.served)]
@@ -131,8 +138,15 @@ def open_worker(
         teachers=ledger.state_teachers(served),
         loaded_at=loaded_at,
         tick_s=REPLY_TICK_S,
+        declined=directory / DECLINED,
         sleep=sleep,
         note_peers=partial(note_offered, directory, study=study.id, ledger=ledger),
+        witness=Witnessing(
+            config.books_dir / WITNESSES,
+            site=config.site,
+            ledger=ledger,
+            server_keys=config.server.signing_public_keys,
+        ),
     )
 
 
@@ -149,7 +163,10 @@ def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, Fore
                 value=f"voter {voter}",
                 remedy="`consilium site teacher add` it again",
             )
-    return found
+    silent = {voter for voter, teacher in found.items() if not ledger.brought_votes(voter, teacher.declared.served)}
+    for voter in silent:
+        log.warning("event=teacher-silent voter=%d cause=patient-withdrawn remedy='site teacher add'", voter)
+    return {voter: teacher for voter, teacher in found.items() if voter not in silent}
 
 
 def _state_identity(ledger: SiteLedger, directory: Path) -> None:
@@ -165,7 +182,7 @@ def _state_identity(ledger: SiteLedger, directory: Path) -> None:
 
 def run_worker(directory: Path, *, socket: Path) -> None:
     """Serve until SIGTERM or SIGINT."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,4 +1,4 @@
-"""What a hospital's staff decide, whatever the server says: vetoes, a patient's withdrawal, alarms, comparing heads.
+"""Carries out what a hospital's staff decide: vetoes, a patient's withdrawal, alarms, comparing heads.
 
 Every decision is a row of the site's own ledger and holds at once for a worker that is running. A withdrawn patient's
 name is in no row: the ledger has the slot, the voter and a hash whose key lies with the teachers. Refuses a study the
@@ -13,34 +13,82 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from client.adapting.folder import forget_adapted
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
-from client.site.books import deals, open_books, read_books, site_directories, slots_file, writing_teachers
-from client.training.patient_deal import Place, save_slots
-from common.canonical import sha256_file
-from common.config import load_study
+from client.records.patient_deal import Place, save_slots
+from client.records.served import RETIRED, training_record
+from client.site.books import (
+    consent_missing,
+    deals,
+    joined_study,
+    open_books,
+    read_books,
+    site_directories,
+    slots_file,
+    writing_teachers,
+)
+from client.site.deals import as_on_record
+from common.canonical import sha256_bytes, sha256_file
+from common.config import Study, load_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Spend
 from common.ledger.receipts import Receipt, first_fork
-from common.ledger.rollback_guard import Standing, standing_path
+from common.ledger.rollback_guard import SiteLedgerStanding, kept_standing, standing_path
 from common.objects import write_atomically
+from common.plain import plain
 from common.sealing_rotation import SealingNotice
-
-RETIRED = "withdrawn"
-"""What stands for a training's identity in ``train.json`` once a patient of that voter was withdrawn."""
+from common.witness.memory import FOLDER as WITNESSES
+from common.witness.memory import HeadMemory
+from common.witness.notes import origin_of
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
     """What :func:`withdraw_patient` did: every deal's place is empty and its voter silent, in each of ``directories``,
-    until it is retrained there; ``releases`` can not be recalled."""
+    until it is retrained there; ``releases`` can not be recalled. ``adapted``: bundles that may hold the patient."""
 
     places: tuple[Place, ...]
     directories: tuple[Path, ...]
     releases: int
     repeated: bool
+    adapted: tuple[Path, ...] = ()
+
+
+def consent(directory: Path, *, by: str, sheet: str) -> Study:
+    """Put on record that ``by`` consents to the study of a site's directory, having read ``sheet``. Again, a new note.
+
+    Nothing else does: no daemon starts, and nothing is served or charged, before it is on record.
+    """
+    check_name(by)
+    config = load_site(directory)
+    study = joined_study(config)
+    with open_books(config) as ledger:
+        ledger.consent(study)
+        ledger.note(f"{by} consented to study {study.id} by the sheet {sha256_bytes(sheet.encode())}")
+    return study
+
+
+def check_name(by: str) -> None:
+    """InvalidInput for what is no name of a person to be put on record."""
+    if not by.strip() or len(by) > 200 or plain(by) != by:
+        raise InvalidInput("--by", value=by, limit="a name of 1 to 200 printable characters")
+
+
+def has_consented(directory: Path) -> bool:
+    """Whether somebody's consent to the study of a site's directory is on record."""
+    config = load_site(directory)
+    if not config.ledger_file.exists():
+        return False
+    with read_books(config) as ledger:
+        return ledger.stopped(joined_study(config).id) != "unknown-study"
+
+
+def check_consent(directory: Path) -> None:
+    """InvalidInput where nobody's consent to the study of a site's directory is on record."""
+    if not has_consented(directory):
+        raise consent_missing(joined_study(load_site(directory)))
 
 
 def decide(directory: Path, study: str, decision: str) -> str:
@@ -62,30 +110,42 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
     books = load_site(directory).books_dir
     directories = site_directories(books)
     if not deals(books):  # where nobody was dealt there is nothing to lock
-        raise InvalidInput("deal of the patients", value=str(books), remedy="run `consilium site train` first")
+        raise InvalidInput(
+            "the patients have not been dealt to voters yet",
+            value=str(books),
+            remedy="run `consilium site train` first",
+        )
     with writing_teachers(directories):
         return _withdraw(directory, case, directories=directories)
 
 
 def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> Withdrawal:
-    known = deals(directories[0])
-    found = {path: slots for path, slots in known.items() if slots.has_placed(case)} or known
-    places = {path: slots.place(case) for path, slots in found.items()}
-    for path, slots in found.items():
-        save_slots(path, slots)  # a key that was made just now must outlive the row that uses it
-    repeated = all(case not in slots.order for slots in found.values())
+    stored = deals(directories[0])
     with _ledger(directory) as (_, ledger):
+        known = {path: as_on_record(slots, ledger, names={case}) for path, slots in stored.items()}
+        found = {path: slots for path, slots in known.items() if slots.has_placed(case)} or known
+        places = {path: slots.place(case) for path, slots in found.items()}
+        sits = {path for path, slots in found.items() if case in stored[path].order or case in slots.order}
+        for path in found:
+            save_slots(path, stored[path])  # a key that was made just now must outlive the row that uses it
         for path, place in places.items():
             found_weights = (_weights(teachers, place.voter) for teachers in _teachers(directories, path))
             weights = next((each for each in found_weights if each is not None), None)
-            ledger.withdraw_patient(slot=place.slot, voter=place.voter, subject=place.subject, weights=weights)
+            ledger.withdraw_patient(
+                slot=place.slot, voter=place.voter, subject=place.subject, weights=weights, deal=found[path].deal
+            )
         releases = ledger.spent().releases
-    for path, slots in found.items():
-        if case in slots.order:
-            for teachers in _teachers(directories, path):
-                _retire(teachers, places[path].voter)
-            save_slots(path, slots.without(case))
-    return Withdrawal(places=tuple(places.values()), directories=directories, releases=releases, repeated=repeated)
+    for path in sits:
+        for teachers in _teachers(directories, path):
+            _retire(teachers, places[path].voter)
+        save_slots(path, found[path].without(case))
+    return Withdrawal(
+        places=tuple(places.values()),
+        directories=directories,
+        releases=releases,
+        repeated=not sits,
+        adapted=tuple(bundle for each in directories for bundle in forget_adapted(each)),
+    )
 
 
 def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
@@ -101,16 +161,10 @@ def _retire(teachers: Path, voter: int) -> None:
     """Mark a voter's training as one with a withdrawn patient, and drop what would let it go on."""
     folder = teachers / f"voter-{voter:03d}"
     (folder / "checkpoint.pt").unlink(missing_ok=True)
-    record = _training(teachers, voter)
+    record = training_record(teachers, voter)
     if record:
         marked = {**record, "identity": RETIRED}
         write_atomically(folder / "train.json", (json.dumps(marked, indent=1) + "\n").encode(), mode=0o600)
-
-
-def retired_voters(teachers: Path) -> frozenset[int]:
-    """Voters whose teacher was trained on a patient since withdrawn, by what lies beside their weights."""
-    found = (int(path.name.removeprefix("voter-")) for path in teachers.glob("voter-[0-9][0-9][0-9]"))
-    return frozenset(voter for voter in found if (_training(teachers, voter) or {}).get("identity") == RETIRED)
 
 
 def end_alarm(directory: Path) -> tuple[str, ...]:
@@ -119,7 +173,11 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
         stopped = tuple(ledger.alarmed_ledgers())
         for ledger_id in stopped:
             ledger.recover(ledger_id)
-    return stopped
+    memory = HeadMemory(load_site(directory).books_dir / WITNESSES)
+    forked = memory.conflicting()
+    for origin in {*forked, *(origin_of("server", ledger_id) for ledger_id in stopped)}:
+        memory.forget(origin)
+    return (*stopped, *forked)
 
 
 def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> Spend:
@@ -129,21 +187,28 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
     everything that caps and budgets have left as spent; it is refused where a standing tells the exact sum.
     """
     config = load_site(directory)
-    kept = standing or standing_path(config.ledger_file)
+    beside, kept = kept_standing(config.ledger_file), standing or standing_path(config.ledger_file)
     with open_books(config, restored=True) as ledger:
         for each in map(load_site, site_directories(config.books_dir)):  # the copy may not know every study yet
             ledger.consent(load_study(each.path(each.study)))
-        known = kept.exists() and (standing is not None or ledger.forgotten() is not None)
-        if known and charge_all:
+        found = {} if standing is None else {standing.resolve(): SiteLedgerStanding.load(standing)}
+        if beside is not None and ledger.forgotten() is not None:
+            found[beside.resolve()] = SiteLedgerStanding.load(beside)
+        if found and charge_all:
             raise InvalidInput("--charge-all", limit=f"only without a standing; {kept} tells the exact sum")
-        if not known and not charge_all:
+        if not found and not charge_all:
             raise InvalidInput(
                 "standing of the lost ledger",
                 value=str(kept),
-                limit="one that this copy is older than",
-                remedy="give the lost file's with --standing; if it is lost too, --charge-all counts all that is left",
+                limit="a standing newer than this copy of the ledger",
+                remedy="by what lies here nothing is lost; after a rollback of the whole machine give a standing "
+                "that was kept elsewhere with --standing; if there is none, --charge-all counts all that is left"
+                if beside is not None
+                else "give the lost file's with --standing; if it is lost too, --charge-all counts all that is left",
             )
-        return ledger.charge_lost(Standing.load(kept) if known else None)
+        spent = ledger.charge_lost(*(found.values() or (None,)))
+        HeadMemory(config.books_dir / WITNESSES).forget(origin_of("site", ledger.ledger_id))
+        return spent
 
 
 def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
@@ -162,7 +227,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
         raise InvalidInput(
             "notice of a sealing key",
             value=notice.sealing_key,
-            limit=f"in place of the key in site.toml, {server.sealing_key}",
+            limit=f"a notice that replaces the key in site.toml, {server.sealing_key}",
             remedy="ask the consortium for the newest notice",
         )
     if load_site(directory).ledger_file.exists():
@@ -172,7 +237,11 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
     line = rf'(?m)^(\s*sealing_key\s*=\s*"){server.sealing_key}"'
     text, found = re.subn(line, rf'\g<1>{notice.sealing_key}"', path.read_text(encoding="utf-8"))
     if found != 1:
-        raise InvalidInput("sealing_key in site.toml", limit="one line of its own", remedy="change it by hand")
+        raise InvalidInput(
+            "sealing_key in site.toml",
+            limit="a line that holds nothing else",
+            remedy="change the key in site.toml by hand",
+        )
     write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777)
     return True
 
@@ -238,14 +307,3 @@ def _weights(teachers: Path, voter: int) -> str | None:
         return sha256_file(teachers / f"voter-{voter:03d}" / "weights.pt")
     except OSError:
         return None
-
-
-def _training(teachers: Path, voter: int) -> dict[str, Any] | None:
-    """A voter's training record; None where there is none or it cannot be read, since then nothing loads it either."""
-    path = teachers / f"voter-{voter:03d}" / "train.json"
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _ = record["report"]["weights"], record["identity"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return record

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
-from client.training.lock import writing
-from client.training.patient_deal import Slots, load_slots
+from client.records.lock import writing
+from client.records.patient_deal import Slots, load_slots
 from common.admission import JoinRequest, StatedBooks, read_request
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_atomically
-from common.privacy.mechanism import Unit
+from common.reading import parse_json, parsing
 
 JOINED = "joined.json"
 """Beside the books: the directories that joined them, relative to theirs."""
@@ -35,7 +35,7 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     or another lies in its place.
     """
     path, stated = config.ledger_file, _stated_ledger(config)
-    remedy = "put the ledger, its key and its standing back; for an older copy `consilium site recover --own-ledger`"
+    remedy = _BACK
     if not path.exists() and not standing_path(path).exists() and (config.joined or stated):
         raise InvalidInput("books of the pool are gone", value=str(path), remedy=remedy)
     ledger = SiteLedger.open(path, config.pool, caps=config.caps, site=config.holder, restored=restored)
@@ -46,6 +46,9 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
             "books of the pool", value=found, limit=f"{stated}, as the consortium was told", remedy=remedy
         )
     return ledger
+
+
+_BACK = "put the ledger, its key and its standing back; for an older copy `consilium site recover --own-ledger`"
 
 
 def joined_study(config: SiteConfig) -> Study:
@@ -65,6 +68,15 @@ def joined_study(config: SiteConfig) -> Study:
     return study
 
 
+def consent_missing(study: Study) -> InvalidInput:
+    """What is said where nobody at this site consented to the study yet."""
+    return InvalidInput(
+        f"consent to study {study.name}",
+        limit="on record before this site answers anything",
+        remedy="`consilium site consent`, which shows what is asked and who answers for it",
+    )
+
+
 def _request(config: SiteConfig) -> JoinRequest | None:
     path = config.path("request.json")
     return read_request(path) if path.exists() else None
@@ -77,7 +89,9 @@ def _stated_ledger(config: SiteConfig) -> str | None:
 
 
 def read_books(config: SiteConfig) -> SiteLedger:
-    """Open the pool's ledger for reading."""
+    """Open the pool's ledger for reading; InvalidInput where it is gone: a site has one from its join request on."""
+    if not config.ledger_file.exists():
+        raise InvalidInput("books of the pool are gone", value=str(config.ledger_file), remedy=_BACK)
     return SiteLedger.read(config.ledger_file)
 
 
@@ -88,19 +102,22 @@ def stated_books(config: SiteConfig) -> StatedBooks:
         return StatedBooks(head.ledger_id, head.public_key, ledger.spent().mu_squared, config.caps.protection)
 
 
-def site_directories(books: Path) -> tuple[Path, ...]:
+def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...]:
     """Every directory whose site shares these books, the one that keeps them first.
 
-    InvalidInput where one that joined is not there: what must hold in all of them would not hold in it.
+    InvalidInput where one that joined is not there: what must hold in all of them would not hold in it. With
+    ``absent_ok`` it is left out, for whoever only reads.
     """
     found = [books]
     for name in _joined(books):
         directory = books / name
         if not (directory / "site.toml").exists():
+            if absent_ok:
+                continue
             raise InvalidInput(
-                "directory that joined these books is not there",
+                "a directory that shares these books is missing",
                 value=str(directory),
-                remedy=f"bring it back; if it is deleted for good, take its line out of {books / JOINED}",
+                remedy=f"restore it; if it was deleted for good, remove its line from {books / JOINED}",
             )
         found.append(directory)
     return tuple(found)
@@ -126,10 +143,9 @@ def _joined(books: Path) -> tuple[str, ...]:
     path = books / JOINED
     if not path.exists():
         return ()
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput("list of joined sites cannot be read", value=str(path), remedy="restore it") from error
+    what = "list of joined sites cannot be read"
+    with parsing(what, value=str(path), remedy="restore it"):
+        names = parse_json(path.read_bytes(), what=what, value=str(path), remedy="restore it")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidInput("list of joined sites", value=str(path), limit="a list of directories")
     return tuple(names)
@@ -168,26 +184,6 @@ def slots_file(config: SiteConfig) -> Path:
     return first if _voters(config) == dealt else first.with_name(f"slots-{_voters(config)}.json")
 
 
-def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
-    """InvalidInput for a teacher of unit patient that no training under this pool's deal of patients made.
-
-    There one patient moves one voter, because patients were dealt to slots before any training: weights that were laid
-    in by hand, or were trained under another deal, may have seen every patient. ``served``: each voter's hash, empty
-    for a voter without a teacher, which votes zero.
-    """
-    if study.privacy.unit is not Unit.PATIENT:
-        return
-    deal = load_slots(path).deal if (path := slots_file(config)).exists() else ""
-    strange = [voter for voter, hash_ in enumerate(served) if hash_ and not ledger.was_trained(voter, hash_, deal=deal)]
-    if strange:
-        raise InvalidInput(
-            "teachers of which the site's ledger has no training",
-            value=", ".join(f"voter {voter}" for voter in strange),
-            limit="in a study of unit patient, teachers of `consilium site train` on this pool's deal of patients",
-            remedy="`consilium site train`; a teacher from elsewhere can take part in a study of unit hospital",
-        )
-
-
 def _voters(config: SiteConfig) -> int:
     return load_study(config.path(config.study)).privacy.voters_per_site
 
@@ -195,11 +191,3 @@ def _voters(config: SiteConfig) -> int:
 def deals(books: Path) -> dict[Path, Slots]:
     """Every deal of the pool's patients so far, by its file."""
     return {path: load_slots(path) for path in sorted((books / "teachers").glob("slots*.json"))}
-
-
-def withdrawn(books: Path, patients: Iterable[str]) -> frozenset[str]:
-    """Those of ``patients`` who were withdrawn from any deal: no later deal may take them in."""
-    known = tuple(deals(books).values())
-    return frozenset(
-        name for name in patients if any(slots.subject(name) in {s for _, s in slots.withdrawn} for slots in known)
-    )

@@ -10,30 +10,36 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from client.data.cases import counts_for_server, has_trained
-from client.operations.daemons import write_link
 from client.policy import SITE_SCHEMA, load_site
 from client.site.books import forget_joined, note_joined, open_books, read_books, site_directories, stated_books
-from client.site.peers import Standing, look
+from client.site.deals import present_teachers
+from client.site.node_link import write_link
+from client.site.peers import PeerTrust, look
 from client.site.registry import KeptPool, Registry
 from common.admission import JoinRequest, KitFacts, read_request, write_request
 from common.clock import utc_now
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
-from common.objects import all_or_nothing, write_atomically
+from common.objects import all_or_nothing, read_regular, write_atomically
 from common.pki import create_node_keys, expires
+from common.reading import parse_json, parsing, read_text
 from common.site_account import signed_account
+from common.witness.memory import FOLDER as WITNESSES
+from common.witness.memory import HeadMemory
 
 REQUEST = "request.json"
+MAX_KIT_BYTES = 1 << 20
 START = "start.pt"
 """Weights made of public data, in the kit and in a site's directory."""
+MAX_KIT_FILE_BYTES = 512 << 20
+"""Of one file in a kit: the largest network's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +56,30 @@ class SiteKit:
 
     @classmethod
     def load(cls, directory: Path) -> SiteKit:
-        """Read a kit's directory: kit.json, ca.crt, study.toml."""
+        """Read a kit's directory: kit.json, ca.crt, study.toml, each a file of its own and no link."""
         kit_file, certificate, study = (directory / name for name in ("kit.json", "ca.crt", "study.toml"))
+        start = directory / START
         try:
-            facts = KitFacts.from_json(json.loads(kit_file.read_text(encoding="utf-8")))
-            expires(certificate)
+            with parsing("kit.json or ca.crt"):
+                for path in (kit_file, certificate, study, *([start] if os.path.lexists(start) else [])):
+                    _received(path)
+                text = read_text(kit_file, what="kit.json", most_bytes=MAX_KIT_BYTES)
+                facts = KitFacts.from_json(parse_json(text, what="kit.json"))
+                expires(certificate)
             load_study(study)
-        except (OSError, ValueError, RecursionError, InvalidInput) as error:
-            wrong = f" ({error.what})" if isinstance(error, InvalidInput) else ""
+        except InvalidInput as error:
+            wrong = f" ({error.what})" if directory.is_dir() else ""
             raise InvalidInput(
                 f"startup kit{wrong}",
                 value=str(directory),
                 limit="a folder with kit.json, ca.crt, study.toml",
                 remedy="unpack what the consortium sent, and give its folder; or ask for a new kit",
             ) from error
-        return cls(facts, certificate, study, start_file=directory / START)
+        return cls(facts, certificate, study, start_file=start)
+
+
+def _received(path: Path) -> bytes:
+    return read_regular(path, most_bytes=MAX_KIT_FILE_BYTES, received=True)
 
 
 def start_file(directory: Path) -> Path | None:
@@ -78,7 +93,8 @@ def create_site(
 ) -> JoinRequest:
     """Lay out a site's directory, begin its pool's books, and write its request to the consortium.
 
-    Its caps start as the study's own budget. ``registry`` lists the pools begun before, by default the user's own.
+    Its caps start as what the study says a pool may spend in its life. ``registry`` lists the pools begun before, by
+    default the user's own.
     """
     registry = registry or Registry.of_user()
     check_data_folder(data)
@@ -86,7 +102,8 @@ def create_site(
     if (directory / "site.toml").exists():
         request = _same_again(directory, kit, pool=pool, data=data)
     else:
-        caps = load_study(kit.study_file).privacy
+        study = load_study(kit.study_file)
+        caps = replace(study.privacy, epsilon=study.pool_budget.epsilon)
         text = _site_toml(kit, pool=pool, data=os.path.abspath(data), caps=caps)
         request = _lay_out(directory, kit, text)
     registry.remember(KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())))
@@ -185,10 +202,10 @@ def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
     with all_or_nothing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
         create_node_keys(directory / "node" / "keys", comment=kit.facts.site)
-        shutil.copyfile(kit.root_certificate, directory / "node" / "ca.crt")
-        shutil.copyfile(kit.study_file, directory / "study.toml")
-        if kit.start_file.is_file():
-            shutil.copyfile(kit.start_file, directory / START)
+        write_atomically(directory / "node" / "ca.crt", _received(kit.root_certificate))
+        write_atomically(directory / "study.toml", _received(kit.study_file))
+        if os.path.lexists(kit.start_file):
+            write_atomically(directory / START, _received(kit.start_file), mode=0o600)
         write_atomically(directory / "site.toml", text.encode())
         write_link(directory)
         return new_request(directory)
@@ -217,11 +234,13 @@ def site_status(directory: Path) -> dict[str, object]:
     shared = counts_for_server(directory) if config.share.case_counts and has_trained(directory) else {}
     shared.pop("site", None)
     with read_books(config) as ledger:
-        facts = {"site": config.site, **ledger.summary(), "shared": shared}
+        present = present_teachers(config, ledger)
+        facts: dict[str, Any] = {"site": config.site, **ledger.summary(present=present), "shared": shared}
+    facts["alarms"] = [*facts["alarms"], *HeadMemory(config.books_dir / WITNESSES).conflicts()]
     view = look(directory)
     if view.sealed:
         problems = [f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems()]
-        facts["peers"] = {"confirmed": len(view.standing(Standing.CONFIRMED)), "problems": problems}
+        facts["peers"] = {"confirmed": len(view.standing(PeerTrust.CONFIRMED)), "problems": problems}
     return facts
 
 
@@ -237,7 +256,7 @@ def signed_status(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _site_toml(
     kit: SiteKit, *, data: str, pool: str | None = None, caps: PrivacyConfig | None = None, books: str | None = None
 ) -> str:
-    """A site's policy: with ``pool`` and a study's budget as its first ``caps``, or with ``books`` that state both."""
+    """A site's policy: with ``pool`` and its first ``caps``, or with ``books`` that state both."""
     whose = {"pool": pool} if books is None else {"books": books}
     values: dict[str, dict[str, object]] = {
         "": {"schema": SITE_SCHEMA, "site": kit.facts.site, **whose, "data": data, "study": "study.toml"},

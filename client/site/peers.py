@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Annotated
 
 from client.ledger.site_ledger import SiteLedger
-from client.operations.fetch import PublicObjects
 from client.policy import SiteConfig, load_site
 from client.site.books import joined_study, open_books, read_books
+from client.site.fetch import PublicObjects
 from common.config import load_study
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.peers import Peer, Peers, fingerprint, has_fingerprint, read_peers, write_peers
+from common.reading import parse_json
 
 LISTED, OFFERED = "peers.json", "peers-offered.json"
 """In a site's directory: the consortium's list as it was last taken, and what offers named. Both prove nothing."""
@@ -32,7 +33,7 @@ MAX_OFFERED = 1024
 log = logging.getLogger(__name__)
 
 
-class Standing(StrEnum):
+class PeerTrust(StrEnum):
     """What this site knows of one key of one site."""
 
     CONFIRMED = "confirmed"
@@ -47,7 +48,7 @@ class KnownPeer:
     """A key that stands for a site: what to make of it, and where this site has it from."""
 
     peer: Peer
-    standing: Standing
+    standing: PeerTrust
     heard: tuple[str, ...]
 
     @property
@@ -56,7 +57,7 @@ class KnownPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PeerProblem:
     """What is wrong, whether it ``stops`` answers or looks like an attack, and what to do."""
 
     stops: bool
@@ -64,17 +65,17 @@ class Problem:
     remedy: str
 
 
-_NEW = Standing.NOT_CONFIRMED
+_NEW = PeerTrust.NOT_CONFIRMED
 _TALK = "call them at a number you know; is it not theirs, pause the study and talk to the other sites first"
 _WRONG = (
     (
-        Standing.NOT_OURS,
+        PeerTrust.NOT_OURS,
         "this site's own name or key was given to {}",
         "tell the other sites, then the consortium",
     ),
-    (Standing.KEY_OF_ANOTHER, "a key confirmed for another site was given to {}", _TALK),
+    (PeerTrust.KEY_OF_ANOTHER, "a key confirmed for another site was given to {}", _TALK),
     (
-        Standing.KEY_CHANGED,
+        PeerTrust.KEY_CHANGED,
         "another key than the one confirmed is said to be that of {}",
         f"{_TALK}; if it is, `consilium site peers --confirm NAME`",
     ),
@@ -95,26 +96,27 @@ class PeersView:
     quorum: int
     peers: tuple[KnownPeer, ...]
 
-    def standing(self, *standings: Standing) -> tuple[KnownPeer, ...]:
+    def standing(self, *standings: PeerTrust) -> tuple[KnownPeer, ...]:
         """Those of these standings."""
         return tuple(known for known in self.peers if known.standing in standings)
 
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[PeerProblem, ...]:
         """What a person is to look into, the worst first; nothing where the study needs no peers."""
         if not self.sealed:
             return ()
         found = [
-            Problem(True, text.format(_names(self.standing(standing))), remedy)
+            PeerProblem(True, text.format(_names(self.standing(standing))), remedy)
             for standing, text, remedy in _WRONG
             if self.standing(standing)
         ]
-        missing, unknown = self.quorum - 1 - len(self.standing(Standing.CONFIRMED)), self.standing(_NEW)
+        missing, unknown = self.quorum - 1 - len(self.standing(PeerTrust.CONFIRMED)), self.standing(_NEW)
         if missing > 0 or unknown:
             text = f"not confirmed here: {_names(unknown) or 'none is listed'}"
             if missing > 0:
-                text += f"; nothing is released with fewer than {self.quorum} sites, so {missing} more are needed"
+                needed = f"{missing} more {'is' if missing == 1 else 'are'} needed"
+                text += f"; nothing is released with fewer than {self.quorum} sites, so {needed}"
             remedy = "call them and `consilium site peers --confirm NAME`"
-            found.append(Problem(missing > 0, text, remedy if unknown else "`consilium site peers --fetch`"))
+            found.append(PeerProblem(missing > 0, text, remedy if unknown else "`consilium site peers --fetch`"))
         return tuple(found)
 
     def to_json(self) -> dict[str, object]:
@@ -171,7 +173,8 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
         raise InvalidInput(
             "peer",
             value=site[:80],
-            limit=f"one heard of: {', '.join(sorted({known.peer.site for known in view.peers})) or 'none yet'}",
+            limit="a peer whose key this site has received: "
+            f"{', '.join(sorted({known.peer.site for known in view.peers})) or 'none yet'}",
             remedy="`consilium site peers --fetch`, or --take with the consortium's list",
         )
     peer = next((peer for peer in told if has_fingerprint(peer.key, read_out)), None)
@@ -179,7 +182,7 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
         raise InvalidInput(
             f"fingerprint of {site}",
             value=read_out[:80],
-            limit="that of a key this site was told of",
+            limit="the fingerprint of a key that this site has received",
             remedy="have them read it out again; if it still differs, the list was tampered with: tell the other sites",
         )
     _record(directory, [peer])
@@ -192,14 +195,14 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
     InvalidInput where a site stands there with a key that was changed or is another's, or with two keys: which one is
     real is decided by name.
     """
-    wanted = [known.peer for known in shown.standing(Standing.NOT_CONFIRMED)]
+    wanted = [known.peer for known in shown.standing(PeerTrust.NOT_CONFIRMED)]
     doubtful = {known.peer.site for known in shown.peers if known.standing not in _PLAIN}
     doubtful |= {peer.site for peer in wanted if sum(peer.site == other.site for other in wanted) > 1}
     if doubtful:
         raise InvalidInput(
             "peers to confirm all at once",
             value=sorted(doubtful),
-            limit="each with one key, and none changed",
+            limit="peers that each have one key, which has not changed",
             remedy="talk to these hospitals, then `consilium site peers --confirm NAME`",
         )
     _record(directory, wanted)
@@ -242,7 +245,7 @@ def _of_study(listed: Peers, study: str) -> Peers:
     return listed
 
 
-_PLAIN = (Standing.CONFIRMED, Standing.NOT_CONFIRMED)
+_PLAIN = (PeerTrust.CONFIRMED, PeerTrust.NOT_CONFIRMED)
 
 
 def _view(config: SiteConfig, ledger: SiteLedger) -> PeersView:
@@ -256,18 +259,18 @@ def _view(config: SiteConfig, ledger: SiteLedger) -> PeersView:
         heard.setdefault(peer, []).append("an offer")
     heard.pop(own, None)
     known = (KnownPeer(peer, _standing(peer, own, confirmed), tuple(ways)) for peer, ways in heard.items())
-    ordered = sorted(known, key=lambda one: (one.peer.site, one.standing is not Standing.CONFIRMED))
+    ordered = sorted(known, key=lambda one: (one.peer.site, one.standing is not PeerTrust.CONFIRMED))
     return PeersView(study.id, own, study.privacy.sealed, study.privacy.quorum, tuple(ordered))
 
 
-def _standing(peer: Peer, own: Peer, confirmed: dict[str, str]) -> Standing:
+def _standing(peer: Peer, own: Peer, confirmed: dict[str, str]) -> PeerTrust:
     if peer.site == own.site or peer.key == own.key:
-        return Standing.NOT_OURS
+        return PeerTrust.NOT_OURS
     if confirmed.get(peer.site) == peer.key:
-        return Standing.CONFIRMED
+        return PeerTrust.CONFIRMED
     if peer.key in confirmed.values():
-        return Standing.KEY_OF_ANOTHER
-    return Standing.KEY_CHANGED if peer.site in confirmed else Standing.NOT_CONFIRMED
+        return PeerTrust.KEY_OF_ANOTHER
+    return PeerTrust.KEY_CHANGED if peer.site in confirmed else PeerTrust.NOT_CONFIRMED
 
 
 def _record(directory: Path, peers: Sequence[Peer]) -> None:
@@ -290,10 +293,10 @@ def _offered(directory: Path, study: str) -> tuple[Peer, ...]:
     """What offers of this study named so far."""
     path = directory / OFFERED
     try:
-        offered = OfferedPeers.from_json(json.loads(path.read_bytes()))
+        offered = OfferedPeers.from_json(parse_json(path.read_bytes(), what="peers that offers named"))
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, RecursionError, InvalidInput) as error:
+    except (OSError, InvalidInput) as error:
         remedy = "delete it: it holds nothing that offers do not name again"
         raise InvalidInput("peers that offers named cannot be read", value=str(path), remedy=remedy) from error
     return offered.peers if offered.study == study else ()

@@ -1,4 +1,4 @@
-"""Which patient pools this machine keeps books for: a small file of the user's, so that no pool is begun twice.
+"""Registers the patient pools that this machine keeps ledgers for, so that no pool gets a second one.
 
 A second ledger for the same patients would start at nothing, and each would let their whole budget be spent. The file
 is a help against mistakes, not a lock: where it cannot be read or written a warning is logged and nothing stops. The
@@ -59,9 +59,10 @@ class Registry:
             same_data = place == known or place.is_relative_to(known) or known.is_relative_to(place)
             if kept.pool == pool or same_data:
                 raise InvalidInput(
-                    "patient pool would be begun a second time",
+                    "this patient pool already keeps a ledger elsewhere",
                     value=pool if kept.pool == pool else str(place),
-                    limit=f"one book for a pool: {kept.pool!r}, over {kept.data}, keeps its own in {kept.directory}",
+                    limit=f"one ledger for each pool: {kept.pool!r}, over {kept.data}, keeps its own in "
+                    f"{kept.directory}",
                     remedy=f"`consilium site join --from {kept.directory}`; if these are other patients, or those "
                     f"books are deleted and never charged anything, take that entry out of {self.file}",
                 )

@@ -6,7 +6,6 @@ are not what this program makes of the values in them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,8 @@ from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
 from common.models.student_bundle import FILES, INFERENCE, METADATA, PRIVACY, WEIGHTS, bundle_files
-from common.models.unet import build_unet, recipe_of, weights_from_bytes, weights_to_bytes
+from common.models.unet import network_for, recipe_of, weights_from_bytes, weights_to_bytes
+from common.reading import parse_json, parsing
 
 MAX_TEXT_BYTES = 1 << 20
 """Of all files but the weights together."""
@@ -48,14 +48,14 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
         raise InvalidInput("files of a bundle", value=wrong[:8], limit=f"exactly {', '.join(FILES)}")
     if sum(len(content) for name, content in files.items() if name != WEIGHTS) > MAX_TEXT_BYTES:
         raise InvalidInput("text in a bundle", limit=f"{MAX_TEXT_BYTES} bytes in all")
-    try:
-        described, workflow = json.loads(files[METADATA]), json.loads(files[INFERENCE])
+    with parsing("a bundle's configuration cannot be read", limit="one that Consilium exported", remedy=_REMEDY):
+        described, workflow = (parse_json(files[name], what=name, remedy=_REMEDY) for name in (METADATA, INFERENCE))
         recipe = replace(recipe_of(workflow["network_def"]), patch=tuple(workflow["inferer"].get("roi_size", ())))
         ranges = described.get("input_ranges")
         return BundleValues(
             recipe=recipe,
             weights=files[WEIGHTS],
-            privacy=BundlePrivacy.from_json(json.loads(files[PRIVACY])),
+            privacy=BundlePrivacy.from_json(parse_json(files[PRIVACY], what=PRIVACY)),
             figures=checked_figures(described["eval_metrics"]),
             libraries=Libraries(
                 monai=described["monai_version"],
@@ -65,10 +65,6 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
             ),
             inputs=None if ranges is None else InputRanges.from_json(ranges, channels=len(ranges["intensity"])),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise InvalidInput(
-            "a bundle's configuration cannot be read", limit="one that Consilium exported", remedy=_REMEDY
-        ) from error
 
 
 def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
@@ -76,12 +72,7 @@ def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
 
     InvalidInput unless the weights are tensors of the network that ``values`` describe, and nothing else.
     """
-    network = build_unet(
-        values.recipe.channels,
-        network=values.recipe.network,
-        in_channels=len(study.data.channels),
-        out_channels=len(study.data.labels),
-    )
+    network = network_for(values.recipe, study.data)
     weights_from_bytes(values.weights, network)
     own = values.recipe
     student = replace(study.student, channels=own.channels, network=own.network, patch=own.patch)
@@ -100,7 +91,7 @@ def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
     for name in FILES:
         if name != WEIGHTS and own[name] != files[name]:
             raise InvalidInput(
-                "a bundle's file is not what this program makes of the study",
+                "a bundle's file differs from the one this program writes for the study",
                 value=name,
                 remedy=_REMEDY,
             )

@@ -27,8 +27,9 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.intervals import mean_interval
 from common.models.fit import predict
-from common.models.unet import build_unet, load_weights
+from common.models.unet import load_weights, network_for
 from common.objects import ObjectStore
+from common.worth import GainWord, Worth
 
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
 """Class probabilities of one volume on the study's grid."""
@@ -39,11 +40,16 @@ Dice = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the student is compared with. ``public``: made without any site, so a student below it is worth nothing."""
+    """What the student is compared with. ``public``: made without any site, so a student below it is worth nothing.
+
+    ``without`` is the answer of all of it but one voter, for a case which that voter was trained on; None where nothing
+    is left.
+    """
 
     name: str
     answer: Answer
     public: bool
+    without: Callable[[int], Answer | None] = lambda voter: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CaseComparison:
     """One structure, or ``all`` of them, over the ``cases`` where there is something to compare.
 
     Means of Dice; ``difference`` is the student's over the reference, ``half_width`` of its 95 % interval by Student's
@@ -87,27 +93,26 @@ class Comparison:
     reference_missed: int
 
     @property
-    def told(self) -> bool:
-        """Whether the cases tell the difference from none."""
-        return self.half_width is not None and abs(self.difference) > self.half_width
+    def worth(self) -> Worth:
+        """The comparison as every text of a study judges one."""
+        return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases)
+
+    @property
+    def word(self) -> GainWord:
+        """Whether the cases prove the student better or worse; without a finite difference nothing is proven."""
+        return self.worth.word if math.isfinite(self.difference) else GainWord.NOT_PROVEN
 
     @property
     def alarming(self) -> bool:
-        """Worse than what public data alone gives, as far as these cases can tell."""
-        return self.public and self.difference < 0 and self.told
+        """Worse than what public data alone gives."""
+        return self.public and self.word is GainWord.WORSE
 
     def sentence(self) -> str:
         where = "" if self.structure == ALL else f"{self.structure}: "
-        interval = "(one case)" if self.half_width is None else f"± {self.half_width:.3f} (95 %), {self.cases} cases"
-        figures = f"Dice {self.student:.3f} against {self.other:.3f}, {self.difference:+.3f} {interval}"
+        missed = ""
         if self.missed > self.reference_missed:
-            figures += f"; nothing found in {self.missed} of them, {self.reference} in {self.reference_missed}"
-        if self.difference >= 0:
-            return f"{where}{'better than' if self.told else 'not worse than'} {self.reference}: {figures}"
-        if not self.public:
-            return f"{where}below {self.reference}: {figures}"
-        chance = "" if self.told else "; these cases cannot tell it from chance"
-        return f"{where}{'WORSE' if self.told else 'lower'} than {self.reference}: {figures}{chance}"
+            missed = f" Nothing found in {self.missed} of them, {self.reference} in {self.reference_missed}."
+        return f"{where}{self.worth.sentence}{missed}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -119,6 +124,7 @@ class Comparison:
             "other": round(self.other, 5),
             "difference": round(self.difference, 5),
             "half_width": None if self.half_width is None else round(self.half_width, 5),
+            "word": str(self.word),
             "missed": self.missed,
             "reference_missed": self.reference_missed,
             "alarming": self.alarming,
@@ -144,7 +150,9 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
         if name == MEAN_SHAPE and found:  # the start was trained on it and is the harder one to beat
             continue
         try:
-            found.append(Reference(name, _at(load(), study.data.finer), public))
+            own = load()
+            answer, without = own if isinstance(own, tuple) else (own, lambda _voter: None)
+            found.append(Reference(name, _at(answer, study.data.finer), public, partial(_without, without, study)))
         except InvalidInput as error:
             missing.append(Missing(name, str(error)))
     return found, missing
@@ -162,9 +170,7 @@ def _start(site_dir: Path, study: Study) -> Answer:
     if path is None:
         raise InvalidInput("the site's kit held no public start: its study has none")
     recipe, data = study.student, study.data
-    model = build_unet(
-        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
-    )
+    model = network_for(recipe, data)
     load_weights(path, model)
     return partial(predict, model.eval(), patch=recipe.patch)
 
@@ -182,18 +188,27 @@ def _mean_shape(site_dir: Path, study: Study, codec: str | None) -> Answer:
     return lambda _image: shape
 
 
-def _teachers(site_dir: Path, study: Study) -> Answer:
-    """The mean of the site's teachers."""
+def _without(without: Callable[[int], Answer | None], study: Study, voter: int) -> Answer | None:
+    answer = without(voter)
+    return None if answer is None else _at(answer, study.data.finer)
+
+
+def _teachers(site_dir: Path, study: Study) -> tuple[Answer, Callable[[int], Answer | None]]:
+    """The mean of the site's teachers, and of those but one voter's."""
     teachers = Teachers.load(site_dir / "teachers", data=study.data)
-    if not any(model is not None for model in teachers.models):
+    voters = [number for number, model in enumerate(teachers.models) if model is not None]
+    if not voters:
         raise InvalidInput("none of the site's teachers has weights")
 
-    def answer(image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
-        each = [found for found in teachers.predict(image) if found is not None]
+    def mean_of(image: Float[np.ndarray, "c x y z"], *, but: int | None = None) -> Float[np.ndarray, "k x y z"]:
+        each = [found for number, found in enumerate(teachers.predict(image)) if found is not None and number != but]
         result: np.ndarray = np.mean(each, axis=0)
         return result
 
-    return answer
+    def without(voter: int) -> Answer | None:
+        return partial(mean_of, but=voter) if set(voters) - {voter} else None
+
+    return mean_of, without
 
 
 def codec_of(bundle: Path) -> str | None:
@@ -218,7 +233,7 @@ def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
 
 def compare(
     reference: Reference, structures: Sequence[str], student: Sequence[Dice], other: Sequence[Dice]
-) -> list[Comparison]:
+) -> list[CaseComparison]:
     """The student beside a reference on the same cases: all structures together, then each; none without a case.
 
     Where one of the two found a structure that nobody drew and the other rightly found none, the other counts as 1: a
@@ -236,7 +251,7 @@ def compare(
             continue
         difference, half_width = mean_interval([ours - theirs for ours, theirs in pairs])
         rows.append(
-            Comparison(
+            CaseComparison(
                 reference=reference.name,
                 public=reference.public,
                 structure=structure,

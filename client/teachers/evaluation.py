@@ -14,7 +14,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,27 +22,41 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from client.data.layouts import open_for_training
 from client.policy import load_site
-from client.site.books import slots_file
-from client.teachers.comparison import Answer, Comparison, Gone, Missing, Reference, codec_of, compare, gone, references
-from client.teachers.student import STUDENT_DIR
-from client.training.patient_deal import load_slots
+from client.records.patient_deal import load_slots
+from client.site.books import read_books, slots_file
+from client.site.deals import as_on_record
+from client.teachers.comparison import (
+    ALL,
+    OWN_TEACHERS,
+    Answer,
+    CaseComparison,
+    Gone,
+    Missing,
+    Reference,
+    codec_of,
+    compare,
+    gone,
+    references,
+)
+from client.teachers.evaluation_pictures import case_picture, reliability_picture
+from client.teachers.pulled_student import STUDENT_DIR
 from client.training.site import scans_by_patient
 from client.training.task import held_out_count
 from common.calibration import NOTHING, Reliability, reliability
 from common.config import DataConfig, load_study
 from common.data.msd import Case, Dataset, Problem
-from common.data.volume import Volume, load_example
+from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
 from common.models.bundle import Bundle, open_bundle
 from common.models.fit import predict
 from common.models.native import load_native, on_native
 from common.objects import write_atomically
+from common.plain import joined
+from common.worth import GainWord
 
 EVALUATION_SCHEMA = 2
 
@@ -53,6 +67,9 @@ PARTS = ("trained on", "held out", "not used")
 """What a case was to this site's teachers: trained on, held out of training by its voter, or neither."""
 
 STUDENT = "the student"
+
+LESS_SURE = 0.02
+"""Calibration errors that differ by less are alike."""
 
 REMEDY = (
     "Poisoned or broken sites can do this, and so can noise. Tell the consortium that this student is worse here; the "
@@ -72,6 +89,7 @@ class CaseScore:
     dice: tuple[float, ...]
     hd95_mm: tuple[float, ...]
     sure: Reliability = NOTHING
+    patient: str = ""
 
     @property
     def mean_dice(self) -> float:
@@ -93,7 +111,7 @@ class Evaluation:
     problems: tuple[Problem, ...]
     native: bool = False
     gone: tuple[Gone, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[CaseComparison, ...] = ()
     missing: tuple[Missing, ...] = ()
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
 
@@ -103,9 +121,31 @@ class Evaluation:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What speaks against using this student: lost structures first."""
+        """What speaks against this student beside public data, as a verdict for the consortium counts it: lost
+        structures first."""
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
         return (*(structure.sentence() for structure in self.gone), *worse)
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """All that speaks against using this student here: the alarms, and this site's own teachers where they are
+        better, or surer with reason."""
+        own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
+        sure, theirs = (self.reliability.get(name, NOTHING).error for name in (STUDENT, OWN_TEACHERS))
+        less_sure = f"less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}"
+        return (*self.alarms, *(one.sentence() for one in own), *([less_sure] if sure > theirs + LESS_SURE else []))
+
+    @property
+    def headline(self) -> str:
+        """The comparisons over all structures, in one line."""
+        found = [one.worth.title for one in self.comparisons if one.structure == ALL]
+        return "; ".join(found) or "The student was compared with nothing"
+
+    @property
+    def speaks_for(self) -> bool:
+        """Whether a gain over public data is proven and nothing speaks against the student."""
+        public = [one for one in self.comparisons if one.public and one.structure == ALL]
+        return bool(public) and all(one.word is GainWord.PROVEN for one in public) and not self.against
 
     def mean(self, part: str | None = None) -> dict[str, Any]:
         """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
@@ -145,6 +185,9 @@ class Evaluation:
             },
             "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
             "alarms": list(self.alarms),
+            "against": list(self.against),
+            "headline": self.headline,
+            "speaks_for": self.speaks_for,
             "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
         }
 
@@ -187,15 +230,22 @@ def evaluate(
     problems = list(dataset.problems)
     for number, case in enumerate(cases, start=1):
         try:
-            part = parts.get(case.id, PARTS[2])
-            for name, score in _score(case, answers, study.data.student, part=part, native=native).items():
-                scores[name].append(score)
+            part, voter = parts.get(case.id, (PARTS[2], None))
+            asked, untrained = dict(answers), {}
+            for one in found:
+                if part == PARTS[0] and voter is not None and (answer := one.without(voter)) is not None:
+                    asked[one.name], untrained[one.name] = answer, PARTS[1]
+            for name, score in _score(case, asked, study.data.student, part=part, native=native).items():
+                whose = dataset.patient_of(case.id)
+                scores[name].append(replace(score, part=untrained.get(name, part), patient=whose))
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))
         on_case(number, len(cases))
     student = scores[STUDENT]
     if not student:
-        raise InvalidInput("no usable labelled case", value=len(problems), remedy="see `consilium site train` for why")
+        raise InvalidInput(
+            "there is no usable labelled case", value=len(problems), remedy="see `consilium site train` for why"
+        )
     structures, public = study.data.structures, {STUDENT, *(one.name for one in found if one.public)}
     comparisons, told_nothing = _compared(found, scores, structures)
     result = Evaluation(
@@ -220,19 +270,21 @@ def evaluate(
 
 def _compared(
     found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str]
-) -> tuple[list[Comparison], list[Missing]]:
-    """The student beside every reference, on the cases that neither was trained on; those that saw every case."""
-    comparisons: list[Comparison] = []
+) -> tuple[list[CaseComparison], list[Missing]]:
+    """The student beside every reference, on the cases that what answered was not trained on; those without one."""
+    comparisons: list[CaseComparison] = []
     missing: list[Missing] = []
     for reference in found:
-        unseen = [reference.public or score.part != PARTS[0] for score in scores[STUDENT]]
+        unseen = [reference.public or score.part != PARTS[0] for score in scores[reference.name]]
         ours, theirs = (
             [score.dice for score, kept in zip(scores[name], unseen, strict=True) if kept]
             for name in (STUDENT, reference.name)
         )
         comparisons += compare(reference, structures, ours, theirs)
         if not ours:
-            missing.append(Missing(reference.name, "they were trained on every case here; give others with --data"))
+            missing.append(
+                Missing(reference.name, "its one voter was trained on every case here; give others with --data")
+            )
     return comparisons, missing
 
 
@@ -246,7 +298,7 @@ def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundl
     ranked = sorted((s for s in result.scores if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
     pictures = dict(zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False))
     for name, score in pictures.items():
-        picture = _picture(cases[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
+        picture = case_picture(cases[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
     write_atomically(folder / "reliability.png", reliability_picture(result.reliability), mode=0o600)
     write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
@@ -262,22 +314,31 @@ def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
         data.labels,
         len(data.channels),
     ):
-        raise InvalidInput("bundle is of another grid, spacing or labels than the study's", value=found.labels)
+        raise InvalidInput(
+            "the bundle's grid, spacing or labels differ from the study's",
+            value=found.labels,
+            remedy="give a bundle of this study",
+        )
     return opened
 
 
-def _parts(site_dir: Path, dataset: Dataset) -> dict[str, str]:
-    """What each scan was to this site's teachers, from the slots; empty where nobody was dealt yet."""
-    path = slots_file(load_site(site_dir))
+def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
+    """What each scan was to which of this site's voters, from the slots; empty where nobody was dealt yet."""
+    config = load_site(site_dir)
+    path = slots_file(config)
     if not path.exists():
         return {}
-    slots, scans = load_slots(path), scans_by_patient(dataset)
-    parts: dict[str, str] = {}
+    scans = scans_by_patient(dataset)
+    slots = load_slots(path)
+    if config.ledger_file.exists():
+        with read_books(config) as ledger:
+            slots = as_on_record(slots, ledger, names=scans)
+    parts: dict[str, tuple[str, int]] = {}
     for voter in range(slots.voters):
         patients = [name for name in slots.part(voter) if not slots.is_empty(name)]
         first_held_out = len(patients) - held_out_count(len(patients))
         for place, patient in enumerate(patients):
-            parts |= dict.fromkeys(scans.get(patient, ()), PARTS[place >= first_held_out])
+            parts |= dict.fromkeys(scans.get(patient, ()), (PARTS[place >= first_held_out], voter))
     return parts
 
 
@@ -301,57 +362,10 @@ def _score(
     return scores
 
 
-def _label_map(bundle: Bundle, volume: Volume) -> np.ndarray:
-    result: np.ndarray = predict(bundle.network, volume.image, patch=bundle.patch).argmax(axis=0).astype(np.uint8)
-    return result
-
-
 def _page(facts: dict[str, Any], pictures: list[str]) -> str:
     """The evaluation as a page for a person, its pictures beside it."""
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
     return page.get_template("evaluation.html").render(evaluation=facts, pictures=pictures, remedy=REMEDY)
-
-
-def _picture(case: Case, bundle: Bundle, *, title: str) -> bytes:
-    """Three planes on the study's grid through the truth's middle: the truth solid, the student dashed; PNG."""
-    data = bundle.data
-    example = load_example(case, data)
-    volume, truth = example.volume, example.label
-    found = _label_map(bundle, volume)
-    marked = np.argwhere(truth > 0)
-    centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
-    figure = Figure(figsize=(9, 3.4), facecolor="#0b0e11", layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    for axis, name in enumerate(("sagittal", "coronal", "axial")):
-        axes = figure.add_subplot(1, 3, axis + 1)
-        across, up = (i for i in range(3) if i != axis)
-        shown, *maps = (np.take(array, centre[axis], axis=axis).T[:, ::-1] for array in (volume.image[0], truth, found))
-        axes.imshow(shown, cmap="gray", origin="lower", aspect=data.spacing_mm[up] / data.spacing_mm[across])
-        for label_map, colour, style in zip(maps, ("#f0e442", "#ff7a2f"), ("solid", "dashed"), strict=True):
-            for value in np.unique(label_map[label_map > 0]):
-                axes.contour(label_map == value, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.4)
-        axes.set_title(name, color="#e6e9ec", fontsize=9)
-        axes.set_axis_off()
-    figure.suptitle(f"{title} (truth solid yellow, student dashed orange)", color="#e6e9ec", fontsize=10)
-    stream = io.BytesIO()
-    canvas.print_png(stream)
-    return stream.getvalue()
-
-
-def reliability_picture(found: Mapping[str, Reliability]) -> bytes:
-    """The reliability diagram: how often an answer is right, over how sure it was; PNG."""
-    figure = Figure(figsize=(4.6, 4.2), layout="constrained")
-    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color="#8a94a0", linestyle=":", linewidth=1)
-    for name, one in found.items():
-        if one.points:
-            axes.plot(*zip(*one.points, strict=True), marker="o", markersize=3, label=f"{name}: ECE {one.error:.3f}")
-    axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=8)
-    stream = io.BytesIO()
-    canvas.print_png(stream)
-    return stream.getvalue()
 
 
 def _number(value: float) -> float | None:
@@ -364,13 +378,13 @@ def _cell(value: float) -> str:
 
 def comparison_lines(result: Evaluation) -> list[str]:
     """What the student is worth beside each reference, what could not be compared, and what speaks against using it."""
-    lines = [structure.sentence() for structure in result.gone]
+    lines = [f"{result.headline}.", *(structure.sentence() for structure in result.gone)]
     lines += [comparison.sentence() for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
         lines.append("the student cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
-    if result.alarms:
-        lines.append(f"{len(result.alarms)} finding(s) above speak against using this student. {REMEDY}")
+    if result.against:
+        lines.append(f"{len(result.against)} finding(s) speak against using this student. {REMEDY}")
     return lines
 
 
@@ -398,4 +412,4 @@ def table(result: Evaluation) -> str:
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
-    return "\n".join([*lines, *comparison_lines(result)])
+    return joined([*lines, *comparison_lines(result)])

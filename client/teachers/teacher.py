@@ -22,14 +22,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from client.foreign.declared import has_foreign
-from client.training.task import TRAIN_SCHEMA, voter_directory
+from client.records.declared import has_foreign
+from client.records.served import served_hash
+from client.records.voter_files import TRAIN_SCHEMA, voter_directory
 from common.calibration import entropy
-from common.canonical import check_schema, digest
+from common.canonical import check_schema
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import best_device, predict
-from common.models.unet import build_unet, load_weights
+from common.models.unet import load_weights, network_for
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ Ask = Callable[[], np.ndarray | None]
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """One voter's network. ``weights`` is the SHA-256 of the weights' file that was read, ``served`` names all that an
-    answer depends on (:func:`served_hash`); with a ``posterior`` (dp-bbb) networks drawn around it are averaged."""
+    answer depends on (:func:`~client.records.served.served_hash`); with a ``posterior`` (dp-bbb) networks drawn around
+    it are averaged."""
 
     model: torch.nn.Module
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
@@ -108,7 +110,11 @@ class Teachers:
             if teacher is not None:
                 found[voter] = teacher
         if data is None:
-            raise InvalidInput("no teacher can be loaded", value=next(iter(problems.values()), None))
+            raise InvalidInput(
+                "no teacher can be loaded",
+                value=next(iter(problems.values()), None),
+                remedy="run `consilium site doctor`",
+            )
         return cls(
             data=data,
             voters=tuple(found.get(voter) for voter in range(count)),
@@ -127,7 +133,7 @@ class Teachers:
 
     @property
     def served(self) -> tuple[str, ...]:
-        """What each voter answers with (:func:`served_hash`), empty for an empty slot."""
+        """What each voter answers with (:func:`~client.records.served.served_hash`), empty for an empty slot."""
         return tuple(voter.served if voter else "" for voter in self.voters)
 
     def without(self, silent: Collection[int]) -> Teachers:
@@ -158,19 +164,10 @@ class Teachers:
         return None
 
 
-def served_hash(weights: str, posterior: str | None) -> str:
-    """Names what a teacher answers with: the SHA-256 of its weights, for dp-bbb a hash over weights and posterior."""
-    if posterior is None:
-        return weights
-    return digest("posterior-teacher", {"posterior": posterior, "weights": weights})
-
-
 def _stand_in(data: DataConfig, like: Teacher | None, recipe: TrainingConfig) -> Teacher:
     """A network nobody trained, as large as the teachers and asked like them."""
     recipe = recipe if like is None else like.recipe
-    model = build_unet(
-        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels), seed=0
-    )
+    model = network_for(recipe, data, seed=0)
     still = tuple(torch.zeros_like(parameter) for parameter in model.parameters())
     drawn = Posterior(still, seed=0) if like is not None and like.posterior is not None else None
     return Teacher(model.to(best_device()).eval(), recipe, posterior=drawn)
@@ -239,9 +236,7 @@ def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
         ) from error
     if expected is None:
         return data, None
-    model = build_unet(
-        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
-    )
+    model = network_for(recipe, data)
     weights = load_weights(directory / "weights.pt", model, expected_hash=expected)
     spread = None if posterior is None else _posterior(directory / "posterior.pt", model, expected=posterior)
     model.to(best_device()).eval()

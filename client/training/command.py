@@ -14,12 +14,20 @@ from typing import Any
 
 from client.data.cases import CaseRecord, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
-from client.foreign.declared import has_foreign
-from client.policy import SiteConfig, load_site
-from client.site.books import slots_file, withdrawn, writing_teachers
+from client.policy import SiteConfig, is_site, load_site
+from client.records.declared import has_foreign
+from client.site.books import slots_file, writing_teachers
+from client.site.deals import deal_for_training
 from client.site.enrolment import start_file
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import STRATEGIES, PrivateSettings, defaults, unknown_strategy
+from client.training.private.settings import (
+    MAC_ONLY,
+    MAX_EPSILON,
+    STRATEGIES,
+    UNREAD,
+    PrivateSettings,
+    defaults,
+)
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, scans_by_patient, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
@@ -28,7 +36,14 @@ from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
-from common.privacy.training import Neighbours, Sampling
+from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
+
+ASKED = (
+    *("epsilon", "rate", "steps", "learning_rate", "clip", "per_layer", "scans", "temperature", "prior_std"),
+    *MAC_ONLY,
+    "noise_multiplier",
+)
+"""Options of a private training that are None unless somebody gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +60,57 @@ class PrivateOptions:
     learning_rate: float | None = None
     clip: float | None = None
     per_layer: bool | None = None
+    scans: int | None = None
     temperature: float | None = None
     prior_std: float | None = None
+    mu: float | None = None
+    mu_growth: float | None = None
+    z_steps: int | None = None
+    z_rate: float | None = None
+    noise_multiplier: str | None = None
 
     def settings(self, *, begun: bool) -> PrivateSettings | None:
-        """These over the strategy's recipe; None for a training without a guarantee. ``begun``: from a public start."""
+        """Put these over the strategy's recipe.
+
+        Args:
+            begun: The training begins from a public start.
+
+        Returns:
+            The settings; None for a training without a guarantee.
+
+        Raises:
+            InvalidInput: If an option makes no sense, is not read by the strategy, or stands beside none.
+        """
+        asked: dict[str, Any] = {name: getattr(self, name) for name in ASKED if getattr(self, name) is not None}
         if self.strategy not in STRATEGIES:
-            if self.epsilon is not None:
-                raise unknown_strategy(self.strategy)
+            if asked:
+                what = f"strategy beside {_option(next(iter(asked)))}"
+                raise InvalidInput(what, value=self.strategy, limit=", ".join(STRATEGIES))
             return None
-        if self.epsilon is None:
+        for name in UNREAD.get(self.strategy, ()):
+            if name in asked:
+                limit = "an option that this strategy reads"
+                raise InvalidInput(f"{_option(name)} of {self.strategy}", value=asked[name], limit=limit)
+        if self.epsilon is None and self.noise_multiplier is None:
             what = f"strategy {self.strategy} without an epsilon"
-            raise InvalidInput(what, remedy="say what it may cost: --epsilon 8")
+            raise InvalidInput(what, remedy="say what it may cost, --epsilon 8, or its noise, --noise-multiplier 2.45")
         try:
             neighbours, sampling = Neighbours(self.relation), Sampling(self.sampling)
-            rate = None if self.rate is None else Fraction(self.rate)
+            asked |= {name: Fraction(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
         except (ValueError, ZeroDivisionError) as error:
-            written = (self.relation, self.sampling, self.rate)
-            raise InvalidInput("relation, sampling or rate", value=written, limit=str(error)) from error
-        recipe = defaults(self.strategy, epsilon=self.epsilon, delta=self.delta, begun=begun)
-        names = ("steps", "learning_rate", "clip", "per_layer", "temperature", "prior_std")
-        asked = {"rate": rate, **{name: getattr(self, name) for name in names}}
-        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-        return replace(recipe, neighbours=neighbours, sampling=sampling, **given)
+            written = (self.relation, self.sampling, self.rate, self.noise_multiplier)
+            limit = f"names and numbers ({error})"
+            raise InvalidInput("relation, sampling, rate or noise multiplier", value=written, limit=limit) from error
+        recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
+        made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
+        if self.epsilon is not None or made.noise_multiplier is None:
+            return made
+        event = TrainingEvent(made.sampling, made.rate, made.noise_multiplier, made.steps)  # charged what it costs
+        return replace(made, epsilon=epsilon_of(event, delta=made.delta, neighbours=made.neighbours))
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +141,7 @@ class TrainResult:
         if self.report.crashes:
             voters = len(self.report.voters) + len(self.report.crashes)
             raise DaemonFailed(
-                f"{len(self.report.crashes)} of {voters} teachers did not come to an end; "
+                f"{len(self.report.crashes)} of {voters} teachers did not finish training; "
                 "to fix: run the same command again"
             )
 
@@ -125,7 +168,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
     brought = [v for v in range(study.privacy.voters_per_site) if has_foreign(options.site_dir / "teachers", v)]
     if brought:
         raise InvalidInput(
-            "training of a voter whose teacher was brought",
+            "this voter's teacher was added by the hospital and cannot be trained",
             value=brought,
             remedy="`consilium site teacher remove` first",
         )
@@ -158,7 +201,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
 def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSettings, Path]:
     """The site's policy, if it has one or needs one; the study; how and where the data is read."""
     config, data, study, settings = None, options.data, options.study, DatasetSettings()
-    if data is None or study is None or (options.site_dir / "site.toml").exists():
+    if data is None or study is None or is_site(options.site_dir):
         config = load_site(options.site_dir)
         data, study = data or config.path(config.data), study or config.path(config.study)
         settings = config.dataset
@@ -177,7 +220,8 @@ def site_tasks(
     seed: int | None,
 ) -> tuple[VoterTask, ...]:
     """:func:`~client.training.site.plan_site` for a site's directory: its start, its pool's deal and withdrawals."""
-    return plan_site(
+    left = () if config is None else deal_for_training(config, scans_by_patient(dataset).keys())
+    tasks = plan_site(
         dataset,
         teachers=directory / "teachers",
         data=study.data,
@@ -189,8 +233,9 @@ def site_tasks(
         paired=study.codec.paired > 0,
         seed=seed,
         slots_file=None if config is None else slots_file(config),
-        withdrawn=() if config is None else withdrawn(config.books_dir, scans_by_patient(dataset)),
+        withdrawn=left,
     )
+    return tuple(replace(task, site=None if config is None else directory) for task in tasks)
 
 
 def _warnings(

@@ -35,7 +35,7 @@ def default_jobs(voters: int) -> int:
 
 
 def side_by_side(jobs: int) -> RunVoters:
-    """How :func:`~client.training.site.train_site` runs its voters in up to ``jobs`` processes at once."""
+    """How a site runs its voters in up to ``jobs`` processes at once."""
     if jobs < 1:
         raise InvalidInput("jobs", value=jobs, limit="1 or more")
 

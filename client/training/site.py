@@ -2,61 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from client.training.lock import writing
-from client.training.patient_deal import ANOTHER_DIRECTORY, Slots, load_or_deal
+from client.records.patient_deal import ANOTHER_DIRECTORY, Slots, load_or_deal
+from client.records.voter_files import voter_directory
 from client.training.private.settings import PrivateSettings
-from client.training.task import Crash, OnProgress, RunVoters, SiteReport, VoterOutcome, VoterTask, voter_directory
-from client.training.voter import train_voter, trainer_of
+from client.training.private.teachers import check_network
+from client.training.task import Crash, SiteReport, VoterOutcome, VoterTask
+from client.training.voter import trainer_of
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Dataset, check_labels
 from common.errors import InvalidInput
-from common.models.unet import build_unet, load_weights
-
-
-def one_after_another(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
-    """Train the voters in this process; an unexpected error in one ends all."""
-    return [train_voter(task, on_step=partial(on_progress, place)) for place, task in enumerate(tasks)]
-
-
-def train_site(
-    dataset: Dataset,
-    *,
-    teachers: Path,
-    data: DataConfig,
-    recipe: TrainingConfig,
-    voters: int,
-    trainer: str = "standard",
-    private: PrivateSettings | None = None,
-    start: Path | None = None,
-    paired: bool = False,
-    seed: int | None = None,
-    run: RunVoters = one_after_another,
-    on_progress: OnProgress = lambda voter, step, loss: None,
-) -> SiteReport:
-    """Deal the patients, then train every voter into ``teachers``/voter-000 …
-
-    How they are run (``run``: in this process, or side by side in others) changes no weight. Interrupted, it goes on
-    where it stopped when called again. Raises what :func:`plan_site` raises, and Refused while somebody else trains in
-    this directory or takes a patient out.
-    """
-    with writing(teachers):
-        tasks = plan_site(
-            dataset,
-            teachers=teachers,
-            data=data,
-            recipe=recipe,
-            voters=voters,
-            trainer=trainer,
-            private=private,
-            start=start,
-            paired=paired,
-            seed=seed,
-        )
-        return site_report(run(tasks, on_progress))
+from common.models.unet import load_weights, network_for
 
 
 def plan_site(
@@ -79,13 +37,15 @@ def plan_site(
     ``start``: public weights to begin from, for every trainer, of ``paired`` public cases or not. ``seed`` decides the
     deal and the trainings, of synthetic data alone. ``slots_file``: where the pool keeps how its patients are dealt to
     this many voters, ``slots.json`` beside the teachers unless given; ``withdrawn``: patients who left the pool, whom
-    no deal takes in any more. The caller holds the locks (:func:`client.training.lock.writing`) of both places.
-    Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a start that is not this
-    network's weights, a seed for patients, nobody (for a private training, fewer patients than voters), and a scan that
-    its table gives to another patient than before: all of it is decided by what a person wrote, none of it by what a
-    scan holds.
+    no deal takes in any more. The caller holds the locks (:func:`client.records.lock.writing`) of both places.
+    Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a network that the private
+    strategy cannot train, a start that is not this network's weights, a seed for patients, nobody (for a private
+    training, fewer patients than voters), and a scan that its table gives to another patient than before: all of it is
+    decided by what a person wrote, none of it by what a scan holds.
     """
     _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
+    if private is not None:
+        check_network(recipe, private, channels=len(data.channels), classes=len(data.labels))
     scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
     slots = load_or_deal(slots_file or teachers / "slots.json", scans, voters=voters, seed=seed)
     _refuse_regrouped(scans, slots)
@@ -128,9 +88,7 @@ def _check_plan(
             remedy="leave it out; patients are dealt at random, once, and the deal is stored",
         )
     if start is not None:  # before a private training is charged: weights of another network could not be trained
-        empty = build_unet(
-            recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
-        )
+        empty = network_for(recipe, data)
         load_weights(start, empty)
 
 
@@ -139,7 +97,7 @@ def _refuse_regrouped(scans: Mapping[str, tuple[str, ...]], slots: Slots) -> Non
     regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
     if regrouped:
         raise InvalidInput(
-            "scans that were dealt as patients of their own and now belong to others",
+            "scans that were dealt as separate patients now belong to other patients",
             value=regrouped[:3],
             remedy=f"give each scan the patient it had; for a new grouping {ANOTHER_DIRECTORY}",
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from client.training.base import Part, Trained
+from client.training.contract import Part, Trained
 from common.config import TrainingConfig
 from common.models.fit import OnStep, best_device, fit
 from common.models.unet import build_unet, load_weights

@@ -1,4 +1,4 @@
-"""What one voter's training is given and what it gives back, as frozen values that pass between processes.
+"""Defines the input and the result of one voter's training, as frozen values that pass between processes.
 
 A task names its own patients only. No torch here: who plans, charges or reports a training need not load it.
 """
@@ -10,17 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.records.voter_files import TRAIN_SCHEMA
 from client.training.private.settings import PrivateSettings
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Case, Problem
 
-TRAIN_SCHEMA = 1
 HELD_OUT_SHARE = 0.1
 LEAST_SLOTS_TO_HOLD_OUT = 5
-
-
-def voter_directory(teachers: Path, voter: int) -> Path:
-    return teachers / f"voter-{voter:03d}"
 
 
 def held_out_count(slots: int) -> int:
@@ -37,7 +33,8 @@ class VoterTask:
     trainer may spend; ``start`` is a file of public weights that training begins from, None for random ones.
     ``paired``: the start learnt from public cases with their labels, so it knows more than few patients can teach, and
     the teacher stays near it (:func:`~common.models.fit.near`).
-    ``absent``: channels of the study that the site has not.
+    ``absent``: channels of the study that the site has not. ``site``: the directory whose ledger is told of a private
+    training's steps, None for a training that nobody's ledger knows of. ``leaves``: the network may leave the hospital.
     """
 
     voter: int
@@ -54,6 +51,8 @@ class VoterTask:
     start: Path | None = None
     paired: bool = False
     absent: tuple[int, ...] = ()
+    site: Path | None = None
+    leaves: bool = False
 
     @property
     def steps(self) -> int:

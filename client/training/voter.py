@@ -21,11 +21,12 @@ import monai
 import numpy as np
 import torch
 
-from client.training.base import Part, Trained, Trainer
+from client.records.voter_files import TRAIN_SCHEMA
+from client.training.contract import Part, Trained, Trainer
 from client.training.private.settings import STRATEGIES
 from client.training.private.trainer import private_trainer
 from client.training.standard import StandardTrainer
-from client.training.task import TRAIN_SCHEMA, VoterOutcome, VoterReport, VoterTask
+from client.training.task import VoterOutcome, VoterReport, VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.data.dataset import Problem
@@ -35,7 +36,7 @@ from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, to
 from common.errors import InvalidInput
 from common.metrics import Structures, dice_per_class, mean_present
 from common.models.fit import NEAR, OnStep, near, predict
-from common.models.unet import build_unet, input_weights, load_weights, save_weights, tensors_to_bytes
+from common.models.unet import input_weights, load_weights, network_for, save_weights, tensors_to_bytes
 from common.objects import write_atomically
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 
@@ -69,7 +70,7 @@ def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_
 
 
 def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> VoterOutcome:
-    usable, problems = _load(task, cache)
+    usable, problems = load_scans(task, cache)
     slots = [tuple(usable[scan] for scan in scans if scan in usable) for _, scans in task.patients]
     training, held_out = slots[: task.training_slots], slots[task.training_slots :]  # whatever the files hold
     identity = _identity(task, list(chain(*training)), list(chain(*held_out)))
@@ -115,7 +116,7 @@ def _forget(result: Trained, absent: tuple[int, ...]) -> None:
                 weights[:, list(absent)] = 0
 
 
-def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list[_Example]) -> VoterReport:
+def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list[LabelledScan]) -> VoterReport:
     """The report of a training that came to its end, its weights saved and scored on the voter's own patients."""
     dice = _dice(result.model, held_out, recipe=task.recipe, structures=task.data.members)
     return dataclasses.replace(
@@ -130,18 +131,13 @@ def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list
     )
 
 
-def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: list[_Example]) -> None:
+def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: list[LabelledScan]) -> None:
     """Keep a teacher near its paired start, and at it where the voter's own held-out patients say it knew more.
 
     The choice is the voter's, of its own patients: what it then sends is clipped like any code, so one patient still
     changes one voter's vector by 2C at most.
     """
-    begun = build_unet(
-        task.recipe.channels,
-        network=task.recipe.network,
-        in_channels=len(task.data.channels),
-        out_channels=len(task.data.labels),
-    )
+    begun = network_for(task.recipe, task.data)
     load_weights(start, begun)
     begun.to(next(model.parameters()).device)
     near(begun.state_dict(), model)
@@ -152,15 +148,17 @@ def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: l
 
 
 @dataclass(frozen=True, slots=True)
-class _Example:
+class LabelledScan:
+    """One scan on the study's grid, in memory or in the cache's file; ``hashes`` of the files it was read from."""
+
     image: np.ndarray | Path
     label: np.ndarray | Path
     hashes: tuple[str, ...]
 
 
-def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tuple[Problem, ...]]:
-    """Read one voter's scans; whatever is wrong with one is that one's Problem."""
-    usable: dict[str, _Example] = {}
+def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledScan], tuple[Problem, ...]]:
+    """Read a task's scans by id; whatever is wrong with one is that one's Problem."""
+    usable: dict[str, LabelledScan] = {}
     problems: list[Problem] = []
     cases = {case.id: case for case in task.cases}
     known = {problem.case: problem for problem in task.known}
@@ -193,11 +191,11 @@ def _load(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, _Example], tup
             kind = type(error).__name__
             problems.append(Problem(scan, f"cannot be read ({kind}, a fault of this software); to fix: report it"))
             continue
-        usable[scan] = _Example(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
+        usable[scan] = LabelledScan(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
     return usable, tuple(problems)
 
 
-def _part(slots: Sequence[tuple[_Example, ...]], task: VoterTask) -> Part:
+def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> Part:
     """The volumes of these patients, in order, each with its patient's place; none have the study's shapes as well."""
     examples = list(chain(*slots))
     grid, channels = task.data.grid, len(task.data.channels)
@@ -210,7 +208,7 @@ def _part(slots: Sequence[tuple[_Example, ...]], task: VoterTask) -> Part:
     )
 
 
-def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example]) -> str:
+def _identity(task: VoterTask, training: list[LabelledScan], held_out: list[LabelledScan]) -> str:
     """Names everything a voter's weights depend on, its own files among it and no other voter's.
 
     A private training goes by its own identity, without its files: a scan that changed must not start it again and
@@ -236,7 +234,7 @@ def _identity(task: VoterTask, training: list[_Example], held_out: list[_Example
 
 
 def _dice(
-    model: torch.nn.Module, held_out: list[_Example], *, recipe: TrainingConfig, structures: Structures
+    model: torch.nn.Module, held_out: list[LabelledScan], *, recipe: TrainingConfig, structures: Structures
 ) -> tuple[float | None, ...]:
     if not held_out:
         return ()

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from common.codecs import shapes
-from common.codecs.base import (
+from common.codecs.codec import (
     Provenance,
     check_code,
     check_noise_std,
@@ -34,9 +34,10 @@ from common.codecs.base import (
     read_header,
     write_codec,
 )
-from common.codecs.pca import principal_components
+from common.codecs.pca import check_dimension, principal_components
 from common.config import CodecConfig
 from common.errors import InvalidInput
+from common.protocol_terms import PLAIN, keys_of
 
 MAX_NUMBERS = 1 << 20
 """The largest d = classes · voxels: every public map and copy is held with that many numbers while fitting."""
@@ -68,6 +69,11 @@ class PaperPcaCodec:
         return len(self.basis)
 
     @property
+    def linear(self) -> None:
+        """None: no protocol reads what its codes are made of."""
+        return None
+
+    @property
     def labels(self) -> int:
         return len(self.mean)
 
@@ -77,13 +83,13 @@ class PaperPcaCodec:
         return x, y, z
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """See :class:`~common.codecs.base.Codec`: A_l (y - mean)."""
+        """See :class:`~common.codecs.codec.Codec`: A_l (y - mean)."""
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ (values - self.mean).ravel()
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """See :class:`~common.codecs.base.Codec`: mean + A_lᵀ z, cut and normalised. The noise changes nothing."""
+        """See :class:`~common.codecs.codec.Codec`: mean + A_lᵀ z, cut and normalised. The noise changes nothing."""
         code = check_code(mean_code, dimension=self.dimension)
         check_noise_std(noise_std)
         change = (code @ self.basis.reshape(self.dimension, -1).astype(np.float64)).reshape(self.mean.shape)
@@ -121,7 +127,8 @@ class PaperPcaCodec:
         copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
         samples = np.stack([m.ravel() for m in (*exact, *copies)])
         basis, variances = principal_components(samples, most=config.max_dimension)
-        kept = max(1, int((variances > provenance.noise_std**2).sum()))  # eq (7), which may keep none
+        kept = config.dimension or max(1, int((variances > provenance.noise_std**2).sum()))  # eq (7) may keep none
+        check_dimension(kept, available=len(variances))
         return cls(
             basis=basis[:kept].reshape(kept, *exact[0].shape),
             mean=np.stack(exact).mean(axis=0, dtype=np.float64),
@@ -135,12 +142,11 @@ def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
     return math.sqrt(labels * math.prod(grid)) / 2
 
 
-def codec_terms(name: str, *, labels: int, grid: Sequence[int], protocol: str = "per-volume") -> CodecConfig:
+def codec_terms(name: str, *, labels: int, grid: Sequence[int], protocol: str = PLAIN) -> CodecConfig:
     """A codec's settings where its name and the ``protocol`` are chosen: the defaults, and for ``paper-pca`` its only
     radius."""
     radius = paper_radius(labels=labels, grid=grid) if name == PaperPcaCodec.name else 1.0
-    other = "" if protocol in ("per-volume", "joint") else protocol
-    return CodecConfig(name=name, radius=radius, joint=protocol == "joint", protocol=other)
+    return CodecConfig(name=name, radius=radius, **keys_of(protocol))
 
 
 def _check_radius(radius: float, *, numbers: int) -> None:

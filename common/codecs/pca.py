@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from common.codecs import shapes
-from common.codecs.base import (
+from common.codecs.codec import (
     Provenance,
     check_code,
     check_noise_std,
@@ -86,11 +86,15 @@ class PcaCodec:
         return len(self.centre) + 1
 
     @property
+    def linear(self) -> PcaCodec:
+        return self
+
+    @property
     def _factor(self) -> int:
         return self.grid[0] // int(self.metric.shape[0])
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """See :class:`~common.codecs.base.Codec`: w · basis · metric · (log-ratios - centre)."""
+        """See :class:`~common.codecs.codec.Codec`: w · basis · metric · (log-ratios - centre)."""
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         offset = (shapes.to_log_ratios(values, factor=self._factor) - self.centre) * self.metric
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ offset.ravel()
@@ -98,7 +102,7 @@ class PcaCodec:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """See :class:`~common.codecs.base.Codec`. Each coordinate is shrunk by p_i / (p_i + σ²), Wiener's weight."""
+        """See :class:`~common.codecs.codec.Codec`. Each coordinate is shrunk by p_i / (p_i + σ²), Wiener's weight."""
         code = check_code(mean_code, dimension=self.dimension)
         shrunk = code * self.powers / (self.powers + check_noise_std(noise_std) ** 2)
         coordinates = shrunk * np.sqrt(self.variances / self.powers)
@@ -143,10 +147,10 @@ class PcaCodec:
         samples = np.stack([(r * metric).ravel() for r in ratios])
         basis, variances = principal_components(samples, most=config.max_dimension)
         power = (FILL * config.radius) ** 2
-        if config.in_proportion:
+        if config.terms.framed:
             powers = power * variances / variances.sum()
         else:
-            powers = water_fill(variances, noise_std=provenance.noise_std, power=power)
+            powers = coordinate_powers(variances, config=config, noise_std=provenance.noise_std, power=power)
         kept = powers > 0
         return cls(
             basis=basis[kept].reshape(-1, labels - 1, *metric.shape),
@@ -187,6 +191,42 @@ def principal_components(
     largest = np.abs(basis).argmax(axis=1)
     basis *= np.sign(basis[np.arange(kept), largest])[:, None]
     return basis, values[:kept]
+
+
+def coordinate_powers(
+    variances: Float[np.ndarray, "l"], *, config: CodecConfig, noise_std: float, power: float
+) -> Float[np.ndarray, "l"]:
+    """Divide a code's power over its coordinates.
+
+    Args:
+        variances: Variances of the components, in descending order, positive.
+        config: The study's codec; with ``dimension`` just so many coordinates are used, by the rule for no noise.
+        noise_std: Planned noise on the mean code, in the code's units.
+        power: Sum of the result, in squared units of the code.
+
+    Returns:
+        Variances p_i of the code's coordinates; 0 for the components that are left out.
+
+    Raises:
+        InvalidInput: If the public label maps have fewer components than ``dimension``.
+    """
+    if not config.dimension:
+        return water_fill(variances, noise_std=noise_std, power=power)
+    check_dimension(config.dimension, available=len(variances))
+    result: np.ndarray = np.zeros_like(variances)
+    result[: config.dimension] = water_fill(variances[: config.dimension], noise_std=0.0, power=power)
+    return result
+
+
+def check_dimension(dimension: int, *, available: int) -> None:
+    """Raise InvalidInput if a study asks for more coordinates than its public label maps have components."""
+    if dimension > available:
+        raise InvalidInput(
+            "codec.dimension",
+            value=dimension,
+            limit=f"at most {available}, the components of these public label maps",
+            remedy="lower it, or give more maps or augmentations",
+        )
 
 
 def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: float) -> Float[np.ndarray, "l"]:

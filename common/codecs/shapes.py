@@ -16,10 +16,10 @@ PROBABILITY_FLOOR = 0.01
 MAX_FEATURES = 1 << 17
 
 
-def pooling_factor(grid: tuple[int, int, int], *, labels: int) -> int:
-    """The coarsening 2, 4 or 8: the smallest that leaves at most :data:`MAX_FEATURES` numbers a map, else 8."""
+def pooling_factor(grid: tuple[int, int, int], *, labels: int, most: int = MAX_FEATURES) -> int:
+    """Return the smallest coarsening of 2, 4 and 8 that leaves at most ``most`` numbers a map, else 8."""
     for factor in (2, 4):
-        if (labels - 1) * int(np.prod([n // factor for n in grid])) <= MAX_FEATURES:
+        if (labels - 1) * int(np.prod([n // factor for n in grid])) <= most:
             return factor
     return 8
 

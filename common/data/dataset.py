@@ -1,4 +1,4 @@
-"""What a dataset on disk is, whatever its layout: cases, whose they are, what was left out and why.
+"""Describes a dataset on disk in any layout: its cases, their patients, and what was left out and why.
 
 A patient is what the dataset says a patient is. Where it says nothing, every case counts as a patient of its own; that
 is a statement about the guarantee's unit, so :attr:`Dataset.patient_identity` carries it to wherever a guarantee is
@@ -7,7 +7,7 @@ printed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -91,6 +91,19 @@ class Doubled(Document):
             f"{self.case} holds the same scan as {self.same_as}, of another patient: somebody with two names sits in "
             "two slots and is protected as a group of two is (g = 2); to fix: take one out, or give both one patient"
         )
+
+
+MOST_NAMED = 20
+"""Cases left out that a terminal names one by one."""
+
+
+def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases") -> list[str]:
+    """How many cases are used and how many left out, then those one by one with why; one line where all are used."""
+    if not problems:
+        return [f"{of}: {used} used, none left out"]
+    named = [f"left out {problem.case}: {problem.reason}" for problem in problems[:MOST_NAMED]]
+    more = [f"and {len(problems) - MOST_NAMED} more"] if len(problems) > MOST_NAMED else []
+    return [f"{of}: {used} used, {len(problems)} left out", *named, *more]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,25 +8,33 @@ because it decodes every common transfer syntax and sorts the slices by their po
 from __future__ import annotations
 
 import importlib
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from common.data.geometry import check_affine
-from common.data.nifti import MAX_NATIVE_VOXELS, Scan
+from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
 from common.errors import InvalidInput
 
 GAP_TOLERANCE = 0.01  # of the slice spacing
+_DEFLATED = b"1.2.840.10008.1.2.1.99"
+_META_GROUP, _TRANSFER_SYNTAX = b"\x02\x00", b"\x10\x00"
+_LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
+"""Kinds of values whose length is four bytes, after two that are empty."""
+_META_BYTES = 1 << 16
+"""Of a file's own header, before the scan's; hundreds in files of scanners."""
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def read_series(folder: Path) -> Scan:
+def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
     """Read the series in ``folder``: one channel [1, i, j, k], rescaled, with its affine in RAS+.
 
     Raises InvalidInput with one remedy; InvalidInput too where SimpleITK is not installed.
     """
+    _check_not_deflated(folder)
     sitk = _simpleitk()
     series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if not series:
@@ -45,7 +53,7 @@ def read_series(folder: Path) -> Scan:
     reader.SetOutputPixelType(sitk.sitkFloat32)
     if len(files) < 2:
         raise InvalidInput("DICOM series has a single slice", remedy="export the whole series")
-    _check_size(sitk, files)
+    _check_size(sitk, files, room)
     try:
         image = reader.Execute()
     except RuntimeError as error:
@@ -63,6 +71,15 @@ def read_series(folder: Path) -> Scan:
     return Scan(array=np.ascontiguousarray(array, dtype=np.float32), affine=affine)
 
 
+def slices_of(folder: Path) -> tuple[Path, ...]:
+    """The files of the one series in ``folder``, in the order in which :func:`read_series` stacks them."""
+    reader = _simpleitk().ImageSeriesReader
+    series = reader.GetGDCMSeriesIDs(str(folder))
+    if len(series) != 1:
+        raise InvalidInput("DICOM series in a folder", value=len(series), limit="one")
+    return tuple(map(Path, reader.GetGDCMSeriesFileNames(str(folder), series[0])))
+
+
 def _simpleitk() -> Any:
     try:
         return importlib.import_module("SimpleITK")
@@ -72,15 +89,54 @@ def _simpleitk() -> Any:
         ) from error
 
 
-def _check_size(sitk: Any, files: tuple[str, ...]) -> None:
-    one = sitk.ImageFileReader()
-    one.SetFileName(files[0])
-    try:
-        one.ReadImageInformation()
-    except RuntimeError as error:
-        raise InvalidInput("DICOM series cannot be read", remedy="export the series again") from error
-    if int(np.prod(one.GetSize(), dtype=np.float64)) * len(files) > MAX_NATIVE_VOXELS:
-        raise InvalidInput("voxels in a DICOM series", limit=f"at most {MAX_NATIVE_VOXELS}", remedy="crop the scan")
+def _check_not_deflated(folder: Path) -> None:
+    """A file may be packed as a whole, header and all, so that no size is known before all of it is unpacked."""
+    for path in folder.iterdir():
+        if path.is_file():
+            with path.open("rb") as stream:
+                _check_meta(stream)
+        elif not path.is_dir():  # a pipe or a device has no end
+            raise InvalidInput("folder holds something that is no file", remedy="give the series its own folder")
+
+
+def _check_meta(stream: BinaryIO) -> None:
+    """Read the file's own header, element by element, up to the first of another group."""
+    if stream.read(132)[128:] != b"DICM":
+        stream.seek(0)  # some files have no preamble
+    left = _META_BYTES
+    while (head := stream.read(8))[:2] == _META_GROUP and len(head) == 8:
+        kind = head[4:6]
+        if kind in _LONG:
+            (length,) = struct.unpack("<I", stream.read(4).ljust(4, b"\0"))
+        elif kind.isalpha() and kind.isupper():
+            (length,) = struct.unpack("<H", head[6:])
+        else:  # without the kind
+            (length,) = struct.unpack("<I", head[4:])
+        left -= length
+        if left < 0:
+            raise InvalidInput(
+                "header of a DICOM file", limit=f"at most {_META_BYTES} bytes", remedy="export the series again"
+            )
+        value = stream.read(length)
+        if head[2:4] == _TRANSFER_SYNTAX and value.strip(b"\0 ") == _DEFLATED:
+            raise InvalidInput("DICOM file is deflated", remedy="export the series without compression")
+
+
+def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:
+    """Every slice's size by its header: the first one's, and all together within the room."""
+    sizes = set()
+    for file in files:
+        one = sitk.ImageFileReader()
+        one.SetFileName(file)
+        try:
+            one.ReadImageInformation()
+        except RuntimeError as error:
+            raise InvalidInput("DICOM series cannot be read", remedy="export the series again") from error
+        sizes.add(one.GetSize())
+    if len(sizes) > 1:
+        raise InvalidInput("slices of the DICOM series differ in size", remedy="export the whole series again")
+    if float(np.prod(sizes.pop(), dtype=np.float64)) * len(files) > room.voxels:
+        raise InvalidInput("voxels in a DICOM series", limit=f"at most {room.voxels}", remedy=room.remedy)
 
 
 def _check_slices(reader: Any, count: int) -> None:

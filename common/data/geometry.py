@@ -1,4 +1,4 @@
-"""Where a volume's voxels lie in the patient: sform, qform, units and pixdim, put together or refused.
+"""Determines where a volume's voxels lie in the patient from sform, qform, units and pixdim, or refuses the volume.
 
 What is certain is put right and noted: a sform that only moves the scanner's frame, a template's sform beside the
 scanner's qform, units other than mm, a pixdim that says nothing beside a good sform. What would be a guess about left

@@ -1,4 +1,4 @@
-"""What the public volumes of a student look like, as ranges, and how far another volume lies outside them.
+"""Records the value ranges of a student's public volumes and measures how far another volume lies outside them.
 
 Intensities are taken as the network sees them, z-scored on the study's grid: seven quantiles and the mean step from a
 voxel to the next, a channel; size is the file's own field of view. Reads public volumes only. A volume within the

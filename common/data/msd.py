@@ -16,28 +16,52 @@ from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import find_table, with_patients, write_patients
 from common.errors import InvalidInput
 from common.names import check_regions
+from common.reading import MAX_JSON_BYTES, parse_json, read_text
 
 __all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_dataset", "write_dataset"]
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
 
+def nifti_ending(name: str) -> str:
+    """The ending of a NIfTI file's name as it is written there, in letters of either case; empty for any other name.
+
+    >>> nifti_ending("SCAN_01.NII.GZ"), nifti_ending("scan.nii"), nifti_ending("scan.mha")
+    ('.NII.GZ', '.nii', '')
+    """
+    suffix = next((suffix for suffix in NIFTI_SUFFIXES if name.lower().endswith(suffix)), "")
+    return name[len(name) - len(suffix) :] if suffix else ""
+
+
 def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
     """The NIfTI files of a folder by name; InvalidInput where there is no such folder, or none in it."""
     if not folder.is_dir():
         raise InvalidInput(what, value=str(folder), limit="a folder that is there")
-    files = sorted(p for p in folder.iterdir() if p.name.endswith(NIFTI_SUFFIXES) and not p.name.startswith("."))
+    found = sorted(p for p in folder.iterdir() if nifti_ending(p.name) and not p.name.startswith("."))
+    files = [p for p in found if not p.is_dir()]
     if not files:
         raise InvalidInput(what, value=str(folder), limit="a folder with .nii or .nii.gz files right in it")
     return tuple(files)
 
 
+def other_files(folder: Path) -> tuple[Problem, ...]:
+    """What else lies in a folder of NIfTI files and is left out, hidden files apart, each with why."""
+    if not folder.is_dir():
+        return ()
+    others = (p for p in sorted(folder.iterdir()) if not p.name.startswith("."))
+    return tuple(
+        Problem(p.name, "a folder, which is not looked into" if p.is_dir() else "not a .nii or .nii.gz file")
+        for p in others
+        if p.is_dir() or not nifti_ending(p.name)
+    )
+
+
 def case_id(file_name: str) -> str:
     """``imagesTr/patient_001.nii.gz`` → ``patient_001``; other suffixes are refused."""
     name = PurePosixPath(file_name).name
-    for suffix in NIFTI_SUFFIXES:
-        if name.endswith(suffix) and len(name) > len(suffix):
-            return name.removesuffix(suffix)
+    ending = nifti_ending(name)
+    if ending and len(name) > len(ending):
+        return name.removesuffix(ending)
     raise InvalidInput("volume file name", value=name, limit="a name ending in .nii.gz or .nii")
 
 
@@ -65,16 +89,15 @@ def is_file(path: Path) -> bool:
 def read_index(directory: Path) -> dict[str, object]:
     """``dataset.json``; InvalidInput where it is missing or no JSON object."""
     path = directory / "dataset.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not is_file(path):
         raise InvalidInput(
             "no dataset.json in the data directory",
             value=str(directory),
             remedy="give the directory that holds dataset.json, imagesTr and labelsTr",
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput("dataset.json cannot be read", value=str(path), limit="a JSON text in UTF-8") from error
+        )
+    text = read_text(path, what="dataset.json", most_bytes=MAX_JSON_BYTES, remedy="save it as JSON in UTF-8")
+    limit = "a JSON text in UTF-8"
+    document = parse_json(text, what="dataset.json", value=str(path), limit=limit)
     if not isinstance(document, dict):
         raise InvalidInput("dataset.json", value=type(document).__name__, limit="a JSON object")
     return document
@@ -221,7 +244,7 @@ def _read_entry(
         relative = PurePosixPath(text)
         if relative.is_absolute() or ".." in relative.parts:
             return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put it there")
-        if not text.endswith(NIFTI_SUFFIXES):
+        if not nifti_ending(text):
             return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not is_file(directory / relative):
             return name, Problem(name, f"the {kind} file is missing; to fix: put it back, or take the case out")
@@ -236,9 +259,9 @@ def _read_entry(
 
 
 def _place(source: Path, directory: Path, folder: str, name: str) -> str:
-    suffix = next((s for s in NIFTI_SUFFIXES if source.name.endswith(s)), None)
-    if suffix is None or not source.is_file():
-        raise InvalidInput("volume file is missing or no NIfTI file", value=str(source))
+    suffix = nifti_ending(source.name).lower()
+    if not suffix or not source.is_file():
+        raise InvalidInput("volume file", value=str(source), limit="an existing .nii or .nii.gz file")
     target = directory / folder / f"{name}{suffix}"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or not target.samefile(source):

@@ -1,8 +1,9 @@
 """A NIfTI file's bytes → its voxels, their place and what was put right; or the reason why not.
 
 The header is read as it is, before any library's repairs, and every size in it is checked before anything of that size
-is allocated or unpacked: a file that promises more than :data:`MAX_NATIVE_VOXELS`, or unpacks to more than it promises,
-costs nothing. Reads NIfTI-1 and NIfTI-2 in one file, of either byte order, plain or gzipped. A message names no file.
+is allocated or unpacked. A file costs nothing that promises more voxels than its reader has room for, or more than gzip
+or an image could have packed into it; nor does one that unpacks to more than it promises. Reads NIfTI-1 and NIfTI-2 in
+one file, of either byte order, plain or gzipped. A message names no file.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ from nibabel.spatialimages import HeaderDataError
 
 from common.data.geometry import Affine, placement
 from common.errors import InvalidInput
+from common.reading import parsing
 
 MAX_FILE_BYTES = 1 << 31
 MAX_NATIVE_VOXELS = 1 << 27
 LARGEST_INTENSITY = 1e15
+GZIP_RATIO = 1032
+"""What gzip packs at most into a byte; label maps come near it."""
+IMAGE_RATIO = 64
+"""What scans of more than :data:`_SMALL` bytes pack to at most, measured: 2 to 8, 20 with most of it empty."""
+_SMALL = 1 << 24
+MAX_OFFSET = 1 << 24
+"""Where the voxels may start: behind the header and its extensions, which are kilobytes."""
 _GZIP = b"\x1f\x8b"
 _HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 _SLACK = 1 << 20
@@ -56,24 +65,54 @@ class Scan:
     notes: tuple[str, ...] = ()
 
 
-def read_nifti(content: bytes, *, channels: int | None) -> Scan:
-    """Read one file. ``channels`` is how many it must hold, None for as many as it does.
+@dataclass(frozen=True, slots=True)
+class VoxelRoom:
+    """What a file may hold: voxels over all channels, and bytes that one byte may unpack to; ``remedy`` for more."""
 
-    Intensities are scaled by slope and intercept. Raises InvalidInput with a reason and one remedy.
+    voxels: int = MAX_NATIVE_VOXELS
+    ratio: int = GZIP_RATIO
+    remedy: str = "crop or downsample the scan"
+
+
+ANY_ROOM = VoxelRoom()
+
+
+def read_nifti(content: bytes, *, channels: int | None, room: VoxelRoom = ANY_ROOM) -> Scan:
+    """Read one file, its intensities scaled by slope and intercept.
+
+    Args:
+        content: The file's bytes.
+        channels: How many it must hold; None for as many as it does.
+        room: How large it may be; held against its header before anything is unpacked.
+
+    Returns:
+        The voxels and where they lie.
+
+    Raises:
+        InvalidInput: With a reason and one remedy.
     """
-    with np.errstate(all="ignore"):  # what is not finite is looked for and refused, not warned about
-        return _read(content, channels=channels)
+    refused = parsing("volume file is damaged", remedy="copy or export it again")
+    with refused, np.errstate(all="ignore"):  # what is not finite is looked for and refused, not warned about
+        return _read(content, channels=channels, room=room)
 
 
-def _read(content: bytes, *, channels: int | None) -> Scan:
+def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:
     packed = content[:2] == _GZIP
     source = _Source(content, packed=packed)
     header, least_offset = _header(source)
-    shape, notes = _shape(header, channels)
+    shape, notes = _shape(header, channels, room)
     dtype, more = _voxel_type(header)
     affine, placed = placement(header)
     offset = _offset(header, least_offset)
     needed = math.prod(shape) * dtype.itemsize
+    most_ratio = room.ratio if needed > _SMALL else GZIP_RATIO
+    if packed and offset + needed > most_ratio * len(content):
+        raise InvalidInput(
+            "compression ratio of the volume file",
+            value=(offset + needed) // len(content),
+            limit=f"{most_ratio}",
+            remedy="export the scan again: it is cut short, or nearly all of it is empty",
+        )
     voxels = source.slice(offset, needed)
     left = source.left_over(most := max(_SLACK, needed))
     if left > most:
@@ -150,7 +189,9 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
     raise InvalidInput("file is no NIfTI file", remedy="copy or export it again")
 
 
-def _shape(header: nib.Nifti1Header, channels: int | None) -> tuple[tuple[int, int, int, int], tuple[str, ...]]:
+def _shape(
+    header: nib.Nifti1Header, channels: int | None, room: VoxelRoom
+) -> tuple[tuple[int, int, int, int], tuple[str, ...]]:
     """[i, j, k, c] with the axes of length 1 behind the third taken away."""
     dim = [int(n) for n in header["dim"]]
     sizes = dim[1 : dim[0] + 1] if 1 <= dim[0] <= 7 else []
@@ -165,13 +206,9 @@ def _shape(header: nib.Nifti1Header, channels: int | None) -> tuple[tuple[int, i
             limit="three axes of at least 2 voxels",
             remedy="export the whole volume",
         )
-    if math.prod(sizes) > MAX_NATIVE_VOXELS:
-        raise InvalidInput(
-            "voxels in a volume",
-            value=tuple(sizes),
-            limit=f"at most {MAX_NATIVE_VOXELS} in all",
-            remedy="crop or downsample the scan",
-        )
+    if math.prod(sizes) > room.voxels:
+        limit = f"at most {room.voxels} in all"
+        raise InvalidInput("voxels in a volume", value=tuple(sizes), limit=limit, remedy=room.remedy)
     several = [n for n in sizes[3:] if n > 1]
     count = several[0] if several else 1
     if len(several) > 1 or (channels is not None and count != channels):
@@ -202,9 +239,12 @@ def _voxel_type(header: nib.Nifti1Header) -> tuple[np.dtype, tuple[str, ...]]:
 
 def _offset(header: nib.Nifti1Header, least: int) -> int:
     offset = float(header["vox_offset"])
-    if not math.isfinite(offset) or not least <= offset <= MAX_FILE_BYTES:
+    if not math.isfinite(offset) or not least <= offset <= MAX_OFFSET:
         raise InvalidInput(
-            "where the voxels start", value=offset, limit=f"{least} bytes or more", remedy="export the scan again"
+            "start of the voxels in the file, as an offset",
+            value=offset,
+            limit=f"{least} to {MAX_OFFSET} bytes",
+            remedy="export the scan again",
         )
     return int(offset)
 

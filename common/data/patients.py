@@ -17,9 +17,12 @@ from pathlib import Path
 from common.canonical import digest, sha256_file
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity, Problem
 from common.errors import InvalidInput
+from common.objects import read_regular
+from common.reading import parsing
 
 PATIENT_TABLES = ("patients.tsv", "patients.csv")
-MAX_TABLE_BYTES = 1 << 26
+MAX_TABLE_BYTES = 1 << 24
+MAX_TABLE_CELLS = 1_000_000
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -28,17 +31,18 @@ def read_table(path: Path) -> list[dict[str, str]]:
     The separator is the tab in a ``.tsv``, else whichever of ``,`` and ``;`` the header holds. Raises InvalidInput for
     a file that is not UTF-8 text, has no header, or a row of another length.
     """
-    try:
+    wrong = {"value": path.name, "remedy": "save it as CSV in UTF-8"}
+    with parsing("table cannot be read", limit="text in UTF-8", **wrong):
         if path.stat().st_size > MAX_TABLE_BYTES:
             raise InvalidInput("table is too large", value=path.name, limit=f"{MAX_TABLE_BYTES} bytes")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            "table cannot be read", value=path.name, limit="text in UTF-8", remedy="save it as CSV in UTF-8"
-        ) from error
+        text = read_regular(path, most_bytes=MAX_TABLE_BYTES).decode("utf-8-sig")
+        lines = text.splitlines()
+    if len(lines) + sum(map(text.count, ",;\t")) > MAX_TABLE_CELLS:
+        raise InvalidInput("cells of a table", value=path.name, limit=f"at most {MAX_TABLE_CELLS}")
     header = lines[0] if lines else ""
     delimiter = "\t" if path.suffix == ".tsv" else ";" if header.count(";") > header.count(",") else ","
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter) if any(row)]
+    with parsing("table cannot be read", limit="cells of at most 131,072 characters, no NUL", **wrong):
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter) if any(row)]
     if not rows or not all(rows[0]) or len(set(rows[0])) != len(rows[0]):
         raise InvalidInput("table without a header", value=path.name, remedy="name every column once in the first line")
     for number, row in enumerate(rows[1:], start=2):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +18,11 @@ from tempfile import TemporaryDirectory
 import nibabel as nib
 import numpy as np
 
-from common.canonical import sha256_file
+from common.canonical import check_hash, sha256_file
 from common.data.msd import Case, Dataset, Problem, read_dataset, write_dataset
 from common.data.patients import content_hash, read_table
 from common.errors import InvalidInput
+from common.reading import parse_json, parsing
 
 SPLIT_SCHEMA = 1
 
@@ -62,6 +63,12 @@ class Split:
     paired: tuple[Case, ...] = ()
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Every case that went somewhere."""
+        apart = (self.public_images, self.label_maps, self.validation, self.test, self.paired)
+        return tuple(case for part in (*self.sites.values(), *apart) for case in part)
+
 
 def with_sites(dataset: Dataset, table: Path) -> Dataset:
     """The dataset with the hospital of each case, by a table with the columns ``case_id`` and ``site``.
@@ -86,13 +93,21 @@ def with_sites(dataset: Dataset, table: Path) -> Dataset:
     return replace(dataset, cases=tuple(replace(case, hospital=sites[case.id]) for case in dataset.cases))
 
 
-def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int | None = None) -> Split:
+def plan_split(
+    dataset: Dataset,
+    counts: SplitCounts,
+    *,
+    seed: int,
+    folds: int | None = None,
+    tests: Callable[[str], bool] = lambda name: True,
+) -> Split:
     """Decide where every labelled case goes; opens each file only to hash it.
 
     A scan that is there twice under two names is used once and reported. Hospitals give in proportion to their patients
     to what is set aside, and each keeps one at least. All scans of a patient go to one place, so a part may hold a few
     more cases than asked for. ``folds``: the test part is one of so many equal folds of the patients, by ``seed`` in
-    turn, so that every patient that may be set aside is once tested on.
+    turn, so that every patient that may be set aside is once tested on. ``tests`` says by a patient's name (the case's
+    where it names no patient) whether it may be tested on; every other part takes any patient.
     Raises InvalidInput where the cases do not suffice or hospitals do not match.
     """
     counts = counts if folds is None else replace(counts, test=0)
@@ -103,10 +118,10 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int |
     test: list[list[Case]] = []
     if folds is not None:
         order, kept = _in_turn(rest, np.random.default_rng(0))
-        size = len(order) // folds
-        first = seed % folds * size
-        test = order[first : first + size]
-        rest = [*order[:first], *order[first + size :], *kept]
+        tested_on = [own for own in order if tests(_name(own))]
+        size = len(tested_on) // folds
+        test = tested_on[seed % folds * size :][:size]
+        rest = [*(own for own in order if own not in test), *kept]
     fold = sum(map(len, test))
     if len(cases) - fold < counts.set_aside + hospitals:
         raise InvalidInput(
@@ -117,7 +132,10 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int |
         )
     order, kept = _in_turn(rest, np.random.default_rng(seed if folds is None else [1, seed]))
     asked = (counts.test, counts.validation, counts.label_maps, counts.public_images, counts.paired)
-    parts = [_taken(order, count) for count in asked]
+    tested_on = [own for own in order if tests(_name(own))]
+    tested = _taken(tested_on, counts.test)
+    order = [own for own in order if own in tested_on or not tests(_name(own))]
+    parts = [tested, *(_taken(order, count) for count in asked[1:])]
     if any(len(part) < count for part, count in zip(parts, asked, strict=True)):
         raise InvalidInput(
             "patients to set aside",
@@ -125,7 +143,7 @@ def plan_split(dataset: Dataset, counts: SplitCounts, *, seed: int, folds: int |
             limit=f"enough for {counts.set_aside + fold} cases, a patient of each hospital left out",
             remedy="lower the counts or add cases",
         )
-    tested, validation, label_maps, public_images, paired = parts
+    _, validation, label_maps, public_images, paired = parts
     return Split(
         seed=seed,
         sites=_dealt([*order, *kept], hospitals=named or hospitals),
@@ -157,8 +175,15 @@ def _patients(cases: Iterable[Case], *, by_hospital: bool) -> list[list[Case]]:
         patients.setdefault(case.patient or case.id, []).append(case)
     moved = [name for name, own in patients.items() if len({case.hospital for case in own}) > 1]
     if by_hospital and moved:
-        raise InvalidInput("patient at two hospitals", value=moved[0], remedy="give all scans one hospital")
+        raise InvalidInput(
+            "patient at two hospitals", value=moved[0], remedy="assign all scans of the patient to one hospital"
+        )
     return list(patients.values())
+
+
+def _name(own: Sequence[Case]) -> str:
+    """The name of the patient whose cases these are."""
+    return own[0].patient or own[0].id
 
 
 def _taken(order: list[list[Case]], count: int) -> tuple[Case, ...]:
@@ -179,7 +204,7 @@ def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> di
     sites = {name: tuple(case for own in each for case in own) for name, each in dealt.items()}
     empty = [name for name, own in sites.items() if not own]
     if empty:
-        raise InvalidInput("hospital without a case left", value=empty[0], remedy="lower the counts or add cases")
+        raise InvalidInput("a hospital would have no case left", value=empty[0], remedy="lower the counts or add cases")
     return sites
 
 
@@ -328,16 +353,22 @@ def _saved(array: np.ndarray, affine: np.ndarray, path: Path) -> Path:
     return path
 
 
+def read_left_out(record: Path) -> tuple[int, tuple[Problem, ...]]:
+    """How many cases a split dealt, and which it left out and why, by its ``split.json``."""
+    with parsing("record of a split", value=record.name, limit="split.json as `data split` writes it"):
+        document = parse_json(record.read_bytes(), what="record of a split")
+        parts = ("public_images", "label_maps", "validation", "test", "paired")
+        dealt = [*document["sites"].values(), *(document.get(part, ()) for part in parts)]
+        problems = tuple(Problem(str(one["case"]), str(one["reason"])) for one in document["problems"])
+        return sum(map(len, dealt)), problems
+
+
 def private_label_hashes(record: Path) -> frozenset[str]:
     """SHA-256 of every label map that ``split.json`` gave to a site, validation or test: none may shape a codec."""
-    try:
-        document = json.loads(record.read_text(encoding="utf-8"))
+    with parsing("record of a split", value=record.name, limit="split.json as `data split` writes it"):
+        document = parse_json(record.read_bytes(), what="record of a split")
         parts = [document["validation"], document["test"], *document["sites"].values()]
-        return frozenset(case["label"] for part in parts for case in part)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(
-            "record of a split", value=record.name, limit="split.json as `data split` writes it"
-        ) from error
+        return frozenset(check_hash(case["label"]) for part in parts for case in part)
 
 
 def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
@@ -365,4 +396,4 @@ def _listed(cases: Iterable[Case]) -> list[dict[str, str]]:
 def _copy(files: Mapping[str, Path], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for case, file in files.items():
-        shutil.copyfile(file, directory / f"{case}{'.nii.gz' if file.name.endswith('.gz') else '.nii'}")
+        shutil.copyfile(file, directory / f"{case}{'.nii.gz' if file.name.lower().endswith('.gz') else '.nii'}")

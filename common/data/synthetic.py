@@ -50,14 +50,18 @@ class Drawing:
     """How a collection's phantoms are imaged and drawn, apart from scanners and anatomy.
 
     ``border_mm``: how far before the visible change of brightness the label maps draw the border between anterior and
-    posterior. ``cut_mm``: mean and standard deviation of that change's place along the body, over patients.
-    ``clutter``: strength of tissue texture and of bodies elsewhere; ``noise``: of the scanners' noise.
+    posterior. ``cut_mm``: mean and standard deviation of that change's place along the body, over patients. Both are mm
+    of a body of size 1.
+    ``clutter``: strength of tissue texture and of bodies elsewhere; ``noise``: of the scanners' noise. ``size``: of the
+    body, relative to :data:`HALF_AXES_MM`; ``shift_mm``: how far it lies from the scan's centre at most, on each axis.
     """
 
     border_mm: float = 0.0
     cut_mm: tuple[float, float] = (1.0, 2.0)
     clutter: float = 1.0
     noise: float = 1.0
+    size: float = 1.0
+    shift_mm: float = 3.5
 
 
 PLAIN = Drawing()
@@ -92,7 +96,7 @@ def phantom(
     axes = [affine[i, 3] + scanner.spacing_mm[i] * np.arange(shape[i]) for i in range(3)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"))  # mm
 
-    anatomy = _anatomy(_into_patient(points, rng), rng, structures=structures, cut_mm=drawing.cut_mm)
+    anatomy = _anatomy(_into_patient(points, rng, drawing), rng, structures=structures, cut_mm=drawing.cut_mm)
     labels = np.zeros(shape, dtype=np.uint8)
     for value, depth in enumerate(anatomy.depths(drawing.border_mm), start=1):
         labels[depth > 0] = value
@@ -151,13 +155,15 @@ def write_phantoms(
     return write_dataset(out, name=f"phantoms-{seed}", labels=labels_of, channels=("MRI",), cases=made, synthetic=True)
 
 
-def _into_patient(points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator) -> Float[np.ndarray, "3 x y z"]:
+def _into_patient(
+    points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, drawing: Drawing
+) -> Float[np.ndarray, "3 x y z"]:
     """Scanner mm → the patient's own mm: smooth deformation, then pose and size."""
     shape = points.shape[1:]
     warp = 1.2 * np.stack([_smooth(rng, shape, knots=4) for _ in range(3)])
     turn = Rotation.from_euler("xyz", rng.normal(0, 10, 3), degrees=True).as_matrix()
-    shift = rng.uniform(-3.5, 3.5, 3)
-    size = np.exp(rng.normal(0, 0.11, 3))
+    shift = rng.uniform(-drawing.shift_mm, drawing.shift_mm, 3)
+    size = drawing.size * np.exp(rng.normal(0, 0.11, 3))
     moved = (points + warp).reshape(3, -1) - shift[:, None]
     inside: np.ndarray = (turn @ moved / size[:, None]).reshape(points.shape)
     return inside

@@ -9,6 +9,7 @@ A message names no file and no patient: who opened the file knows which it was.
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +25,27 @@ from nibabel.orientations import io_orientation
 from common.config import DataConfig
 from common.data import dicom, geometry
 from common.data.dataset import Case
-from common.data.nifti import MAX_FILE_BYTES, MAX_NATIVE_VOXELS, Scan, read_nifti
+from common.data.memory import free_memory_bytes
+from common.data.nifti import (
+    GZIP_RATIO,
+    IMAGE_RATIO,
+    MAX_FILE_BYTES,
+    MAX_NATIVE_VOXELS,
+    Scan,
+    VoxelRoom,
+    read_nifti,
+)
 from common.errors import InvalidInput
 
 LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
 MOST_COARSER = 16
+ROOM_VOXELS, RESAMPLED_VOXELS, MOST_OF_A_GRID = 1 << 25, 20_000_000, 64
+"""A scan's own voxels, and those at the study's spacing, which take more memory: a head at 1 mm has 17 million."""
+SMALL_VOXELS = 1 << 22
+"""What every program has the memory for."""
+BYTES_A_VOXEL = 72
+"""Memory at the peak of bringing a scan to a grid, for each of its voxels before or after, measured."""
 _RAS = (("L", "R"), ("P", "A"), ("I", "S"))
 
 
@@ -68,9 +84,10 @@ class Example:
 def load_example(case: Case, data: DataConfig) -> Example:
     """Read a case of a dataset that was matched to the study, with its channels and its label map."""
     if case.label is None:
-        raise InvalidInput("case has no label map")
+        raise InvalidInput("case has no label map", remedy="add its label map, or leave the case out")
     volume = load_case(case, data)
-    label, notes = _read_label(_scan(case.label, channels=1), data, volume=volume, mapping=dict(case.label_map))
+    scan = _scan(case.label, channels=1, room=_label_room(data, volume))
+    label, notes = _read_label(scan, data, volume=volume, mapping=dict(case.label_map))
     return Example(volume=volume, label=label, notes=(*volume.notes, *notes))
 
 
@@ -94,9 +111,11 @@ def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequenc
     says which of a file's channels to take.
     """
     paths = [path] if isinstance(path, Path) else list(path)
+    room = room_for(data)
     if len(paths) > 1:
-        return _volume(_stack([_scan(each, channels=1) for each in paths]), data)
-    scan = _scan(paths[0], channels=None if order else len(data.channels))
+        each = replace(room, voxels=room.voxels // len(paths))
+        return _volume(_stack([_scan(path, channels=1, room=each) for path in paths]), data)
+    scan = _scan(paths[0], channels=None if order else len(data.channels), room=room)
     if order and max(order) >= len(scan.array):
         raise InvalidInput("volume's channels", value=len(scan.array), limit=f"at least {max(order) + 1}")
     return _volume(Scan(scan.array[list(order)], scan.affine, scan.notes) if order else scan, data)
@@ -104,13 +123,14 @@ def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequenc
 
 def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
     """The same from a file's bytes (.nii or .nii.gz), which is how public volumes travel and are hashed."""
-    return _volume(read_nifti(content, channels=len(data.channels)), data)
+    return _volume(read_nifti(content, channels=len(data.channels), room=room_for(data)), data)
 
 
 def example_from_bytes(image: bytes, label: bytes, data: DataConfig) -> Example:
     """A labelled volume from its files' bytes, with the study's own label numbers: how a public pair is kept."""
     volume = volume_from_bytes(image, data)
-    found, notes = _read_label(read_nifti(label, channels=1), data, volume=volume, mapping={})
+    scan = read_nifti(label, channels=1, room=_label_room(data, volume))
+    found, notes = _read_label(scan, data, volume=volume, mapping={})
     return Example(volume=volume, label=found, notes=(*volume.notes, *notes))
 
 
@@ -123,14 +143,15 @@ def load_label(
     study's label numbers and, given the image's ``volume``, a label map of another shape or one placed elsewhere in
     space; one that fills the same space in another axis order or resolution is brought to the image's voxels.
     """
-    return _read_label(_scan(path, channels=1), data, volume=volume, mapping=mapping or {})[0]
+    scan = _scan(path, channels=1, room=_label_room(data, volume))
+    return _read_label(scan, data, volume=volume, mapping=mapping or {})[0]
 
 
 def load_native_label(
     path: Path, data: DataConfig, *, volume: Volume, mapping: Mapping[int, int] | None = None
 ) -> UInt8[np.ndarray, "i j k"]:
     """A label map on its image's own voxels, in the study's numbers: the truth for a result in native space."""
-    scan = _scan(path, channels=1)
+    scan = _scan(path, channels=1, room=_label_room(data, volume))
     array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping or {})
     placed, _ = _onto_image(array, scan.affine, volume)
     labels: np.ndarray = placed[0].astype(np.uint8)
@@ -183,12 +204,33 @@ def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume)
     nib.save(image, path)
 
 
-def _scan(path: Path, *, channels: int | None) -> Scan:
+def room_for(data: DataConfig) -> VoxelRoom:
+    """How large a scan of this study may be: so many times its grid, or :data:`ROOM_VOXELS`, and no more than there is
+    memory for."""
+    grid = len(data.channels) * math.prod(data.grid)
+    voxels = min(MAX_NATIVE_VOXELS, max(ROOM_VOXELS, MOST_OF_A_GRID * grid))
+    if (free := free_memory_bytes()) is not None and free // BYTES_A_VOXEL < voxels:
+        remedy = "give the program more memory, or crop or downsample the scan"
+        return VoxelRoom(max(free // BYTES_A_VOXEL, SMALL_VOXELS), IMAGE_RATIO, remedy)
+    return VoxelRoom(voxels, IMAGE_RATIO)
+
+
+def _label_room(data: DataConfig, volume: Volume | None) -> VoxelRoom:
+    """A label map is as large as its image, or twice as fine on each axis."""
+    most = room_for(data)
+    voxels = most.voxels if volume is None else min(most.voxels, max(SMALL_VOXELS, 8 * math.prod(volume.native_shape)))
+    return replace(most, voxels=voxels, ratio=GZIP_RATIO)
+
+
+def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
     """A file or a DICOM folder; a note where a file's name says something else than its content."""
     if path.is_dir():
-        return dicom.read_series(path)
+        return dicom.read_series(path, room=room)
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device has no end
+            raise InvalidInput("volume is no file", remedy="check what lies there")
+        if found.st_size > MAX_FILE_BYTES:
             raise InvalidInput(
                 "volume file is too large", limit=f"{MAX_FILE_BYTES} bytes", remedy="crop or downsample the scan"
             )
@@ -197,8 +239,8 @@ def _scan(path: Path, *, channels: int | None) -> Scan:
         raise InvalidInput(
             f"volume file cannot be read ({error.strerror})", remedy="check that it is there and readable"
         ) from error
-    scan = read_nifti(content, channels=channels)
-    packed, named = content[:2] == b"\x1f\x8b", path.name.endswith(".gz")
+    scan = read_nifti(content, channels=channels, room=room)
+    packed, named = content[:2] == b"\x1f\x8b", path.name.lower().endswith(".gz")
     if packed == named:
         return scan
     note = "file is compressed though its name does not say so" if packed else "file is not compressed as its name says"
@@ -369,12 +411,14 @@ def _check_extent(scan: Scan, data: DataConfig) -> None:
         )
     extent = [n * float(size) for n, size in zip(scan.array.shape[1:], sizes, strict=True)]
     resampled = math.prod(math.ceil(length / min(data.spacing_mm)) + 1 for length in extent) * len(scan.array)
-    if resampled > MAX_NATIVE_VOXELS:
+    room = room_for(data)
+    most = min(room.voxels, max(RESAMPLED_VOXELS, MOST_OF_A_GRID * len(scan.array) * math.prod(data.grid)))
+    if resampled > most:
         raise InvalidInput(
             "field of view in mm",
             value=tuple(round(length, 1) for length in extent),
-            limit=f"{MAX_NATIVE_VOXELS} voxels at the study's spacing",
-            remedy="check the scan's spacing, or crop it",
+            limit=f"{most} voxels at the study's spacing",
+            remedy=f"check the scan's spacing, or {room.remedy}",
         )
 
 

@@ -1,1 +1,1 @@
-"""What both ledgers share: rows in a signed chain, keys, receipts, the guard against a rolled-back file."""
+"""Holds what both ledgers share: rows in a signed chain, keys, receipts, and the guard against a rolled-back file."""

@@ -1,12 +1,14 @@
 """An open ledger: a chain and the books that its rows fill. What the server's and a site's ledger have in common.
 
 Opening replays every row. Refuses a file whose rows break the chain or a rule, whose newest row no head signed by the
-ledger's own key covers, and a signing key that is not the ledger's.
+ledger's own key covers, and a signing key that is not the ledger's. A process that has it open to write notices rows
+that anybody changes meanwhile, through SQLite or past it, before it charges.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
@@ -16,9 +18,14 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_state import SigningKey
 from common.ledger.chain import Chain
 from common.ledger.records import kind_of
-from common.ledger.rollback_guard import KeptStanding, kept_standing, standing_path
+from common.ledger.rollback_guard import KeptStanding, kept_standing, lies_with_its_key, standing_path
 from common.ledger.rows import START, Position, Row, SignedHead
 from common.ledger.sqlite_file import ledger_error
+
+QUICK_S, LOOK_SHARE = 0.02, 30
+"""Looking at all old rows takes a few microseconds each. If it took longer than the first, which is some thousands of
+rows, it is done again only after so many times as long: of a hundred thousand rows, a second in thirty at most.
+"""
 
 
 class FilledByRows(Protocol):
@@ -26,6 +33,8 @@ class FilledByRows(Protocol):
 
     key: SigningKey
     row_count: int
+    kept: dict[Position, Document]
+    has_standing: bool
 
     def enter(self, row: Row) -> object: ...
 
@@ -40,9 +49,10 @@ class OpenLedger(ABC, Generic[B]):
 
     def __init__(self, chain: Chain, books: B) -> None:
         self._chain, self._books = chain, books
+        self._restoring, self._kept_at = False, 0
+        self._touched, self._look_from = False, 0.0
         try:
             with chain.snapshot():
-                self._continue()
                 self._catch_up()
                 chain.ledger_id = self._books.key.ledger_id
                 self._check_head()
@@ -83,6 +93,11 @@ class OpenLedger(ABC, Generic[B]):
         """Every row as stored, from the first."""
         return self._chain.all_rows()
 
+    def row_hashes(self, *, kinds: tuple[str, ...] = ()) -> list[bytes]:
+        """The hash of every row of these kinds, or of all, 32 bytes each, from the first."""
+        self._catch_up()
+        return self._chain.row_hashes(until=self._books.row_count, kinds=kinds)
+
     @property
     def row_count(self) -> int:
         self._catch_up()
@@ -107,26 +122,55 @@ class OpenLedger(ABC, Generic[B]):
         found = self._chain.rows_between(position.seq - 1, position.seq)
         return bool(found) and found[0].hash == position.hash
 
+    def covers(self, position: Position) -> bool:
+        """Whether all that was charged by this row is charged here: it is in the ledger, or was lost with an older copy
+        and charged by the standing of that very row."""
+        return self.contains(position) or position in self._books.kept
+
     def _older_copy(self, *, this: str, beside: str) -> str | None:
-        """What the standing kept ``beside`` the file shows against ``this`` file; None if nothing."""
+        """What the standing kept ``beside`` the file shows against ``this`` file; None if nothing.
+
+        A ledger that had a standing and has none is a problem too: its newest rows may be missing. All have one from
+        their first row on; those of earlier versions have it from their first charge on. A copy that is only read, with
+        no signing key where one lies beside a ledger, has none by its nature.
+        """
         path = kept_standing(self._chain.path)
         if path is None:
+            in_use = not self._chain.read_only or lies_with_its_key(self._chain.path)
+            if in_use and ((self._books.has_standing and self.row_count > 1) or self._has_charged()):
+                return f"the standing of {this} is missing, so that nothing tells whether {this} is an older copy"
             return None
         return self.STANDING.load(path).against(
-            ledger_id=self.ledger_id, rows=self.row_count, contains=self.contains, this=this, beside=beside
+            ledger_id=self.ledger_id, rows=self.row_count, covers=self.covers, this=this, beside=beside
         )
 
-    def _continue(self) -> None:
-        """Called before the first row is read: where the rows before some row need no replaying."""
+    def _fork(self, standing: KeptStanding) -> Position:
+        """The newest row that a standing names and that is covered here; START, so that all of the standing is charged,
+        where it names none. An earlier row than the last in common makes the charge larger, never smaller."""
+        return next((position for position in standing.positions() if self.covers(position)), START)
+
+    @abstractmethod
+    def _has_charged(self) -> bool:
+        """Whether any row charged a pool, a study or a training."""
 
     @abstractmethod
     def _standing(self) -> KeptStanding:
         """The standing as it is now, in the writer's place."""
 
     def _keep_standing(self) -> None:
-        with self._chain.transaction():  # the writer's place, so that no earlier standing replaces a later one
+        with self._chain.unchanging():  # so that no earlier standing replaces a later one
             self._catch_up()
             self._standing().save(standing_path(self._chain.path))
+            self._kept_at = self._books.row_count
+
+    def _make_good_standing(self) -> None:
+        """Write a standing that a crash, or a version before there were any, left out."""
+        path = kept_standing(self._chain.path)
+        last = self._chain.last
+        known = None if path is None else self.STANDING.load(path).position
+        if last is None or known != Position(last.seq, last.hash):
+            self._keep_standing()
+        self._kept_at = self._books.row_count
 
     def _append(self, record: Document, *, payload: tuple[str, bytes] | None = None) -> None:
         """Write a row and take it in as it was written."""
@@ -136,6 +180,20 @@ class OpenLedger(ABC, Generic[B]):
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():
             self._books.enter(row)
+        self._look_back()
+
+    def _look_back(self) -> None:
+        """Once the file has changed, see that no row that was read before did: others may append only.
+
+        For whoever writes. All rows are hashed again: see :data:`LOOK_SHARE`.
+        """
+        if self._chain.read_only or self._chain.has_uncommitted:
+            return
+        self._touched |= self._chain.changed_by_others()
+        if self._touched and (begun := time.monotonic()) >= self._look_from:
+            self._chain.check_rows()
+            took = (ended := time.monotonic()) - begun
+            self._touched, self._look_from = False, ended + (LOOK_SHARE * took if took > QUICK_S else 0.0)
 
     def _check_head(self) -> None:
         head, last = self._chain.head(), self._chain.last

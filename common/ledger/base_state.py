@@ -1,4 +1,4 @@
-"""What the rows of either ledger come to: the keys that signed it, and the door through which each row is taken in.
+"""Replays the rows of either ledger: checks each row, and tracks the keys that signed it.
 
 The same object decides whether a row may be written and replays rows that were: a ledger that breaks a rule anywhere
 cannot be opened and does not verify.
@@ -16,7 +16,7 @@ from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import GenesisRecord, KeyRecord, NoteRecord, parse_record
-from common.ledger.rows import Row, possession_message
+from common.ledger.rows import Position, Row, possession_message
 from common.ledger.sqlite_file import SCHEMA_VERSION
 
 
@@ -44,9 +44,9 @@ class SigningKey:
         try:
             signing_public_key(record.public_key).verify(hex_bytes(record.proof), message)
         except (InvalidSignature, ValueError) as error:
-            raise InvalidInput("new key", limit="one that signed its own introduction") from error
+            raise InvalidInput("new key", limit="a key that signed its own introduction") from error
         if any(record.public_key == known for _, known in self.history):
-            raise InvalidInput("new key", limit="one that never signed this ledger before")
+            raise InvalidInput("new key", limit="a key that never signed this ledger before")
         return SigningKey(ledger_id=self.ledger_id, history=(*self.history, (seq, record.public_key)))
 
     def at(self, seq: int) -> str:
@@ -62,6 +62,10 @@ class RowState:
     def __init__(self) -> None:
         self.key = SigningKey()
         self.row_count = 0
+        self.kept: dict[Position, Document] = {}
+        """By the newest row of each: the standings of lost rows that were charged, as their records say."""
+        self.has_standing = False
+        """Whether a standing was kept from the first row on."""
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
         """Read a row (unless its writer gives the record) and ``enter`` it, if it is of a kind of this ledger's own.
@@ -71,9 +75,10 @@ class RowState:
         try:
             record = record or parse_record(self.role, row.kind, row.body)
             if (row.seq == 1) != isinstance(record, GenesisRecord):
-                raise InvalidInput("first row", value=row.kind, limit="genesis, once, as row 1")
+                raise InvalidInput("first row", value=row.kind, limit="one genesis row, as row 1")
             if isinstance(record, GenesisRecord):
                 self.key = SigningKey.first(record, role=self.role)
+                self.has_standing = record.standing is not None
             elif isinstance(record, KeyRecord):
                 self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
             elif not isinstance(record, NoteRecord):
@@ -81,7 +86,7 @@ class RowState:
         except InvalidInput as error:
             raise LedgerCorrupt(str(error), row=row.seq) from error
         except KeyError as error:
-            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no row before introduces", row=row.seq) from error
+            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no earlier row introduces", row=row.seq) from error
         self.row_count = row.seq
         return record
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,10 +24,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.canonical import canonical_text
 from common.clock import Clock
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.keys import public_hex, sync_directory
+from common.ledger.keys import public_hex
 from common.ledger.rows import (
     NO_HASH,
     ROLES,
+    Position,
     Row,
     SignedHead,
     body_digest,
@@ -38,7 +39,18 @@ from common.ledger.rows import (
     possession_message,
     row_hash,
 )
-from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, migrate, schema_sql
+from common.ledger.sqlite_file import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    appearing,
+    connect,
+    ledger_error,
+    migrate,
+    schema_sql,
+)
+
+EXACT_MARKS = 256
+"""Of so many of the newest transactions a standing names every end; of older ones it names some."""
 
 
 class Chain:
@@ -60,6 +72,8 @@ class Chain:
         self.public_key = None if signing_key is None else public_hex(signing_key)
         self.ledger_id = ""
         self._last: Row | None = None
+        self._files = (str(path), f"{path}-wal")
+        self._seen = self._stamp()
         self._appended: list[Row] = []
         self._in_transaction = False
         self._time = ""
@@ -78,9 +92,7 @@ class Chain:
             raise InvalidInput("ledger file exists", value=str(path), remedy="open it; a ledger is never overwritten")
         if not path.parent.is_dir():
             raise InvalidInput("folder of the ledger", value=str(path.parent), limit="an existing folder")
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        try:
+        with appearing(path, what="ledger file") as draft:
             connection = connect(draft, read_only=False)
             chain = cls(connection, path=draft, role=role, signing_key=signing_key, clock=clock)
             try:
@@ -91,28 +103,12 @@ class Chain:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute("COMMIT")
                 chain.ledger_id = secrets.token_hex(16)
+                own = {"ledger_id": chain.ledger_id, "public_key": public_hex(signing_key), "role": role}
                 with chain.transaction():
-                    chain.append(
-                        "genesis",
-                        {
-                            **genesis,
-                            "ledger_id": chain.ledger_id,
-                            "public_key": public_hex(signing_key),
-                            "role": role,
-                            "schema": SCHEMA_VERSION,
-                        },
-                    )
+                    chain.append("genesis", {**genesis, **own, "schema": SCHEMA_VERSION})
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             finally:
                 connection.close()
-            try:
-                os.link(draft, path)
-            except FileExistsError as error:
-                raise InvalidInput("ledger file exists", value=str(path), remedy="open it") from error
-        finally:
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{draft}{suffix}").unlink(missing_ok=True)
-        sync_directory(path.parent)
         return cls.open(path, role=role, signing_key=signing_key, clock=clock)
 
     @classmethod
@@ -168,16 +164,79 @@ class Chain:
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise ledger_error(error, "the ledger file cannot be read") from error
 
-    def forget(self, *, after: Row | None = None) -> None:
-        """Start reading from the first row again, or after this one."""
-        self._last = after
+    def changed_by_others(self) -> bool:
+        """Whether the file changed since the last call, or since it was opened, other than by this object.
 
-    def all_rows(self, *, but_for: tuple[str, ...] = ()) -> Iterator[Row]:
-        """Every row from the first, as stored (not checked), but for rows of these kinds."""
-        kinds = ", ".join("?" * len(but_for))
-        sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows"
-        for values in self._db.execute(f"{sql} WHERE kind NOT IN ({kinds}) ORDER BY seq", but_for):
+        Another connection's commits count, and so do bytes written past SQLite and a file put in this one's place.
+        """
+        before, self._seen = self._seen, self._stamp()
+        return before != self._seen
+
+    def _stamp(self) -> tuple[object, ...]:
+        """What changes whenever somebody else writes to the ledger or puts another file in its place.
+
+        It holds SQLite's count of other connections' commits; and for the file and its write-ahead log the inode, the
+        size and the times of the last change.
+        """
+        stamp: list[object] = [self._db.execute("PRAGMA data_version").fetchone()[0]]
+        for file in self._files:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(file)  # at every reading of a ledger: no Path is made for it
+                stamp += [file, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        return tuple(stamp)
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether the transaction in progress has appended a row."""
+        return bool(self._appended)
+
+    def check_rows(self) -> None:
+        """Check that every row up to the newest one read lies in the file as it was, between transactions.
+
+        Read through a connection of its own: this one's may hold pages of the file in memory as they were before.
+
+        Raises:
+            LedgerCorrupt: A row is not as it was, with its number, or the file is gone or another.
+        """
+        try:
+            with closing(connect(self.path, read_only=True)) as fresh:
+                self._check_rows(fresh)
+        except InvalidInput as error:
+            raise LedgerCorrupt(f"the ledger's file was taken away while it was open ({error})") from error
+        except (sqlite3.DatabaseError, UnicodeError) as error:
+            raise ledger_error(error, "the ledger was rewritten while it was open") from error
+
+    def _check_rows(self, connection: sqlite3.Connection) -> None:
+        before: Row | None = None
+        for row in _every_row(connection) if self._last else ():
+            check_link(self.role, row, before)
+            before = row
+            if self._last and row.seq == self._last.seq:
+                break
+        if before != self._last:
+            raise LedgerCorrupt(
+                "the ledger was rewritten while it was open", row=self._last.seq if self._last else None
+            )
+
+    def forget(self) -> None:
+        """Start reading from the first row again."""
+        self._last = None
+
+    def all_rows(self) -> Iterator[Row]:
+        """Every row from the first, as stored (not checked)."""
+        return _every_row(self._db)
+
+    def rows_of(self, kind: str) -> Iterator[Row]:
+        """Every row of one kind in order, as stored (not checked)."""
+        sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE kind = ? ORDER BY seq"
+        for values in self._db.execute(sql, (kind,)):
             yield Row(*values)
+
+    def row_hashes(self, *, until: int, kinds: tuple[str, ...] = ()) -> list[bytes]:
+        """The hash of every row from the first to row ``until``, of these kinds or of all, as stored."""
+        of = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        found = self._db.execute(f"SELECT hash FROM rows WHERE seq <= ? {of} ORDER BY seq", (until, *kinds))
+        return [bytes.fromhex(hashed) for (hashed,) in found]
 
     def rows_between(self, after: int, until: int) -> list[Row]:
         """Rows with after < seq ≤ until, as stored."""
@@ -194,6 +253,13 @@ class Chain:
             raise LedgerCorrupt("row is missing", row=seq)
         check_own_hash(self.role, found[0])
         return found[0]
+
+    def row_at(self, place: Position) -> Row:
+        """The row at this place; LedgerCorrupt where it is missing, or is another one than was read before."""
+        row = self.row(place.seq)
+        if row.hash != place.hash:
+            raise LedgerCorrupt("the row was altered while the ledger was open", row=row.seq)
+        return row
 
     def payload(self, query_id: str) -> tuple[int, bytes] | None:
         """The row number and bytes stored for a query, or None."""
@@ -220,6 +286,26 @@ class Chain:
             raise LedgerCorrupt("no signed head covers it", row=seq)
         return int(end)
 
+    def marks(self) -> tuple[tuple[int, str], ...]:
+        """Row number and hash of ends of transactions, the newest first: by them another copy's fork is found.
+
+        Returns:
+            Each of the newest :data:`EXACT_MARKS`, then one for every step back by a sixteenth of the way, and the
+            first of all. So their number grows with the logarithm of the ledger's length.
+        """
+        ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
+        found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()
+        last, oldest = (found[0][0], found[-1][0]) if found else (0, 0)
+        while oldest > 1 and len(found) >= EXACT_MARKS:
+            step = max(last - oldest, 1)
+            wanted = max(last - step - max(step // 16, 1), 1)
+            (end,) = self._db.execute(ends.format("WHERE seq <= ?"), (wanted, 1)).fetchall() or [(0, "")]
+            if not end:
+                break
+            found.append(end)
+            oldest = end[0]
+        return tuple(found)
+
     # --- appending
 
     @contextmanager
@@ -229,14 +315,7 @@ class Chain:
         What other processes appended before must be read by the caller (``new_rows``) as its first act inside.
         """
         key = self.signing_key
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if isinstance(failed := ledger_error(error, ""), StorageFailed):
-                raise failed from error
-            raise InvalidInput(
-                "ledger cannot be locked for writing", value=str(error), remedy="see which process holds it; try again"
-            ) from error
+        self._take_place()
         self._appended, self._in_transaction = [], True
         self._time = format_time(self.clock())
         try:
@@ -249,6 +328,7 @@ class Chain:
                     (last.seq, last.hash, self.public_key, key.sign(message).hex()),
                 )
             self._db.execute("COMMIT")
+            self._seen = self._stamp()
         except BaseException as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -260,6 +340,25 @@ class Chain:
             raise
         finally:
             self._appended, self._in_transaction = [], False
+
+    @contextmanager
+    def unchanging(self) -> Iterator[None]:
+        """Take the one writer's place and append nothing: the newest row stays the newest meanwhile."""
+        self._take_place()
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
+    def _take_place(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if isinstance(failed := ledger_error(error, ""), StorageFailed):
+                raise failed from error
+            raise InvalidInput(
+                "ledger cannot be locked for writing", value=str(error), remedy="see which process holds it; try again"
+            ) from error
 
     @property
     def today(self) -> str:
@@ -307,6 +406,7 @@ class Chain:
         """
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._seen = self._stamp()
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
         """Sign later heads with ``key`` (after a key row was committed)."""
@@ -332,3 +432,8 @@ class Chain:
                 "the ledger was cut or rewritten while it was open: a row read before is no longer there",
                 row=self._last.seq,
             )
+
+
+def _every_row(connection: sqlite3.Connection) -> Iterator[Row]:
+    for values in connection.execute("SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows ORDER BY seq"):
+        yield Row(*values)

@@ -1,4 +1,4 @@
-"""What a ledger's sums are made of: pools and studies with their budgets, releases, and what a release costs a pool.
+"""Defines pools, studies with their budgets, releases, and what a release costs a pool.
 
 Everything derived (a query's id, the voters, the event) is computed again from the facts it derives from and must
 agree.
@@ -88,7 +88,19 @@ class StudyTerms:
 
     @classmethod
     def of(cls, study: Study) -> StudyTerms:
-        return cls.from_json(study.to_json())
+        """The terms of a study: what :meth:`from_json` reads from its consent text."""
+        privacy = study.privacy
+        return cls(
+            id=study.id,
+            name=study.name,
+            budget=Budget(epsilon=float(privacy.epsilon), delta=float(privacy.delta)),
+            accountant=privacy.accountant,
+            protection=privacy.protection,
+            quorum=privacy.quorum,
+            voters_per_site=privacy.voters_per_site,
+            radius=float(study.codec.radius),
+            colluders=privacy.sealed_colluders,
+        )
 
     @classmethod
     def from_json(cls, text: object) -> StudyTerms:
@@ -111,7 +123,7 @@ class StudyTerms:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(
-                "consent text of a study", value=type(error).__name__, limit="as Study writes it"
+                "consent text of a study", value=type(error).__name__, limit="the text that Study writes"
             ) from error
 
 
@@ -303,7 +315,7 @@ class ReleaseRecord(Document):
         sealed = self.query.mechanism.colluders is not None
         if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
             raise InvalidInput(
-                "release", limit="a draw with its masks and no answer yet in a sealed sum, else an answer"
+                "release", limit="in a sealed sum a draw with its masks and no answer yet; otherwise an answer"
             )
 
     def check_voters(self, roster: Roster) -> None:
@@ -325,7 +337,7 @@ class ReleaseRecord(Document):
 def check_query_id(query: QuerySpec, query_id: str) -> None:
     """InvalidInput unless this is the query's id."""
     if query_id != query.id:
-        raise InvalidInput("query id", value=query_id, limit="the hash of the query itself")
+        raise InvalidInput("query id", value=query_id, limit="the hash of the query's contents")
 
 
 def _number(value: object) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from common.canonical import canonical_bytes
 from common.document import Document
 from common.errors import InvalidInput
+from common.public_keys import check_agreement_key, check_identity_key
 
 MAX_KEY_BYTES = 16_384
 
@@ -74,13 +76,13 @@ def public_pem(key: Ed25519PrivateKey) -> bytes:
 
 
 def signing_public_key(text: str) -> Ed25519PublicKey:
-    """The Ed25519 public key named by 64 hex digits."""
-    return Ed25519PublicKey.from_public_bytes(_raw(text))
+    """The Ed25519 public key named by 64 hex digits; InvalidInput for a spelling that is not canonical."""
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(check_identity_key(text)))
 
 
 def sealing_public_key(text: str) -> X25519PublicKey:
-    """The X25519 public key named by 64 hex digits."""
-    return X25519PublicKey.from_public_bytes(_raw(text))
+    """The X25519 public key named by 64 hex digits; InvalidInput for a spelling that is not canonical."""
+    return X25519PublicKey.from_public_bytes(bytes.fromhex(check_agreement_key(text)))
 
 
 def hex_bytes(text: str) -> bytes:
@@ -108,7 +110,7 @@ def read_public_key(source: str) -> Ed25519PublicKey:
         raise InvalidInput("public key file", value=source, limit="PEM") from error
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidInput("public key file", value=source, limit="an Ed25519 key")
-    return key
+    return signing_public_key(public_hex(key))
 
 
 class Signed(Document):
@@ -121,7 +123,11 @@ class Signed(Document):
 
     def signed(self, key: Ed25519PrivateKey) -> Self:
         """This record with a signature by ``key``. Deterministic: the same record is signed alike."""
-        return dataclasses.replace(self, signature=key.sign(self._message()).hex())  # type: ignore[type-var]
+        return self.signed_by(key.sign)
+
+    def signed_by(self, sign: Callable[[bytes], bytes]) -> Self:
+        """The same, signed by the given key."""
+        return dataclasses.replace(self, signature=sign(self._message()).hex())  # type: ignore[type-var]
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
         """Whether ``public_key`` signed this very record."""
@@ -137,18 +143,12 @@ class Signed(Document):
         return self.DOMAIN + b"\0" + canonical_bytes(unsigned)
 
 
-def _raw(text: str) -> bytes:
-    if not isinstance(text, str) or len(text) != 64 or set(text) - set("0123456789abcdef"):
-        raise InvalidInput("public key", value=text, limit="64 lower-case hex digits")
-    return bytes.fromhex(text)
-
-
 def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError as error:
         raise InvalidInput(
-            "key file exists", value=str(path), remedy="keep it; move it away yourself to start anew"
+            "key file exists", value=str(path), remedy="keep it; to start with a new key, move this file away yourself"
         ) from error
     except OSError as error:
         raise InvalidInput("key file cannot be written", value=str(path), remedy="check the folder") from error

@@ -174,7 +174,7 @@ def _roster_in_each(data: dict[str, Any]) -> dict[str, Any]:
     made = {key: value for key, value in data.items() if key != "roster"}
     releases = made.get("releases")
     if "roster" not in data or not isinstance(releases, list) or not all(map(_without_roster, releases)):
-        raise InvalidInput("receipt", limit="a roster, and releases that name none of their own")
+        raise InvalidInput("receipt", limit="one roster for the receipt, and none in its releases")
     return made | {"releases": [item | {"body": item["body"] | {"roster": data["roster"]}} for item in releases]}
 
 
@@ -256,17 +256,23 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
         roster = record.roster_in(rosters)
     except KeyError:
         if record.roster_sha256 in receipt.named:
-            raise InvalidInput("receipt", limit="one that shows the roster it is the first to name") from None
+            raise InvalidInput(
+                "receipt", limit="a receipt that contains every roster it is the first to name"
+            ) from None
         raise Refused("receipt-gap", "the receipt that shows the roster has not arrived") from None
     except InvalidInput as error:
-        raise LedgerCorrupt(f"the release counts other voters than its roster has ({error})", row=item.seq) from None
+        raise LedgerCorrupt(
+            f"the release's number of voters differs from its roster's ({error})", row=item.seq
+        ) from None
     entry = next((entry for entry in roster if entry.site == receipt.site), None)
     if record.study_id != study.id or record.study_id != receipt.study_id or record.batch_id != receipt.batch_id:
-        raise LedgerCorrupt("the release is of another study or batch than the receipt", row=item.seq)
+        raise LedgerCorrupt("the release belongs to another study or batch than its receipt", row=item.seq)
     if entry is None or entry.pool != receipt.declaration.pool:
         raise LedgerCorrupt("the release's roster does not name the site with its pool", row=item.seq)
     if len(roster) < study.quorum or mechanism.voters_per_site != study.voters_per_site:
-        raise LedgerCorrupt("the release has fewer sites or other voters than the study says", row=item.seq)
+        raise LedgerCorrupt(
+            "the release has fewer sites, or another number of voters, than the study states", row=item.seq
+        )
     if record.event != event_json(mechanism, study.protection):
         raise LedgerCorrupt("the event does not follow from the release's mechanism", row=item.seq)
 
@@ -280,7 +286,7 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
     """
     if known.recovering:
         if _falls_short(receipt.before, known.spend + known.owed):
-            raise LedgerCorrupt("the recovered ledger has forgotten charges this site holds receipts for")
+            raise LedgerCorrupt("the recovered ledger lacks charges for which this site holds receipts")
         return
     if receipt.previous.seq > known.position.seq:
         raise Refused(
@@ -293,14 +299,16 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
             row=known.position.seq,
         )
     if _falls_short(receipt.before, known.spend) or (receipt.before != known.spend and not receipt.losses):
-        raise LedgerCorrupt("the totals before this receipt are not those after the last one", row=receipt.previous.seq)
+        raise LedgerCorrupt(
+            "the totals before this receipt differ from the totals after the previous one", row=receipt.previous.seq
+        )
 
 
 def never_receipted(receipt: Receipt, known: Known) -> Spend:
-    """What the server charged as lost and this site was never receipted: draws that its acceptances may not have paid.
+    """Return charges the server marked lost without sending this site a receipt.
 
-    A query whose answer was lost before its receipt arrived is asked again under the acceptance that paid for the first
-    draw, so the site counts the lost one here.
+    Such a draw may not be covered by what the site accepted. A query whose answer was lost before its receipt arrived
+    is asked again under the acceptance that paid for the first draw, so the site counts the lost draw here.
     """
     if not receipt.losses:
         return NOTHING

@@ -1,4 +1,4 @@
-"""What the rows of a ledger say: one frozen type for each kind of body, read back strictly.
+"""Defines one frozen type for each kind of ledger row, and reads rows strictly.
 
 A body with an unknown, missing or ill-typed field is refused, and so is an unknown kind: a reader that does not
 understand a row cannot know what was spent. How a body is written and read is declared by the type
@@ -31,8 +31,18 @@ from common.ledger.charges import (
     check_query_id,
 )
 from common.ledger.receipts import Receipt
-from common.ledger.sealed_records import AnswerRecord, LostDrawRecord, MaskedRecord, MaskKeyRecord, PeerRecord
+from common.ledger.rows import Position
+from common.ledger.sealed_records import (
+    AnswerRecord,
+    DisclosureRecord,
+    LostDrawRecord,
+    MaskedRecord,
+    MaskKeyRecord,
+    PeerRecord,
+)
 from common.ledger.teacher_records import (
+    DealRecord,
+    DrawnRecord,
     ForeignRecord,
     IdentityRecord,
     PatientRecord,
@@ -41,6 +51,7 @@ from common.ledger.teacher_records import (
     TrainingRecord,
 )
 from common.privacy.mechanism import QuerySpec
+from common.public_keys import IdentityKey
 
 MAX_NOTE_CHARACTERS = 2_000
 REFUSAL_REASONS = (
@@ -71,13 +82,18 @@ Amount = Annotated[str, OrEmpty(parse_rational)]
 
 @dataclass(frozen=True, slots=True)
 class GenesisRecord(Document):
-    """The first row: which ledger this is, of which schema, and the key that signs it."""
+    """The first row: which ledger this is, of which schema, and the key that signs it.
+
+    ``standing`` is 1 where a standing has been kept from this row on; None in ledgers of earlier versions, which wrote
+    theirs with the first charge.
+    """
 
     ledger_id: str
-    public_key: Sha256
+    public_key: IdentityKey
     role: str
     schema: int
     site: SiteName | None = None
+    standing: Annotated[int, Between("form of a standing", 1, 1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +133,7 @@ class RefusalRecord(Document):
 class KeyRecord(Document):
     """The signing key changes: the row is signed by the old key, and ``proof`` is the new key's own signature."""
 
-    public_key: Sha256
+    public_key: IdentityKey
     proof: str
 
 
@@ -145,10 +161,12 @@ class RecoveredRecord(Document):
     release: ReleaseRecord
     origin: SiteName
     release_hash: Sha256
+    head: Position | None = None
+    """The receipt's head, in the rows that were lost; None in rows of before it was recorded."""
 
     def check(self) -> None:
         if release_digest(self.release) != self.release_hash:
-            raise InvalidInput("hash of a recovered release", limit="that of the release itself")
+            raise InvalidInput("hash of a recovered release", limit="the hash of the release itself")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +174,21 @@ class LostRecord(Document):
     """This ledger was restored from an older copy; what no receipt told of stays charged in these sums.
 
     ``pools`` under each pool's own protection, ``studies`` by study and pool under the study's; ``kept_row`` is the
-    lost row whose kept standing gave the figures.
+    lost row whose kept standing gave the figures, ``kept_hash`` that row's hash. ``fork`` is the place up to which that
+    standing's rows are this ledger's, or were charged before; the figures are what it charged from there on. Both are
+    None in rows of before they were recorded.
     """
 
     pools: Spends
     studies: dict[Sha256, Spends]
     kept_row: Annotated[int, Between("kept row", 1)]
+    kept_hash: Sha256 | None = None
+    fork: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BooksRecord(Document):
-    """The site ledger, by its id, that keeps a pool's books at its hospital. Once for a pool, for life."""
+    """The id of the site ledger that a pool uses at its hospital. A pool has one such row for life."""
 
     pool: PoolName
     ledger_id: Annotated[LedgerName, Key("books")]
@@ -218,7 +240,9 @@ class ReservationRecord(Document):
     def check(self) -> None:
         check_query_id(self.query, self.query_id)
         if (self.draw is None) != (self.query.mechanism.colluders is None):
-            raise InvalidInput("draw of a reservation", value=self.draw, limit="one in a sealed sum, none elsewhere")
+            raise InvalidInput(
+                "draw of a reservation", value=self.draw, limit="a draw number in a sealed sum, none in an open one"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +312,7 @@ class RestoredRecord(Document):
     ``pool`` is that sum under the pool's protection, ``studies`` each study's share under its own; ``queries`` count
     towards the day's cap, and those in ``pending`` may be offered again within the sum. ``kept_row`` is the lost row
     whose kept standing gave the figures, 0 if there was none and everything the caps and budgets had left is spent.
+    ``kept_hash`` and ``fork`` are as in :class:`LostRecord`.
     """
 
     pool: Spend
@@ -295,6 +320,8 @@ class RestoredRecord(Document):
     queries: Number
     pending: tuple[Sha256, ...]
     kept_row: Number
+    kept_hash: Sha256 | None = None
+    fork: Position | None = None
 
 
 KINDS: dict[str, dict[str, type[Document]]] = {
@@ -322,9 +349,12 @@ KINDS: dict[str, dict[str, type[Document]]] = {
         "code": CodeRecord,
         "mask-key": MaskKeyRecord,
         "masked": MaskedRecord,
+        "disclosure": DisclosureRecord,
         "decision": DecisionRecord,
         "patient": PatientRecord,
+        "deal": DealRecord,
         "training": TrainingRecord,
+        "drawn": DrawnRecord,
         "trained": TrainedRecord,
         "foreign": ForeignRecord,
         "teachers": TeachersRecord,
@@ -366,6 +396,11 @@ def parse_record(role: str, kind: str, text: str) -> Document:
     except KeyError:
         raise InvalidInput("kind of row", value=kind, limit=", ".join(KINDS.get(role, ()))) from None
     return record.from_json(parse_body(text))
+
+
+def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
+    """The record by the newest row of the standing it charged; nothing where that is not on record."""
+    return {} if record.kept_hash is None else {Position(record.kept_row, record.kept_hash): record}
 
 
 def release_digest(release: ReleaseRecord) -> str:

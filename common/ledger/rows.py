@@ -1,4 +1,4 @@
-"""What a ledger's row is hashed from, and the signed head that names it: all that others need to check a ledger by.
+"""Defines a ledger row, its hash and the signed head: all that others need to check a ledger.
 
 A row's hash covers its body through the body's own hash, so that a link can be shown without it, and everything before
 it through the hash of the row before. The role in the domain keeps the two kinds of ledger apart.

@@ -1,4 +1,4 @@
-"""What the rows of a ledger say of sealed sums: how a draw ended, and a site's peers, mask keys and masked codes.
+"""Defines the ledger rows of sealed sums: how a draw ended, and a site's peers, mask keys and masked codes.
 
 As in :mod:`common.ledger.records`: one frozen type for each kind of body.
 """
@@ -65,3 +65,22 @@ class MaskedRecord(Document):
     masks: Sha256
     share_std: Fraction
     words_sha256: Sha256
+    batch: Sha256 | None = None
+    """With the draw's number it names the mask key; None in rows of before it was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisclosureRecord(Document):
+    """The mask key of a batch's draw was disclosed to an auditor; nothing is masked with it any more.
+
+    ``masks`` is the roster's id, ``auditor`` the key it was sealed to. If the auditor told all, the pool's Σμ² would
+    grow by at most ``mu_squared``, over the ``queries`` that were masked with this key.
+    """
+
+    study_id: StudyId
+    batch_id: Annotated[Sha256, Key("batch")]
+    draw: Number
+    masks: Sha256
+    auditor: Sha256
+    queries: Number
+    mu_squared: Fraction

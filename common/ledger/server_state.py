@@ -32,9 +32,9 @@ from common.ledger.records import (
     RefusalRecord,
     ReuseRecord,
     StudyRecord,
+    kept_of,
 )
-from common.ledger.release_table import ReleaseTable, Terms
-from common.ledger.releases import Answer, Charge, Obstacle, Recovered
+from common.ledger.releases import AnswerRow, ChargedTotals, Obstacle, Recovered, Release, Releases
 from common.ledger.rows import Row
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
@@ -53,7 +53,7 @@ class Books(RowState):
         self.study_rows: dict[str, int] = {}
         self.pools: dict[str, PoolDeclaration] = {}
         self.pool_books: dict[str, str] = {}
-        self.releases = ReleaseTable()
+        self.releases = Releases()
         self.rosters: dict[str, int] = {}
         self.named: dict[str, Roster] = {}
         self.recovered_draws: dict[str, int] = {}
@@ -68,15 +68,6 @@ class Books(RowState):
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
         self._before = (0, self.key)
         self._roster: Roster = ()
-
-    def continue_from(self, seq: int, pools: dict[str, Spend], studies: dict[tuple[str, str], Spend]) -> None:
-        """The totals by row ``seq``, of rows that are not entered one by one: of a checkpoint."""
-        self.row_count, self._spent, self._study_spent = seq, pools, studies
-
-    def take_masks(self, row: int, terms: Terms) -> None:
-        """The row in which a release of these terms was charged: the first one's has their masks."""
-        if terms.masks is not None and terms.masks not in self.rosters:
-            self._set(self.rosters, terms.masks, row)
 
     # --- totals
 
@@ -99,12 +90,6 @@ class Books(RowState):
             found.setdefault(study, {})[pool] = spend
         return found
 
-    @property
-    def last_charge(self) -> int:
-        """The newest row that charged a pool; 0 for none."""
-        recovered = next(reversed(self.recovered.values()), None)
-        return max(self.releases.last_row(), recovered[0] if recovered else 0, max(self.lost, default=0))
-
     def last_draw(self, query_id: str) -> int:
         """The number of the newest draw of a query, by rows and receipts; 0 for none."""
         return max(self.releases.last_draw(query_id), self.recovered_draws.get(query_id, 0))
@@ -112,6 +97,13 @@ class Books(RowState):
     def study_pools(self, study_id: str) -> tuple[str, ...]:
         """Pools that took part in any release the study used, by name."""
         return tuple(sorted(pool for study, pool in self._study_spent if study == study_id))
+
+    def largest_roster(self, study_id: str) -> int:
+        """Sites on the largest roster that any answer or charge of a study can have had; 0 for none."""
+        reused = (len(self.releases[query_id].roster) for query_id in self.reused.get(study_id, {}))
+        recovered = (len(one.roster) for _, one in self.recovered.values() if one.study_id == study_id)
+        lost = (len(record.studies.get(study_id, {})) for record in self.lost.values())  # by pool, so none had more
+        return max(self.releases.largest_roster(study_id), *reused, *recovered, *lost, 0)
 
     def limit(self, pool: str) -> Fraction:
         """The pool's lifetime Σμ²."""
@@ -123,35 +115,34 @@ class Books(RowState):
 
     # --- rules
 
-    def plan(self, mechanism: Mechanism, *, study_id: str, roster: Roster) -> Charge | Obstacle:
+    def plan(self, mechanism: Mechanism, *, study_id: str, roster: Roster) -> ChargedTotals | Obstacle:
         """The totals a release would bring about, or the first limit it would pass (pools in roster order)."""
         study = self.studies[study_id]
         own = charge_of(mechanism, study.protection, study.protection)
         allowed = self._study_limits[study_id]
         pools: dict[str, Spend] = {}
         studies: dict[tuple[str, str], Spend] = {}
-        # pools mostly stand alike: the same sum of the same objects is worked out once
-        known: dict[tuple[int, int, int], Spend | None] = {}
+        whole, within = _Sums(mechanism.dimension), _Sums(mechanism.dimension)
         costs = {study.protection: own}
         for entry in roster:
             protection = self.pools[entry.pool].protection
-            if protection not in costs:
-                costs[protection] = charge_of(mechanism, protection, study.protection)
-            cost = costs[protection]
+            cost = costs.get(protection)
+            if cost is None:
+                cost = costs[protection] = charge_of(mechanism, protection, study.protection)
             spend, limit = self.spent(entry.pool), self._limits[entry.pool]
-            after = _after(spend, cost, limit, mechanism.dimension, known)
+            after = whole.after(spend, cost, limit)
             if after is None:
                 return Obstacle("pool-budget", entry.pool, cost, limit - spend.mu_squared)
             if after.coordinates > MAX_COORDINATES:
                 return Obstacle("coordinates", entry.pool, cost, limit - spend.mu_squared)
             inside = self.spent_in(study_id, entry.pool)
-            after_inside = _after(inside, own, allowed, mechanism.dimension, known)
+            after_inside = within.after(inside, own, allowed)
             if after_inside is None:
                 return Obstacle("study-budget", entry.pool, own, allowed - inside.mu_squared)
             pools[entry.pool], studies[study_id, entry.pool] = after, after_inside
-        return Charge(pools, studies)
+        return ChargedTotals(pools, studies)
 
-    def plan_reuse(self, query_id: str, *, study_id: str) -> Charge | Obstacle:
+    def plan_reuse(self, query_id: str, *, study_id: str) -> ChargedTotals | Obstacle:
         """What it does to a study's own sum to use another study's answer: the pools have paid already."""
         release, study = self.releases[query_id], self.studies[study_id]
         cost = charge_of(release.mechanism, study.protection, self.studies[release.study_id].protection)
@@ -162,7 +153,7 @@ class Books(RowState):
             if not admits(inside.mu_squared, cost, allowed):
                 return Obstacle("study-budget", entry.pool, cost, allowed - inside.mu_squared)
             studies[study_id, entry.pool] = inside.plus(cost, release.mechanism.dimension)
-        return Charge({}, studies)
+        return ChargedTotals({}, studies)
 
     def check_pool(self, new: PoolDeclaration) -> None:
         """InvalidInput unless ``new`` is a new pool, or keeps or tightens what the pool was declared with."""
@@ -198,14 +189,14 @@ class Books(RowState):
             raise InvalidInput(
                 f"books of pool {pool}" if other is None else f"books of pool {other}, named for pool {pool}",
                 value=ledger_id,
-                limit=f"{known}, as first declared" if other is None else "one pool for one book",
+                limit=f"{known}, as first declared" if other is None else "one ledger for each pool",
                 remedy="the site joins with the books it has: `consilium site join --from` the directory that keeps "
                 "them, or they are carried over to this machine (docs/deployment.md)",
             )
 
     # --- entering rows
 
-    def enter(self, row: Row, record: Document | None = None, *, charge: Charge | None = None) -> Document:
+    def enter(self, row: Row, record: Document | None = None, *, charge: ChargedTotals | None = None) -> Document:
         """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule; nothing is then changed.
 
         ``record`` and ``charge`` spare the writer, who has just made the row, from reading it back.
@@ -235,7 +226,7 @@ class Books(RowState):
         self.row_count, self.key = self._before
         self._undo = None
 
-    def _enter(self, row: Row, record: Document, charge: Charge | None) -> None:
+    def _enter(self, row: Row, record: Document, charge: ChargedTotals | None) -> None:
         match record:
             case ReleaseRecord():
                 self._release(row, record, charge)
@@ -244,7 +235,7 @@ class Books(RowState):
                 self._set(self.named, record.id, record.roster)
             case AnswerRecord():
                 self._check_open(record.query_id, record.draw)
-                self.releases.end(record.query_id, Answer(row.seq, row.hash, record.answer_sha256))
+                self.releases.end(record.query_id, AnswerRow(row.seq, row.hash, record.answer_sha256))
             case LostDrawRecord():
                 for query_id in record.query_ids:
                     self._check_open(query_id, record.draw)
@@ -258,9 +249,9 @@ class Books(RowState):
                 self.check_pool(declaration)
                 self._set(self._limits, declaration.pool, max_mu_squared(declaration.accountant, declaration.budget))
                 self._set(self.pools, declaration.pool, declaration)
-            case RecoveredRecord(release=release):
+            case RecoveredRecord():
                 once(record.release_hash, self.recovered, "recovered release")
-                self._recovered(row, record.release_hash, release)
+                self._recovered(row, record)
             case LostRecord():
                 self._lost(row, record)
             case BooksRecord(pool=pool, ledger_id=ledger_id):
@@ -271,18 +262,18 @@ class Books(RowState):
             case RefusalRecord():
                 self._set(self.refusals, (record.study_id, record.batch_id, record.query_ids), row.seq)
             case _:
-                raise InvalidInput("kind of row", value=row.kind)
+                raise InvalidInput("kind of row", value=row.kind, limit="a kind that a server's ledger has")
 
     def _check_open(self, query_id: str, draw: int) -> None:
         release = self.releases[query_id]
         if release.draw != draw or release.answer is not None or release.lost:
             raise InvalidInput(f"draw of query {query_id[:12]}", value=draw, limit="the last one, while it is open")
 
-    def _release(self, row: Row, record: ReleaseRecord, charge: Charge | None) -> None:
+    def _release(self, row: Row, record: ReleaseRecord, charge: ChargedTotals | None) -> None:
         if self.releases.answered(record.query_id):
             raise said_before(record.query_id, "query")
         if record.draw is not None and record.draw <= self.last_draw(record.query_id):
-            raise InvalidInput("draw of a query", value=record.draw, limit="above those before it")
+            raise InvalidInput("draw of a query", value=record.draw, limit="a number above every earlier draw")
         study, mechanism, roster = self.studies[record.study_id], record.query.mechanism, record.roster_in(self.named)
         if charge is None:  # a replayed row: every rule is applied again
             self.check_release(roster, mechanism, study)
@@ -295,12 +286,11 @@ class Books(RowState):
         self._apply(charge)
         if roster != self._roster:  # mostly the one before: kept once
             self._roster = roster
-        terms = Terms(
-            study.id, record.batch_id, mechanism, self._roster, record.voters, draw=record.draw, masks=record.masks
-        )
-        answer = Answer(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
-        self.releases.add(row.seq, record.query_id, terms, answer=answer)
-        self.take_masks(row.seq, terms)
+        answer = AnswerRow(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
+        of = row.seq, study.id, record.batch_id, record.query_id, mechanism, self._roster, record.voters
+        self.releases.add(Release(*of, record.draw, record.masks, answer))
+        if record.masks is not None and record.masks not in self.rosters:  # the first of a draw's rows has its masks
+            self._set(self.rosters, record.masks, row.seq)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
         """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""
@@ -324,13 +314,14 @@ class Books(RowState):
                     f"site of pool {entry.pool}", value=entry.site, limit=f"{self.pools[entry.pool].site}, as declared"
                 )
 
-    def _recovered(self, row: Row, release_hash: str, release: ReleaseRecord) -> None:
+    def _recovered(self, row: Row, record: RecoveredRecord) -> None:
         """A charge from a receipt stands even where it passes a limit: what was released was released."""
+        release, release_hash, head = record.release, record.release_hash, record.head
         study, mechanism = self.studies[release.study_id], release.query.mechanism
         roster = release.roster_in(self.named)
         for entry in roster:
             _ = self.pools[entry.pool]
-        self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster)))
+        self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster, head)))
         if release.draw is not None:
             self._set(self.recovered_draws, release.query_id, max(release.draw, self.last_draw(release.query_id)))
         own = mechanism.mu_squared(study.protection)
@@ -348,14 +339,16 @@ class Books(RowState):
             for pool, spend in pools.items():
                 self._set(self._study_spent, (self.studies[study].id, pool), self.spent_in(study, pool) + spend)
         self._set(self.lost, row.seq, record)
+        for place in kept_of(record):
+            self._set(self.kept, place, record)
 
-    def _reuse(self, record: ReuseRecord, charge: Charge | None) -> None:
+    def _reuse(self, record: ReuseRecord, charge: ChargedTotals | None) -> None:
         known = self.reused.get(record.study_id, {})
         for query_id in record.query_ids:
             if not self.releases.answered(query_id):
-                raise InvalidInput("reused answer", value=query_id, limit="a query that has its answer")
+                raise InvalidInput("reused answer", value=query_id, limit="a query that is already answered")
             if query_id in known or self.releases[query_id].study_id == record.study_id:
-                raise InvalidInput("reused answer", value=query_id, limit="another study's, named once")
+                raise InvalidInput("reused answer", value=query_id, limit="an answer of another study, named once")
             if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:
                 raise InvalidInput("roster of a reused answer", limit="the study's quorum")
             planned = charge or self.plan_reuse(query_id, study_id=record.study_id)
@@ -364,7 +357,11 @@ class Books(RowState):
             self._apply(planned)
         self._set(self.reused, record.study_id, {**known, **dict.fromkeys(record.query_ids)})
 
-    def _apply(self, charge: Charge) -> None:
+    def _apply(self, charge: ChargedTotals) -> None:
+        if self._undo is None:  # rows are replayed
+            self._spent.update(charge.pools)
+            self._study_spent.update(charge.studies)
+            return
         for pool, spend in charge.pools.items():
             self._set(self._spent, pool, spend)
         for key, inside in charge.studies.items():
@@ -376,14 +373,22 @@ class Books(RowState):
         mapping[key] = value
 
 
-def _after(
-    spend: Spend, cost: Fraction, limit: Fraction, coordinates: int, known: dict[tuple[int, int, int], Spend | None]
-) -> Spend | None:
-    """``spend`` with one more release, or None if that would pass ``limit``; ``known`` remembers by identity."""
-    key = (id(spend), id(cost), id(limit))
-    if key not in known:
-        known[key] = spend.plus(cost, coordinates) if admits(spend.mu_squared, cost, limit) else None
-    return known[key]
+class _Sums:
+    """Sums after one more release of so many coordinates. Pools mostly stand alike: the last sum is kept, and is the
+    answer for the next pool that has the very same sum, cost and limit."""
+
+    def __init__(self, coordinates: int) -> None:
+        self._coordinates = coordinates
+        self._of: tuple[Spend, Fraction, Fraction] | None = None
+        self._after: Spend | None = None
+
+    def after(self, spend: Spend, cost: Fraction, limit: Fraction) -> Spend | None:
+        """``spend`` with one more release of this cost, or None if that would pass ``limit``."""
+        of = self._of
+        if of is None or spend is not of[0] or cost is not of[1] or limit is not of[2]:
+            self._of = spend, cost, limit
+            self._after = spend.plus(cost, self._coordinates) if admits(spend.mu_squared, cost, limit) else None
+        return self._after
 
 
 def _stated(pool: PoolDeclaration) -> str:

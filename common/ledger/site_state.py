@@ -27,12 +27,13 @@ from common.ledger.records import (
     RestoredRecord,
     SealingKeyRecord,
     SupersededRecord,
+    kept_of,
 )
 from common.ledger.reservations import Reservation, Reservations, Shortfall
 from common.ledger.rows import Position, Row
-from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord, PeerRecord
-from common.ledger.site_sealed import SealedSums
-from common.ledger.site_teachers import Asked, TeacherBooks
+from common.ledger.sealed_records import DisclosureRecord, MaskedRecord, MaskKeyRecord, PeerRecord
+from common.ledger.site_sealed import SealedRecords
+from common.ledger.site_teachers import AskedQuery, TeacherBooks
 from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
 
@@ -60,17 +61,13 @@ class SiteBooks(RowState):
         self.rosters: dict[str, Roster] = {}
         self.alarms: dict[str, AlarmRecord] = {}
         self.sealing_keys: dict[str, set[str]] = {}
-        self.sealed = SealedSums()
-        self.lost: dict[str, Spend] = {}
-        self.pending: set[str] = set()
+        self.sealed = SealedRecords()
+        self.lost, self.pending = dict[str, Spend](), set[str]()
         self.restored_at: list[int] = []
-        self._paid_again: dict[str, int] = {}
-        self._released_again: dict[str, int] = {}
+        self._paid_again, self._released_again = dict[str, int](), dict[str, int]()
         self.refusals: dict[tuple[str, str, str], int] = {}
-        self.refused = 0
-        self.evidence: dict[str, int] = {}
-        self._spent = NOTHING
-        self._study_spent: dict[str, Spend] = {}
+        self.refused, self.evidence = 0, dict[str, int]()
+        self._spent, self._study_spent = NOTHING, dict[str, Spend]()
 
     def spent(self) -> Spend:
         """Everything accepted over all studies, under the pool's own protection; every further release of a query
@@ -170,8 +167,8 @@ class SiteBooks(RowState):
                 self.caps = record
             case DecisionRecord():
                 self._decide(record)
-            case MaskKeyRecord():
-                self.sealed.enter_mask_key(record)
+            case MaskKeyRecord() | DisclosureRecord():
+                self.sealed.enter_key(record)
             case MaskedRecord():
                 reservation = self.reservations[record.query_id]
                 if not self.draw_stands(reservation, record.draw):
@@ -192,11 +189,11 @@ class SiteBooks(RowState):
                 self.refused += 1
                 self.refusals[record.study_id, record.reason, row.time_utc[:10]] = row.seq
                 if record.reason == "released-before":
-                    self.asked_again |= dict.fromkeys(map(self.reservations.receipted_by, record.query_ids), row.seq)
+                    self.asked_again |= {self.reservations.receipted[query]: row.seq for query in record.query_ids}
             case CodeRecord(query_id=query_id):
                 held = self.reservations[query_id]
                 unit = self.studies[held.study_id].protection.unit
-                self.teachers.enter(row, record, asked=Asked(held.query_id, held.mechanism.dimension, unit))
+                self.teachers.enter(row, record, asked=AskedQuery(held.query_id, held.mechanism.dimension, unit))
             case _:
                 if not self.teachers.enter(row, record, asked=None):
                     raise InvalidInput("kind of row", value=row.kind)
@@ -231,7 +228,8 @@ class SiteBooks(RowState):
         self.alarms.pop(record.ledger_id, None)
         self.asked_again.pop(record.ledger_id, None)
         self.recovered_at[record.ledger_id] = row.seq
-        self.reopened |= self.reservations.receipted_all_by(record.ledger_id)
+        receipted = self.reservations.receipted.items()
+        self.reopened |= {query_id for query_id, ledger_id in receipted if ledger_id == record.ledger_id}
 
     def check_caps(self, new: CapsRecord) -> None:
         """InvalidInput if caps name another pool or protection than before. The site may lower or raise its own ε."""
@@ -261,7 +259,7 @@ class SiteBooks(RowState):
 
         LedgerCorrupt for a contradiction; Refused (``receipt-gap``) if earlier receipts are missing. After a recovery a
         receipt that falls short is Refused (``receipt-superseded``) if its queries were accepted before: it was signed
-        between the rollback and the recovery. One for what was accepted since must hold every charge.
+        between the rollback and the recovery. One for what was accepted since must hold every charge, or more.
         """
         study = self.studies.get(receipt.study_id)
         if study is None:
@@ -299,7 +297,7 @@ class SiteBooks(RowState):
             if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
                 raise Refused("receipt-superseded", "it was signed before the ledger was recovered") from None
             raise
-        if self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
+        if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
             raise LedgerCorrupt("the receipt charges as lost more than this site has accepted without a receipt")
 
     def _lost_draws(self, receipt: Receipt) -> Spend:
@@ -308,7 +306,7 @@ class SiteBooks(RowState):
     def _open_to_loss(self) -> Fraction:
         """Σμ² that one restored copy of a server can have drawn of this pool without a receipt: what was accepted and
         never receipted, here or in rows that this ledger lost itself."""
-        open_queries = map(self.reservations.__getitem__, self.reservations.receipted.without())
+        open_queries = self.reservations.without_receipt()
         costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)
         return sum(costs, sum((spend.mu_squared for spend in self.lost.values()), Fraction(0)))
 
@@ -339,7 +337,7 @@ class SiteBooks(RowState):
             reservation = self.reservations[query_id]
             if query_id in self.reservations.receipted:
                 self._released_again[query_id] = self._released_again.get(query_id, 0) + 1
-            self.reservations.receipt(query_id, receipt.ledger_id)
+            self.reservations.receipted[query_id] = receipt.ledger_id
             self.reopened.discard(query_id)
             if self._released(query_id) > self._paid(query_id):
                 self._charge(query_id, reservation.mechanism, self.studies[reservation.study_id])
@@ -390,6 +388,7 @@ class SiteBooks(RowState):
         self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
         self.pending |= set(record.pending) - self.reservations.keys()
         self.restored_at.append(row.seq)
+        self.kept |= kept_of(record)
 
     def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:
         """Whether this acceptance was made before, lost with its row, and is part of what was charged for the loss."""

@@ -7,11 +7,14 @@ is brought up to date, one version a transaction.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.keys import sync_directory
 from common.ledger.rows import NO_HASH, ROLES
 
 SCHEMA_VERSION = 1
@@ -118,6 +121,26 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
         remedy = "let this user write to the ledger's file and folder, and see that the disk is not full"
         return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
     return LedgerCorrupt(f"{damaged} ({error})")
+
+
+@contextmanager
+def appearing(path: Path, *, what: str) -> Iterator[Path]:
+    """A draft of a new file (mode 0600) that takes the name ``path`` when the block ends well: complete or absent.
+
+    Raises:
+        InvalidInput: If somebody took the name meanwhile; ``what`` says whose file it is.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        yield draft
+        os.link(draft, path)
+    except FileExistsError as error:
+        raise InvalidInput(what, value=str(path), limit="a new file") from error
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""What the rows of a site's ledger say of its teachers: what made them, whom they lost, which answered.
+"""Defines the ledger rows about a site's teachers: trainings, withdrawn patients, and teachers that answered.
 
 As in :mod:`common.ledger.records`: one frozen type for each kind of body.
 """
@@ -11,7 +11,7 @@ from typing import Annotated
 
 from common.canonical import digest
 from common.data.dataset import PatientIdentity
-from common.document import Count, Document, Key, Sha256
+from common.document import Between, Count, Document, Key, Sha256
 from common.ledger.charges import HashOrEmpty, Number, check_ledger_name
 from common.privacy.training import TrainingEvent
 
@@ -21,13 +21,36 @@ class PatientRecord(Document):
     """A patient was withdrawn, and the voter in whose ``slot`` the patient sat is silent until it is retrained.
 
     ``subject`` is a keyed hash of the case's name whose key is not in the ledger; ``weights`` are those of the voter's
-    teacher at that moment, or empty if it had none.
+    teacher at that moment, or empty if it had none. ``deal`` names the dealing of patients that slot and voter belong
+    to; None in rows of earlier versions.
     """
 
     slot: Number
     voter: Number
     subject: Sha256
     weights: HashOrEmpty
+    deal: Sha256 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DealRecord(Document):
+    """Patients were given slots, before any training on them: ``seats`` holds (slot, subject) of each.
+
+    A patient keeps a slot for life, so a slots file that says otherwise is an older copy. Slot i belongs to voter
+    i mod ``voters``; ``deal`` names the key under which subjects are hashed.
+    """
+
+    deal: Sha256
+    voters: Annotated[int, Between("voters of a deal", 1)]
+    seats: tuple[tuple[Number, Sha256], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRecord(Document):
+    """A private training may have drawn its first ``steps`` steps; they are not drawn again after a restore."""
+
+    training_id: Annotated[Sha256, Key("training")]
+    steps: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +75,16 @@ class TrainingRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class TrainedRecord(Document):
-    """A training on record came to its end, and ``served`` is the SHA-256 of the teacher it made."""
+    """A training on record came to its end, and ``served`` is the SHA-256 of the teacher it made.
+
+    ``dealt`` is the digest of the deal that its patients were taken from, as the rows before have it
+    (:func:`common.ledger.site_deals.seats_digest`); None in rows of earlier versions, where nobody can say.
+    """
 
     training_id: Annotated[Sha256, Key("training")]
     voter: Number
     served: Sha256
+    dealt: Sha256 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,28 @@ Reads the configuration as data: nothing in a bundle is executed, and its weight
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from common.config import DataConfig
+from common.config import DataConfig, TrainingConfig
 from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
-from common.models.unet import build_unet, load_weights, recipe_of
+from common.models.averaged import Averaged
+from common.models.unet import load_weights, network_for, recipe_of
+from common.reading import parse_json
+
+SEEN_WEIGHTS = "models/has-seen-patients-must-not-leave.pt"
+"""Where a network adapted at a hospital keeps its weights, in place of models/model.pt."""
+
+SECOND = "second_network_def"
+"""In the workflow of a bundle whose network is the mean of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """``weights`` is the SHA-256 of models/model.pt; ``patch`` the size of the sliding window, empty for none."""
+    """``weights`` is the SHA-256 of its weights' file; ``patch`` the size of the sliding window, empty for none."""
 
     network: torch.nn.Module
     data: DataConfig
@@ -27,13 +34,15 @@ class Bundle:
     patch: tuple[int, ...] = ()
     inputs: InputRanges | None = None
     """What the public volumes look like that it was trained on; None where the bundle does not say."""
+    recipe: TrainingConfig = field(default_factory=TrainingConfig)
+    """Which network it is; the rest of a recipe is not in a bundle."""
 
 
 def open_bundle(directory: Path) -> Bundle:
     """Raises InvalidInput where there is no bundle, or not one that Consilium exported."""
     try:
-        metadata = json.loads((directory / "configs" / "metadata.json").read_text(encoding="utf-8"))
-        inference = json.loads((directory / "configs" / "inference.json").read_text(encoding="utf-8"))
+        metadata = parse_json((directory / "configs" / "metadata.json").read_bytes(), what="metadata.json")
+        inference = parse_json((directory / "configs" / "inference.json").read_bytes(), what="inference.json")
         inputs = metadata["network_data_format"]["inputs"]["image"]
         labels = metadata["network_data_format"]["outputs"]["pred"]["channel_def"]
         recipe = recipe_of(inference["network_def"])
@@ -48,21 +57,25 @@ def open_bundle(directory: Path) -> Bundle:
             regions=tuple(metadata.get("regions", ())),
             normalisation="nonzero" if steps["NormalizeIntensityd"].get("nonzero") else "volume",
         )
+        together = SECOND in inference
         ranges = metadata.get("input_ranges")
-        seen = None if ranges is None else InputRanges.from_json(ranges, channels=len(data.channels))
+        inputs_seen = None if ranges is None else InputRanges.from_json(ranges, channels=len(data.channels))
     except FileNotFoundError as error:
         raise InvalidInput(
             "there is no student bundle",
             value=str(directory),
             remedy="run `consilium site student pull`, or give a bundle's directory",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except InvalidInput:
+        raise
+    except Exception as error:
         raise InvalidInput(
             "bundle cannot be read", value=str(directory), limit="one that Consilium exported"
         ) from error
-    network = build_unet(
-        recipe.channels, network=recipe.network, in_channels=len(data.channels), out_channels=len(data.labels)
-    )
-    weights = load_weights(directory / "models" / "model.pt", network)
+    network = network_for(recipe, data)
+    if together:
+        network = Averaged([network, network_for(recipe, data)])
+    seen = directory / SEEN_WEIGHTS
+    weights = load_weights(seen if seen.is_file() else directory / "models" / "model.pt", network)
     network.eval()
-    return Bundle(network=network, data=data, weights=weights, patch=tuple(int(n) for n in window), inputs=seen)
+    return Bundle(network, data, weights, tuple(int(n) for n in window), inputs_seen, recipe)

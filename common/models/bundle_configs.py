@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.config import Study
+from common.config import Study, TrainingConfig
 from common.data.input_ranges import InputRanges
 from common.models.bundle_facts import BundlePrivacy, Libraries
 from common.models.fit import WINDOW_OVERLAP, inferer_of
@@ -38,7 +38,31 @@ They come without warranty of any kind and are not a medical device.
 def metadata(
     study: Study, privacy: BundlePrivacy, *, dice: Mapping[str, float], libraries: Libraries, inputs: InputRanges | None
 ) -> dict[str, object]:
-    """``configs/metadata.json``: the fields of MONAI's bundle specification, and the public volumes' ranges."""
+    """``configs/metadata.json`` of a student: the fields of MONAI's bundle specification, and its public volumes'
+    ranges."""
+    return metadata_of(
+        study,
+        description=f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
+        f"{privacy.sentence()}",
+        owner=f"members of the study {study.name}",
+        source="public unlabelled volumes, with pseudo-labels from teachers at the study's sites",
+        dice=dice,
+        libraries=libraries,
+        inputs=inputs,
+    )
+
+
+def metadata_of(
+    study: Study,
+    *,
+    description: str,
+    owner: str,
+    source: str,
+    dice: Mapping[str, float],
+    libraries: Libraries,
+    inputs: InputRanges | None,
+) -> dict[str, object]:
+    """``configs/metadata.json`` of a network for this study's data, whatever it was trained on."""
     structures = ", ".join(study.data.labels[1:])
     shared = {
         "spatial_shape": list(study.data.student.grid),
@@ -55,11 +79,10 @@ def metadata(
         "numpy_version": libraries.numpy,
         "required_packages_version": {"nibabel": libraries.nibabel, **_WORKFLOW_PACKAGES},
         "task": f"Segmentation of {structures} in MRI",
-        "description": f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
-        f"{privacy.sentence()}",
-        "authors": f"members of the study {study.name}",
-        "copyright": f"members of the study {study.name}",
-        "data_source": "public unlabelled volumes, with pseudo-labels from teachers at the study's sites",
+        "description": description,
+        "authors": owner,
+        "copyright": owner,
+        "data_source": source,
         "data_type": "nibabel",
         "image_classes": f"{len(study.data.channels)} channel(s), z-scored",
         "pred_classes": f"{len(study.data.labels)} channels of logits",
@@ -92,13 +115,15 @@ def metadata(
     }
 
 
-def inference(study: Study) -> dict[str, object]:
-    """``configs/inference.json``: the workflow, in MONAI's configuration language.
+def inference(study: Study, recipe: TrainingConfig | None = None) -> dict[str, object]:
+    """``configs/inference.json``: the workflow, in MONAI's configuration language. ``recipe``: the study's own of its
+    student unless given.
 
     ``preprocessing`` is what ``common.data.volume`` does; ``run`` needs nothing but MONAI and nibabel. ``evaluator``,
     which MONAI asks of an inference bundle and which reads the weights by its handler, needs pytorch-ignite, and
     MONAI's command line fire: the metadata lists both.
     """
+    recipe = recipe or study.student
     return {
         "imports": ["$import glob", "$import torch"],
         "bundle_root": ".",
@@ -106,7 +131,7 @@ def inference(study: Study) -> dict[str, object]:
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/predictions'",
         "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
-        "network_def": _network(study),
+        "network_def": _network(study, recipe),
         "network": "$@network_def.to(@device)",
         "preprocessing": _preprocessing(study),
         "dataset": {
@@ -115,7 +140,7 @@ def inference(study: Study) -> dict[str, object]:
             "transform": "@preprocessing",
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
-        "inferer": _inferer(study),
+        "inferer": _inferer(study, recipe),
         "postprocessing": _POSTPROCESSING,
         "weights": "$torch.load(@bundle_root + '/models/model.pt', map_location=@device, weights_only=True)",
         "predict": "$torch.inference_mode()(lambda image: @inferer(image[None].to(@device), @network)[0])",
@@ -144,9 +169,9 @@ def inference(study: Study) -> dict[str, object]:
     }
 
 
-def _network(study: Study) -> dict[str, object]:
+def _network(study: Study, recipe: TrainingConfig) -> dict[str, object]:
     ends = {"in_channels": len(study.data.channels), "out_channels": len(study.data.labels)}
-    return definition(study.student.network, study.student.channels, **ends)
+    return definition(recipe.network, recipe.channels, **ends)
 
 
 def _preprocessing(study: Study) -> dict[str, object]:
@@ -210,11 +235,11 @@ _POSTPROCESSING: dict[str, object] = {
 }
 
 
-def _inferer(study: Study) -> dict[str, object]:
+def _inferer(study: Study, recipe: TrainingConfig) -> dict[str, object]:
     """How ``common.models.fit.predict`` gives a volume on the grid to a network of this recipe."""
     from monai.inferers import SlidingWindowInferer
 
-    chosen = inferer_of(study.student.patch, study.data.student.grid)
+    chosen = inferer_of(recipe.patch, study.data.student.grid)
     if not isinstance(chosen, SlidingWindowInferer):
         return {"_target_": "SimpleInferer"}
     return {
@@ -226,11 +251,10 @@ def _inferer(study: Study) -> dict[str, object]:
     }
 
 
-def _rests_on(study: Study, *, sites: int) -> str:
+def _rests_on(study: Study, privacy: BundlePrivacy) -> str:
     if study.privacy.sealed:
-        return "\n\n".join(
-            (*sealed_sentences(study, sites=sites), "This covers the weights and anything computed from them.")
-        )
+        told = sealed_sentences(study, sites=privacy.sites, spent=privacy.spent_beyond)
+        return "\n\n".join((*told, "This covers the weights and anything computed from them."))
     return (
         "Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for "
         "anything computed\nfrom them."
@@ -258,7 +282,7 @@ labels are noisy aggregates of the predictions of teachers at {privacy.sites} si
 Guaranteed by the study: {privacy.guarantee()}.
 Spent of it when this was exported: {privacy.spent()}.
 
-{_rests_on(study, sites=privacy.sites)} Every figure behind it is in `configs/privacy.json`, with the hash of the
+{_rests_on(study, privacy)} Every figure behind it is in `configs/privacy.json`, with the hash of the
 ledger's signed head.
 
 ## Use

@@ -1,4 +1,4 @@
-"""What a bundle says beside its weights, as values: privacy facts, library versions, measured figures.
+"""Defines the facts in a bundle beside its weights: privacy facts, library versions, measured figures.
 
 Each is checked where it is made, since a site reads them from a bundle that somebody else packed.
 """
@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 
 import monai
 import nibabel
@@ -18,8 +19,9 @@ import torch
 from common.canonical import check_hash, checked_fields
 from common.errors import InvalidInput
 from common.names import check_text
+from common.privacy.accounting import max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
-from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 
 MAX_FIGURES = 64
 _SENTENCES = ("guarantee", "spent")
@@ -72,9 +74,21 @@ class BundlePrivacy:
         by = {AccountantName.RDP: self.epsilon_rdp, AccountantName.PAPER: self.epsilon_paper}
         return by.get(self.accountant) or self.epsilon_exact
 
+    @property
+    def guaranteed(self) -> float:
+        """ε that holds after all further releases: the larger of the budget and what was spent."""
+        return max(self.budget_epsilon, self.epsilon)
+
+    @property
+    def spent_beyond(self) -> Fraction:
+        """A Σμ² not below what was spent, where that is more than the budget; 0 elsewhere."""
+        if self.epsilon <= self.budget_epsilon:
+            return Fraction(0)
+        return max_mu_squared(self.accountant, Budget(self.epsilon, self.delta)) * (1 + Fraction(1, 2**50))
+
     def guarantee(self) -> str:
-        """The study's budget in one line: no unit loses more, whatever is still released. What was spent, if more."""
-        return f"(ε, δ) = ({epsilon_text(max(self.budget_epsilon, self.epsilon))}, {self._terms()}"
+        """:attr:`guaranteed` in one line."""
+        return f"(ε, δ) = ({epsilon_text(self.guaranteed)}, {self._terms()}"
 
     def spent(self) -> str:
         """What has been spent of it so far, lost draws with it, in one line."""

@@ -1,4 +1,4 @@
-"""Where an interrupted training goes on from: its state on disk, read by the very run that wrote it and by no other."""
+"""Stores the state of an interrupted training, which only the same training reads again."""
 
 from __future__ import annotations
 

@@ -21,13 +21,15 @@ import torch
 from jaxtyping import Float, UInt8
 from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 
+from common.canonical import sha256_bytes
 from common.config import TrainingConfig
 from common.data.grid import WHOLE_VOXELS
+from common.data.label_maps import one_hot as one_hot
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
 from common.models.augmentation import Augment, augmentation
 from common.models.checkpoint import load_checkpoint, save_checkpoint
-from common.models.unet import weights_to_bytes
+from common.models.unet import tensors_to_bytes, weights_to_bytes
 
 CHECKPOINT_SCHEMA = 2
 """Another one for every change that gives other weights: a run goes on only where it gives what it began."""
@@ -69,10 +71,35 @@ def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
                 weights.lerp_(start[name].to(weights), 1 - NEAR)
 
 
-def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarray, "k x y z"]:
-    """A label map as float32 probabilities of 0 and 1, one map per class."""
-    result: np.ndarray = np.moveaxis(np.eye(classes, dtype=np.float32)[labels], -1, 0)
-    return np.ascontiguousarray(result)
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Weights that a training stays near: a step of learning rate r takes it r·``strength`` of the way back there.
+
+    The proximal term (``strength``/2)·‖w - w₀‖² of MR-MTL (Liu et al. 2022), taken apart from AdamW's own scaling, as
+    its weight decay is.
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    strength: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.strength) and 0 <= self.strength <= MOST_PULL):
+            raise InvalidInput("pull towards other weights", value=self.strength, limit=f"0 to {MOST_PULL:g}")
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Names what a result depends on."""
+        return repr(self.strength), sha256_bytes(tensors_to_bytes(self.weights))
+
+    def apply(self, model: torch.nn.Module, *, rate: float) -> None:
+        """Take ``model`` back by one step of learning rate ``rate``, in place."""
+        share = min(1.0, rate * self.strength)
+        with torch.no_grad():
+            for name, weights in model.named_parameters():
+                weights.lerp_(self.weights[name].to(weights), share)
+
+
+MOST_PULL = 1000.0
 
 
 def fit(
@@ -85,6 +112,7 @@ def fit(
     classes: int | None = None,
     augment: bool = True,
     weights: Float[np.ndarray, "n"] | None = None,
+    pull: Pull | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> FitResult:
@@ -93,9 +121,9 @@ def fit(
     ``targets`` are probabilities (one-hot maps among them), summing to 1 in every voxel, or label maps [n, x, y, z] of
     ``classes`` classes, which take a fraction of the memory and give the same weights. Both arrays may be
     :class:`~common.data.volume_cache.StoredVolumes`, of which a step reads only its own. ``weights`` ≥ 0 says how much
-    each volume counts (normalised to mean 1). With ``checkpoint``, state is saved every 50 steps and an interrupted
-    run goes on from there; a checkpoint of other data, seed, recipe or starting weights is ignored. The caller deletes
-    the file when the result is safe.
+    each volume counts (normalised to mean 1). ``pull`` keeps the weights near others. With ``checkpoint``, state is
+    saved every 50 steps and an interrupted run goes on from there; a checkpoint of other data, seed, recipe or starting
+    weights is ignored. The caller deletes the file when the result is safe.
 
     With ``recipe.patch`` every step trains on random patches of its volumes. See :mod:`common.models.augmentation`.
     Runs on the model's device, with ``recipe.amp`` in mixed precision.
@@ -109,7 +137,7 @@ def fit(
         model.to(memory_format=torch.channels_last_3d)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
     share = np.ones(len(images)) if weights is None else weights / weights.mean()
-    run = {"identity": _identity(model, images, targets, share, recipe, seed=seed, augment=augment)}
+    run = {"identity": _identity(model, images, targets, share, recipe, seed=seed, augment=augment, pull=pull)}
     step, losses = _resume(checkpoint, run, model, optimizer)
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
@@ -129,6 +157,8 @@ def fit(
         if recipe.modality_dropout:
             image = image * kept_channels(image.shape[:2], recipe.modality_dropout, seed=seed, step=step).to(image)
         losses.append(_descend(model, optimizer, image, target, share[picks], amp=recipe.amp))
+        if pull is not None:
+            pull.apply(model, rate=learning_rate(step, recipe))
         step += 1
         if checkpoint is not None and (step % CHECKPOINT_EVERY == 0 or step == recipe.steps):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -322,7 +352,7 @@ def _check(images: Arrays, targets: Arrays, weights: np.ndarray | None, *, class
         )
     for i in range(len(images)):
         if not np.isfinite(images[i]).all():
-            raise InvalidInput("training images hold NaN or infinite voxels")
+            raise InvalidInput("training images hold NaN or infinite voxels", limit="finite numbers")
         target = targets[i]
         if classes is not None:
             if target.dtype != np.uint8 or target.max() >= classes:
@@ -346,6 +376,7 @@ def _identity(
     *,
     seed: int,
     augment: bool,
+    pull: Pull | None = None,
 ) -> str:
     """A hash of everything the result depends on."""
     total = hashlib.sha256(repr((CHECKPOINT_SCHEMA, recipe, seed, augment, images.shape, targets.shape)).encode())
@@ -354,4 +385,6 @@ def _identity(
             total.update(np.ascontiguousarray(arrays[i]).tobytes())
     total.update(np.ascontiguousarray(share).tobytes())
     total.update(weights_to_bytes(model))
+    if pull is not None:
+        total.update(repr(pull.identity).encode())
     return total.hexdigest()

@@ -45,9 +45,11 @@ def bundle_files(
     """
     figures = checked_figures(dice or {})
     return {
-        METADATA: _json(metadata(study, privacy, dice=figures, libraries=libraries or Libraries.here(), inputs=inputs)),
-        INFERENCE: _json(inference(study)),
-        PRIVACY: _json(privacy.to_json()),
+        METADATA: as_json(
+            metadata(study, privacy, dice=figures, libraries=libraries or Libraries.here(), inputs=inputs)
+        ),
+        INFERENCE: as_json(inference(study)),
+        PRIVACY: as_json(privacy.to_json()),
         WEIGHTS: weights,
         README: readme(study, privacy, figures).encode(),
         LICENCE: LICENSE.encode(),
@@ -69,22 +71,28 @@ def export_bundle(
     cases, by name, and ``inputs`` go to the metadata. An earlier bundle at ``directory`` is replaced only once the new
     one is complete. Raises InvalidInput for a directory that holds something else.
     """
-    if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
-        raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
-    files = bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice, inputs=inputs)
-    write_bundle(directory, files)
+    replace_bundle(
+        directory, bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice, inputs=inputs)
+    )
     return {
         str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*")) if path.is_file()
     }
 
 
-def write_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Put a bundle's files where ``directory`` is, whole or not at all."""
+def replace_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+    """:func:`write_bundle` over nothing or another bundle; InvalidInput where something else lies there."""
+    if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
+        raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
+    write_bundle(directory, files, mode=mode)
+
+
+def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+    """Put a bundle's files where ``directory`` is, whole or not at all; with ``mode`` 0o600 for its owner alone."""
     fresh = directory.with_name(f".{directory.name}.tmp")  # one name, so that the next one clears what a crash left
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         for name, content in files.items():
-            write_atomically(fresh / name, content)
+            write_atomically(fresh / name, content, mode=mode)
         if directory.exists():
             shutil.rmtree(directory)
         fresh.rename(directory)
@@ -92,5 +100,6 @@ def write_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _json(value: object) -> bytes:
+def as_json(value: object) -> bytes:
+    """A bundle's configuration as it is written."""
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

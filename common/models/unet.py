@@ -11,7 +11,6 @@ import contextlib
 import io
 import math
 import pickle
-import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,10 @@ import torch
 from monai.networks.nets import BasicUNet, DynUNet, UNet
 
 from common.canonical import sha256_bytes
-from common.config import TrainingConfig
+from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.objects import write_atomically
+from common.reading import parsing
 
 MAX_WEIGHTS_BYTES = 1 << 30
 
@@ -91,6 +91,12 @@ def build_unet(
     return model
 
 
+def network_for(recipe: TrainingConfig, data: DataConfig, *, seed: int = 0) -> torch.nn.Module:
+    """The network that a recipe names, for a study's channels and labels (:func:`build_unet`)."""
+    sizes = {"in_channels": len(data.channels), "out_channels": len(data.labels)}
+    return build_unet(recipe.channels, network=recipe.network, seed=seed, **sizes)
+
+
 _KINDS: dict[str, type[torch.nn.Module]] = {"UNet": UNet, "BasicUNet": BasicUNet, "DynUNet": DynUNet}
 
 
@@ -147,7 +153,7 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
     found = sha256_bytes(content)
     if expected_hash is not None and found != expected_hash:
         raise InvalidInput(
-            "weights file is not the one recorded", value=found, limit=expected_hash, remedy="train again"
+            "the weights file differs from the one on record", value=found, limit=expected_hash, remedy="train again"
         )
     weights_from_bytes(content, model)
     return found
@@ -155,13 +161,9 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
 
 def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
     """Load the bytes of :func:`weights_to_bytes` into ``model``; InvalidInput unless they are exactly its weights."""
-    try:
+    with parsing("weights file holds something other than weights", remedy="train or fetch it again"):
         _check_plain_zip(content)
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except _UNREADABLE as error:
-        raise InvalidInput(
-            "weights file holds something other than weights", remedy="train or fetch it again"
-        ) from error
     expected = model.state_dict()
     fits = (
         isinstance(state, dict)
@@ -176,17 +178,13 @@ def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
         )
     )
     if not fits:
-        raise InvalidInput("weights are of another network", remedy="check the recipe's channels, labels and channels")
+        raise InvalidInput(
+            "the weights belong to another network",
+            remedy="check the recipe's network and channels, and the study's labels",
+        )
     if not all(torch.isfinite(tensor).all() for tensor in state.values()):
         raise InvalidInput("weights hold NaN or infinite values", remedy="train again with a lower learning rate")
     model.load_state_dict(state)
-
-
-_UNREADABLE = (
-    *(pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, OSError, TypeError, AttributeError),
-    *(ArithmeticError, AssertionError, ImportError, zipfile.BadZipFile, struct.error),
-)
-"""What torch and zipfile raise for bytes nobody honest wrote."""
 
 
 def _check_plain_zip(content: bytes) -> None:

@@ -1,4 +1,5 @@
-"""What a set of releases costs: from Σμ² to ε at a δ, by four accountants, and the filter that stops a pool in time.
+"""Computes ε from the Σμ² of a set of releases by four accountants, and decides whether a further release fits a
+budget.
 
 Every release adds Gaussian noise, so a release is the number μ² = (Δ/σ)², and any adaptive sequence of them is exactly
 as revealing as one Gaussian mechanism with μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as
@@ -59,11 +60,24 @@ _PRECISION_BITS = 320
 
 
 def delta_exact(mu: float, epsilon: float) -> float:
-    """δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) of a μ-GDP Gaussian mechanism, correctly to float64.
+    """Return the smallest δ for which a μ-GDP Gaussian mechanism is (ε, δ)-DP.
 
-    Guarantee: the smallest δ for which the mechanism is (ε, δ)-DP, no bound. Edge cases: ε = 0 gives the total
-    variation distance 2Φ(μ/2) − 1; a δ below float64's range returns 0.0.
+    δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), correct to float64.
+
+    Args:
+        mu: The Gaussian DP parameter μ, from 2⁻⁴⁰ to 2²⁰.
+        epsilon: ε, finite and at least 0.
+
+    Returns:
+        δ. At ε = 0 it is the total variation distance 2Φ(μ/2) − 1. A value below float64's range is returned as 0.0.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
     Source: Balle & Wang 2018, Theorem 8; Dong, Roth & Su 2022, Corollary 2.13.
+
+    >>> round(c.delta_exact(1.0, 0.0), 4)
+    0.3829
     """
     mu_squared = Fraction(_positive("mu", mu)) ** 2
     _check_mu_squared(mu_squared)
@@ -73,36 +87,91 @@ def delta_exact(mu: float, epsilon: float) -> float:
 
 
 def epsilon_exact(mu_squared: Fraction | float, delta: float) -> float:
-    """The smallest ε ≥ 0 with δ(ε) ≤ ``delta`` for a μ-GDP release sequence, rounded up to the next float64.
+    """Return the smallest ε of a μ-GDP sequence of releases at δ, by the analytic Gaussian curve.
 
-    log δ(ε) is concave (a log-concave density smoothed by (1 − e^−x)₊; Prékopa), so Newton's method from the right,
-    here from eq (14), comes down to the root without crossing it; the returned float is checked to satisfy δ(ε) ≤ δ.
-    Edge case: ``delta`` at or above 2Φ(μ/2) − 1 gives 0. Source: Balle & Wang 2018, Theorem 8.
+    Newton's method starts at eq (14), right of the root, and approaches the root without crossing it, because log δ(ε)
+    is concave (Prékopa). The returned value is checked to satisfy δ(ε) ≤ ``delta``.
+
+    Args:
+        mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε rounded up to the next float64; 0 if ``delta`` is at least 2Φ(μ/2) − 1.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    Source: Balle & Wang 2018, Theorem 8.
+
+    >>> round(c.epsilon_exact(1.0, 1e-5), 4)
+    4.3772
     """
     return _epsilon_exact(_checked_mu_squared(mu_squared), _checked_delta(delta))
 
 
 def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
-    """ε by Rényi DP: RDP(α) = α·μ²/2, converted to (ε, δ) at the best of some orders, rounded up.
+    """Return an upper bound on ε at δ by Rényi DP, with RDP(α) = α·μ²/2 and the best of a set of orders.
 
-    dp-accounting's orders gain 1 + √(2·log(1/δ))/μ (eq (12) of Fay et al. 2021), the best order of the plain
-    conversion, and the minimiser of the improved one; so exact ≤ rdp ≤ paper for every μ. The gate ``rdp`` is sound
-    whichever orders are used: each gives a valid bound. Source: Mironov 2017; Canonne, Kamath & Steinke 2020,
-    Proposition 12.
+    The orders are dp-accounting's, the best order of the plain conversion, 1 + √(2·log(1/δ))/μ (eq (12) of Fay et al.
+    2021), and the minimiser of the improved conversion. Every order gives a valid bound, so the result is sound
+    whichever is used, and exact ≤ rdp ≤ paper for every μ.
+
+    Args:
+        mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε, rounded up.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    Source: Mironov 2017; Canonne, Kamath & Steinke 2020, Proposition 12.
+
+    >>> round(c.epsilon_rdp(1.0, 1e-5), 4)
+    4.7284
     """
     return _epsilon_rdp(_checked_mu_squared(mu_squared), _checked_delta(delta))
 
 
 def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
-    """ε by Rényi DP on dp-accounting's default orders alone: what other tools print. Shown, never gated on."""
+    """Return ε by Rényi DP at dp-accounting's default orders alone.
+
+    Other tools print this value. Consilium shows it and never decides by it.
+
+    Args:
+        mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε, at least that of :func:`epsilon_rdp`.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+    """
     return _best_order(_LIBRARY_ORDERS, sqrt(_checked_mu_squared(mu_squared)), _checked_delta(delta))
 
 
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
-    """ε by dp-accounting's privacy loss distribution, on a grid fine enough to agree with ``exact`` to about 1e-7·μ.
+    """Return ε at δ by dp-accounting's privacy loss distribution, as a second opinion on ``exact``.
 
-    A second opinion by another algorithm, not a gate. Takes tenths of a second. Refuses μ above 64, where the grid
-    would not fit in memory. Source: Koskela et al. 2020; Doroshenko et al. 2022.
+    It agrees with ``exact`` to about 1e-7·μ and takes tenths of a second. No budget is decided by it.
+
+    Args:
+        mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 64².
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε.
+
+    Raises:
+        InvalidInput: If an argument is outside its range. Above μ = 64 the grid would not fit in memory.
+
+    Source: Koskela et al. 2020; Doroshenko et al. 2022.
+
+    >>> round(c.epsilon_pld(1.0, 1e-5), 4)
+    4.3772
     """
     checked = _checked_mu_squared(mu_squared)
     if checked > 64**2:
@@ -111,15 +180,40 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
 
 
 def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
-    """ε = μ²/2 + √(2·μ²·log(1/δ)): eq (14) of Fay et al. 2021, with μ² for N·S²/σ²; rounded up. Valid but loose.
+    """Return the bound ε = μ²/2 + √(2·μ²·log(1/δ)), eq (14) of Fay et al. 2021 with μ² for N·S²/σ².
 
-    It is Proposition 5's conversion at the best order (12). No edge case: positive for every μ.
+    The bound is valid and loose. It is Proposition 5's conversion at the best order (12).
+
+    Args:
+        mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε rounded up to float64; positive for every μ.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    >>> round(c.epsilon_paper(1.0, 1e-5), 4)
+    5.2985
     """
     return _epsilon_paper(_checked_mu_squared(mu_squared), _checked_delta(delta))
 
 
 def epsilon_by(accountant: str, mu_squared: Fraction | float, delta: float) -> float:
-    """ε by the accountant of that name (one of :data:`ACCOUNTANTS`); an unknown name is refused."""
+    """Return ε at δ by the named accountant.
+
+    Args:
+        accountant: One of :data:`ACCOUNTANTS`.
+        mu_squared: Σμ² of the releases.
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε, as the accountant's own function returns it.
+
+    Raises:
+        InvalidInput: If the name is unknown or an argument is outside its range.
+    """
     table: dict[str, Callable[[Fraction | float, float], float]] = {
         "exact": epsilon_exact,
         "rdp": epsilon_rdp,
@@ -132,21 +226,47 @@ def epsilon_by(accountant: str, mu_squared: Fraction | float, delta: float) -> f
 
 
 def compose(mechanisms: Iterable[Mechanism], protection: Protection) -> Fraction:
-    """Σ μᵢ² of a sequence of releases, exactly; no release gives 0.
+    """Return the total cost Σ μᵢ² of a sequence of releases, exactly.
 
-    Valid for releases chosen adaptively, each on the answers before it (Dong, Roth & Su 2022, Corollary 3.3).
+    The sum is valid for releases that are chosen adaptively, each after the answers before it.
+
+    Args:
+        mechanisms: The mechanism of each release.
+        protection: Unit and relation to account for.
+
+    Returns:
+        Σμ² as a rational; 0 without a release.
+
+    Source: Dong, Roth & Su 2022, Corollary 3.3.
+
+    >>> release = c.Mechanism(dimension=64, radius_int=65536, voters_per_site=1, noise_std=Fraction(131072))
+    >>> c.compose([release, release], c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE))
+    Fraction(2, 1)
     """
     return sum((mechanism.mu_squared(protection) for mechanism in mechanisms), start=Fraction(0))
 
 
 def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
-    """The largest Σμ² whose ε at the budget's δ is at most the budget's ε, by that accountant; rounded down.
+    """Return the largest Σμ² that a budget allows by an accountant, rounded down.
 
-    The accountant works at ``budget.analytic_delta`` = δ − 2⁻⁴⁰. What is set aside pays for the noise sampler: a
+    The accountant works at ``budget.analytic_delta`` = δ − 2⁻⁴⁰. The part set aside covers the noise sampler. A
     mechanism within total variation τ of an (ε, δ')-DP one is (ε, δ' + (1 + e^ε)·τ)-DP, and τ is at most
-    :data:`MAX_COORDINATES` times the bound per coordinate stated in :mod:`common.privacy.gaussian`; this stays under
-    2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`, and a larger ε is refused. The result is dyadic with 56 significant bits, and has
-    been checked to satisfy ε(Σμ²) ≤ ε as it stands.
+    :data:`MAX_COORDINATES` times the bound for each coordinate that :mod:`common.privacy.gaussian` states. This stays
+    under 2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`.
+
+    Args:
+        accountant: The accountant that decides.
+        budget: ε and δ, with ε at most :data:`MAX_EPSILON`.
+
+    Returns:
+        Σμ² as a dyadic rational with 56 significant bits. It is checked to satisfy ε(Σμ²) ≤ ε.
+
+    Raises:
+        InvalidInput: If ε is larger, or if no release fits the budget.
+
+    >>> limit = c.max_mu_squared(c.AccountantName.EXACT, c.Budget(epsilon=8.0, delta=1e-5))
+    >>> round(float(limit), 3)
+    2.776
     """
     name = AccountantName(accountant)
     if budget.epsilon > MAX_EPSILON:
@@ -160,12 +280,22 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
 
 
 def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
-    """μ² of the same releases for ``size`` units that change together: (g·μ)², exactly.
+    """Return μ² of the same releases for ``size`` units that change together: (g·μ)², exactly.
 
-    For whoever the plain guarantee does not cover: a patient known at g hospitals moves g voters, g hospitals that
-    share data move together. Each moves the sum by at most Δ, so together they move it by at most g·Δ, in every
-    release; as good as can be said, for the g movements may all point the same way. Edge cases: size 1 changes
-    nothing; μ² outside the accountants' range, or a size that is not an integer from 1 to 2²⁰ → InvalidInput.
+    Use it for people whom the guarantee of one unit does not cover. A patient known at g hospitals moves g voters; g
+    hospitals that share data move together. Each unit moves the sum by at most Δ, so g units move it by at most g·Δ in
+    every release. The bound is tight, because all g movements may point the same way.
+
+    Args:
+        mu_squared: Σμ² for one unit.
+        size: Number g of units, from 1 to 2²⁰.
+
+    Returns:
+        (g·μ)² as a rational.
+
+    Raises:
+        InvalidInput: If the size is outside its range, or the result is outside the accountants' range.
+
     Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14 (a μ-GDP mechanism is g·μ-GDP for groups of g).
     """
     check_integer("size of a group", size, least=1, most=1 << 20, limit="an integer from 1 to 2^20")
@@ -173,11 +303,26 @@ def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
 
 
 def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
-    """Whether a release of μ² = ``request`` may follow ``spent`` under ``limit``: spent + request ≤ limit, exactly.
+    """Return whether a release of cost ``request`` may follow: spent + request ≤ limit, in exact rationals.
 
-    Asked before every release, this is a valid privacy filter: however the releases are chosen, stopping before Σμ²
-    passes the limit keeps the whole run within it (Smith & Thakurta 2022 for GDP; Feldman & Zrnic 2021 for RDP, whose
-    curve αμ²/2 has the same one parameter). Refuses anything but rationals, a request or limit that is not positive.
+    Asked before every release, this is a valid privacy filter: however the releases are chosen, the whole run stays
+    within the limit.
+
+    Args:
+        spent: Σμ² so far, at least 0.
+        request: μ² of the next release, above 0.
+        limit: The budget's Σμ², above 0.
+
+    Returns:
+        True if the release fits.
+
+    Raises:
+        InvalidInput: If an argument is not a rational in its range.
+
+    Source: Smith & Thakurta 2022 for GDP; Feldman & Zrnic 2021 for RDP, whose curve αμ²/2 has the same one parameter.
+
+    >>> c.admits(Fraction(3, 2), Fraction(1, 2), Fraction(2)), c.admits(Fraction(2), Fraction(1, 2), Fraction(2))
+    (True, False)
     """
     if not isinstance(spent, Fraction) or spent.numerator < 0:
         raise InvalidInput("spent mu^2", value=spent, limit="a rational, 0 or above")
@@ -189,9 +334,18 @@ def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """An ε that cannot be printed without what it means: accountant, δ, unit of privacy and neighbouring relation.
+    """An ε together with its accountant, δ, unit of privacy and neighbouring relation, so that it is never printed
+    alone.
 
-    ``group`` is the number of units hidden together, 1 for the usual guarantee; any other is printed too.
+    Attributes:
+        epsilon: ε, finite and at least 0.
+        delta: δ, above 0 and below 1.
+        accountant: One of ``exact``, ``rdp``, ``pld``, ``paper``.
+        protection: Unit and relation.
+        group: Number of units that are protected together; 1 for the usual guarantee. Any other number is printed.
+
+    >>> print(c.Guarantee(8.0, 1e-5, "exact", c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE)))
+    ε = 8 (exact) at δ = 1e-05, unit patient, relation replace-one
     """
 
     epsilon: float
@@ -233,11 +387,27 @@ def guarantee(
     *,
     group: int = 1,
 ) -> Guarantee:
-    """What releases of Σμ² cost, stated at the whole δ of ``budget`` and computed at its analytic part.
+    """Return the guarantee of releases that cost Σμ².
 
-    Nothing released (μ² = 0) costs ε = 0. The unit and relation must be those ``mu_squared`` was composed under.
-    ``group`` asks for the ε of that many units together (:func:`group_mu_squared`): a patient known at g hospitals.
-    An ε for a group beyond :data:`MAX_EPSILON` is refused: the sampler's part of δ would not cover it.
+    The guarantee is stated at the whole δ of the budget and computed at its analytic part.
+
+    Args:
+        mu_squared: Σμ² of the releases, composed under ``protection``; 0 gives ε = 0.
+        budget: Its δ is used.
+        protection: Unit and relation under which ``mu_squared`` was composed.
+        accountant: Name of the accountant.
+        group: Number of units that are protected together, such as a patient known at g hospitals.
+
+    Returns:
+        The guarantee, with ε rounded up.
+
+    Raises:
+        InvalidInput: If an argument is outside its range, or if the ε of a group is beyond :data:`MAX_EPSILON`, where
+            the sampler's part of δ would not cover it.
+
+    >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
+    >>> print(c.guarantee(Fraction(1), budget, patient, "exact"))
+    ε = 4.378 (exact) at δ = 1e-05, unit patient, relation replace-one
     """
     if not isinstance(mu_squared, Fraction) or mu_squared < 0:
         raise InvalidInput("spent mu^2", value=mu_squared, limit="a rational, 0 or above")
@@ -373,12 +543,12 @@ def _max_mu_squared(name: AccountantName, epsilon: float, delta: float) -> Fract
 
     low = Fraction(1, 2**78)  # below MIN_MU²: replaced by the first power of two that fits
     if not fits(low):
-        raise InvalidInput("budget", value=(epsilon, delta), limit="one that admits some release")
+        raise InvalidInput("budget", value=(epsilon, delta), limit="a budget that allows at least one release")
     high = low
     while fits(high):
         low, high = high, high * 4
         if high > Fraction(MAX_MU) ** 2:
-            raise InvalidInput("budget", value=(epsilon, delta), limit="one that refuses some release")
+            raise InvalidInput("budget", value=(epsilon, delta), limit="a budget that some release would exceed")
     # Largest fitting multiple of 2^-56 of the bracket; fits() is monotone in μ².
     step = low / 2**_LIMIT_BITS
     first, last = 2**_LIMIT_BITS, 4 * 2**_LIMIT_BITS

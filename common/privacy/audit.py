@@ -316,8 +316,10 @@ def _check_confidence(confidence: float) -> None:
 def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
     """The study must be answered in full, and one query more must not be."""
     codes = _codes(study, "constant", 1)
-    if len(serve(codes)) != study.queries:
-        raise InvalidInput("audited service", limit="one answer a query")
+    if (answered := len(serve(codes))) != study.queries:
+        raise InvalidInput(
+            "answers of the audited service", value=answered, limit=f"one for each of {study.queries} queries"
+        )
     try:
         answered = len(serve([*codes, codes[-1]]))
     except BudgetExceeded:

@@ -1,4 +1,4 @@
-"""How much noise a plan needs, and the inverses: queries left, and the ε of a plan.
+"""Computes how much noise a plan needs, how many queries are left, and the ε of a plan.
 
 The one direction that matters is rounding: noise is rounded up and limits down, so the promise "exactly N releases"
 holds in exact rational arithmetic, the same arithmetic the filter decides in. Refuses plans the filter could not tell
@@ -8,7 +8,7 @@ apart and noise outside what the sampler draws.
 from __future__ import annotations
 
 from fractions import Fraction
-from math import isqrt
+from math import isqrt, nextafter
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
@@ -29,13 +29,38 @@ def calibrate(
     voters_per_site: int,
     protection: Protection,
 ) -> Fraction:
-    """Noise standard deviation σ on the integer sum for ``queries`` equal releases: Δ·√(N/μ²max), rounded up.
+    """Return the noise standard deviation σ with which a budget pays for exactly ``queries`` equal releases.
 
-    Guarantee: with M the limit :func:`~common.privacy.accounting.max_mu_squared`, N·(Δ/σ)² ≤ M < (N + 1)·(Δ/σ)², so the
-    filter admits exactly ``queries`` releases and refuses the next. σ is dyadic with at most 49 significant bits, hence
-    exact in float64. Edge cases: N from 1 to 1,000,000; a σ the sampler refuses (below 2⁻⁴ or above 2⁴⁵ grid steps)
-    is refused here. Source: composition of Gaussian mechanisms (Dong, Roth & Su 2022, Corollary 3.3); eq (15) of Fay et
-    al. 2021 is the same plan by a looser accountant.
+    σ = Δ·√(N/M), rounded up, with M = :func:`~common.privacy.accounting.max_mu_squared`. Guarantee: N·(Δ/σ)² ≤ M < (N +
+    1)·(Δ/σ)², so the filter admits ``queries`` releases and refuses the next.
+
+    Args:
+        budget: ε and δ for all releases.
+        accountant: The accountant that decides.
+        queries: Number N of releases, from 1 to 1,000,000.
+        radius_int: Norm bound R of one voter's code, in grid steps.
+        voters_per_site: Voters m of a site.
+        protection: Unit and relation.
+
+    Returns:
+        σ on the integer sum, in grid steps: a dyadic rational with at most 49 significant bits, exact in float64.
+
+    Raises:
+        InvalidInput: If an argument is outside its range, or σ is outside the sampler's range (2⁻⁴ to 2⁴⁵ grid steps).
+
+    Source: composition of Gaussian mechanisms (Dong, Roth & Su 2022, Corollary 3.3); eq (15) of Fay et al. 2021 is the
+    same plan by a looser accountant.
+
+    >>> noise_std = c.calibrate(
+    ...     budget=c.Budget(epsilon=8.0, delta=1e-5),
+    ...     accountant=c.AccountantName.EXACT,
+    ...     queries=4,
+    ...     radius_int=c.radius_int(1.0),
+    ...     voters_per_site=5,
+    ...     protection=c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE),
+    ... )
+    >>> round(float(noise_std) / 2**16, 3)
+    2.401
     """
     count = _checked_queries(queries)
     delta = sensitivity(
@@ -52,23 +77,59 @@ def calibrate(
         )
     cost = Fraction(delta) ** 2 / noise_std**2
     if not count * cost <= limit < (count + 1) * cost:  # cannot happen: 2^-47 is far below 1/(2N)
-        raise InvalidInput("plan", value=queries, limit="a number of queries the filter can tell from the next")
+        raise InvalidInput(
+            "plan", value=queries, limit="a number of queries that the budget filter can tell from one more"
+        )
     return noise_std
 
 
 def noise_multiplier(mechanism: Mechanism, protection: Protection) -> float:
-    """z = σ/Δ of one release under ``protection``; z = 1/μ. For display: decisions use the exact μ²."""
+    """Return z = σ/Δ of one release, rounded down, for display.
+
+    Decisions use the exact μ² = 1/z² instead.
+
+    Args:
+        mechanism: The release.
+        protection: Unit and relation, which determine Δ.
+
+    Returns:
+        z as a float.
+
+    >>> release = c.Mechanism(dimension=64, radius_int=65536, voters_per_site=1, noise_std=Fraction(196608))
+    >>> c.noise_multiplier(release, c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE))
+    1.5
+    """
     delta = sensitivity(
         radius_int=mechanism.radius_int,
         voters_per_site=mechanism.voters_per_site,
         unit=protection.unit,
         relation=protection.relation,
     )
-    return float(mechanism.noise_std / delta)
+    exact = mechanism.noise_std / delta
+    nearest = float(exact)
+    return nearest if Fraction(nearest) <= exact else nextafter(nearest, 0.0)
 
 
 def queries_left(mechanism: Mechanism, *, protection: Protection, spent: Fraction, limit: Fraction) -> int:
-    """How many more releases of ``mechanism`` the filter admits after ``spent``: ⌊(limit − spent)/μ²⌋, at least 0."""
+    """Return how many more releases the budget filter admits: ⌊(limit − spent)/μ²⌋, at least 0.
+
+    Args:
+        mechanism: The release.
+        protection: Unit and relation.
+        spent: Σμ² so far.
+        limit: The budget's Σμ².
+
+    Returns:
+        Number of releases.
+
+    Raises:
+        InvalidInput: If ``spent`` or ``limit`` is not a rational in its range.
+
+    >>> release = c.Mechanism(dimension=64, radius_int=65536, voters_per_site=1, noise_std=Fraction(131072))
+    >>> patient = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE)
+    >>> c.queries_left(release, protection=patient, spent=Fraction(1), limit=Fraction(7, 2))
+    2
+    """
     if not isinstance(spent, Fraction) or spent < 0:
         raise InvalidInput("spent mu^2", value=spent, limit="a rational, 0 or above")
     if not isinstance(limit, Fraction) or limit <= 0:
@@ -79,7 +140,26 @@ def queries_left(mechanism: Mechanism, *, protection: Protection, spent: Fractio
 def epsilon_of_plan(
     mechanism: Mechanism, *, queries: int, budget: Budget, protection: Protection, accountant: AccountantName | str
 ) -> Guarantee:
-    """What ``queries`` releases of ``mechanism`` cost, at the δ of ``budget``: the inverse of :func:`calibrate`."""
+    """Return the guarantee of ``queries`` equal releases, the inverse of :func:`calibrate`.
+
+    Args:
+        mechanism: One release.
+        queries: Number of releases, from 1 to 1,000,000.
+        budget: Its δ is used.
+        protection: Unit and relation.
+        accountant: Name of the accountant.
+
+    Returns:
+        The guarantee at the δ of ``budget``.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    >>> release = c.Mechanism(dimension=64, radius_int=65536, voters_per_site=1, noise_std=Fraction(262144))
+    >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
+    >>> print(c.epsilon_of_plan(release, queries=4, budget=budget, protection=patient, accountant="exact"))
+    ε = 4.378 (exact) at δ = 1e-05, unit patient, relation replace-one
+    """
     return guarantee(_checked_queries(queries) * mechanism.mu_squared(protection), budget, protection, accountant)
 
 

@@ -1,4 +1,4 @@
-"""What a study claims, written a second time: the audit's own Δ, its own μ and its own ε.
+"""Computes a study's claim a second time for the audit: its own Δ, its own μ and its own ε.
 
 An audit that asked the code under audit what it claims would find a wrong claim kept. So nothing here is shared with
 ``accounting``, ``calibration`` or ``mechanism``: plain names and numbers in, floats out, by other algorithms (bisection
@@ -14,7 +14,6 @@ from functools import lru_cache
 from math import isfinite, log, sqrt
 
 import mpmath
-from scipy.optimize import minimize_scalar
 
 from common.errors import InvalidInput
 
@@ -29,7 +28,11 @@ _REACH = {
 def claimed_reach(unit: str, relation: str, *, voters_per_site: int) -> int:
     """Δ in clipping norms: how many C one unit moves the sum by, m = ``voters_per_site``."""
     if (str(unit), str(relation)) not in _REACH:
-        raise InvalidInput("unit and relation", value=(str(unit), str(relation)), limit="a sound pair")
+        raise InvalidInput(
+            "unit and relation",
+            value=(str(unit), str(relation)),
+            limit="patient with replace-one, hospital with either relation",
+        )
     if isinstance(voters_per_site, bool) or not isinstance(voters_per_site, int) or voters_per_site < 1:
         raise InvalidInput("voters per site", value=voters_per_site, limit="an integer from 1")
     a_voter, in_all = _REACH[str(unit), str(relation)]
@@ -80,6 +83,8 @@ def _rdp(mu: float, delta: float) -> float:
         beyond = mpmath.exp(log_order)  # α − 1
         alpha = 1 + beyond
         return float(alpha * mu * mu / 2 + mpmath.log(beyond / alpha) - (log(delta) + mpmath.log(alpha)) / beyond)
+
+    from scipy.optimize import minimize_scalar  # half a second, and nobody who does not ask waits for it
 
     middle = log(sqrt(2 * log(1 / delta)) / mu)
     found = minimize_scalar(at, bounds=(middle - 8, middle + 8), method="bounded", options={"xatol": 1e-10})

@@ -75,6 +75,19 @@ def coalition_sentences(
     )
 
 
+def trade_sentences(*, sealed: bool) -> tuple[str, str]:
+    """Sentences on whom an open and a sealed study each trust; the chosen mode comes first."""
+    of_open = (
+        "Open: the server's operator is trusted, and one dishonest hospital is bounded by its ball: it moves a sum as "
+        "far as an honest one can, and is named where it tries more."
+    )
+    of_sealed = (
+        "Sealed: the server's operator is not trusted, and one dishonest hospital can spoil a sum or steer the "
+        "student; it is found by the gate (verdicts of hospitals) and proven in a dispute."
+    )
+    return (of_sealed, f"The other choice. {of_open}") if sealed else (of_open, f"The other choice. {of_sealed}")
+
+
 def spare_sentence(*, answers: int, spare: int) -> str:
     """What the budget holds: answers, and sums that may be lost."""
     lost = "no lost draw" if spare == 0 else "1 lost draw" if spare == 1 else f"{spare} lost draws"

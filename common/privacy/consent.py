@@ -1,4 +1,4 @@
-"""What a guarantee means to whoever has to agree to it: the plain sentence, groups of units, and whether δ is small.
+"""Explains a guarantee in sentences for people who consent: one unit, groups of units, and whether δ is small.
 
 Everything follows from a bound on Σμ² and the settings; nothing is drawn, charged or measured. Figures are rounded up.
 """
@@ -53,7 +53,7 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: i
     right = percent_text(guess_right_at_most(mu_squared))
     return (
         f"Guessing whether {asked} is right at most {right} of the time, even for somebody who knows everything else"
-        f"{unknown} and sees all that is ever released; a coin toss is right 50 % of the time."
+        f"{unknown} and sees all that this study ever releases; a coin toss is right 50 % of the time."
     )
 
 
@@ -72,7 +72,8 @@ def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
 def group_guarantees(
     mu_squared: Fraction, budget: Budget, protection: Protection, accountant: AccountantName | str
 ) -> tuple[Guarantee, ...]:
-    """The ε of every group in :data:`GROUPS` at the δ of ``budget``; a group beyond any use ends the list."""
+    """Return the ε of every group size in :data:`GROUPS` at the budget's δ. The list ends before an ε too large to be
+    of use."""
     found = []
     for size in GROUPS:
         try:
@@ -100,7 +101,7 @@ def group_sentence(groups: tuple[Guarantee, ...]) -> str:
 
 
 def delta_rule(delta: float, *, unit: Unit) -> str:
-    """Up to how many units the usual rule, δ at most 1/(10 n), is kept, as a sentence."""
+    """Return a sentence that says up to how many units δ is at most 1/(10 n), the usual rule."""
     most = floor(1 / (10 * _checked_delta(delta)))
     kept = f"for n up to {most:,} {unit}{'' if most == 1 else 's'}" if most else "for no number n of units"
     return f"δ = {delta_text(delta)} keeps the usual rule, δ at most 1/(10 n), {kept}."

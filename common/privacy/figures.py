@@ -1,32 +1,44 @@
-"""How ε, δ and chances are written: one way each, rounded up, so that no text promises more than the number behind it.
+"""Formats ε, δ, probabilities and noise, rounded so that no text promises more than the number.
 
-Pure decimal arithmetic. Refuses NaN and negative numbers. The bounds are on privacy lost, so up is the careful side.
+Pure decimal arithmetic. ε, δ and chances bound what is lost, so they are rounded up; noise is what protects, so it is
+rounded down. Refuses NaN and negative numbers.
 """
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 from math import isnan
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
 
 _MOST_DECIMALS = 4  # of a percentage: closer to 100 % than that is written as 100 %
-_PLAIN = range(-5, 16)  # powers of ten of the leading digit written without an exponent
+_PLAIN_POWERS = range(-5, 16)  # powers of ten of the leading digit written without an exponent
 
 
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
-    """The least decimal of ``digits`` significant digits that is not below ``epsilon``, without trailing zeros.
+    """Write ε in at most ``digits`` significant digits, rounded up, without trailing zeros.
 
-    8.0 → ``8``, 8.00000005 → ``8.001``, 3.30134 → ``3.302``; 1.1 → ``1.1``: a float64 stands for the shortest decimal
-    that names it. The text read back is never below the value, and less than a unit of its last possible digit above.
-    Edge cases: 0 → ``0``; infinity → ``∞``; below 1e-5 and from 1e16 on with an exponent; NaN, negative → InvalidInput.
+    A float64 that a decimal of so few digits names prints as that decimal, as a person typed it: 1.1 → ``1.1``, though
+    the nearest float64 lies 9e-17 above it. Every other one prints as the least such decimal not below its exact value:
+    3.30134 → ``3.302``, 8.00000005 → ``8.001``. Read back as a float the text is therefore never below ``epsilon``.
+
+    Args:
+        epsilon: ε, 0 or above; infinity prints as ``∞``.
+        digits: Significant digits, 1 to 15.
+
+    Returns:
+        A decimal less than a unit of its last possible digit above ε; with an exponent below 1e-5 and from 1e16 on.
+
+    Raises:
+        InvalidInput: For NaN and negative numbers.
     """
     value = _checked("epsilon to be written", epsilon)
     if value.is_infinite():
         return "∞"
-    rounded = _up(value, digits)
-    return f"{rounded:f}" if rounded.is_zero() or rounded.adjusted() in _PLAIN else f"{rounded:e}"
+    # The shortest name rounded up is the exact value rounded up: a shorter decimal between them would be the name.
+    return _plain(_up(value, digits))
 
 
 def delta_text(delta: float, digits: int = 3) -> str:
@@ -38,6 +50,30 @@ def delta_text(delta: float, digits: int = 3) -> str:
     if value.is_infinite():
         raise InvalidInput("delta to be written", value=delta, limit="a finite number, 0 or above")
     return f"{float(_up(value, digits)):.{digits}g}"
+
+
+def noise_text(noise: float | Fraction, digits: int = 6) -> str:
+    """A noise multiplier z, a σ or another size of noise in at most ``digits`` significant digits, rounded down.
+
+    1.200549 in five digits → ``1.2005``; 0.48001399 → ``0.480013``. The text is never above ``noise``, taken exactly.
+
+    Args:
+        noise: The size, 0 or above; a rational where it is known exactly.
+        digits: Significant digits, 1 to 15. Trailing zeros are left out.
+
+    Returns:
+        A decimal, with an exponent below 1e-5 and from 1e16 on.
+
+    Raises:
+        InvalidInput: For NaN, infinity and negative numbers.
+    """
+    if not isinstance(noise, Fraction) and _checked("noise to be written", noise).is_infinite():
+        raise InvalidInput("noise to be written", value=noise, limit="a finite number, 0 or above")
+    check_integer("digits to be written", digits, least=1, most=15, limit="an integer from 1 to 15")
+    exact, down = Fraction(noise), Context(prec=digits, rounding=ROUND_FLOOR)
+    if exact < 0:
+        raise InvalidInput("noise to be written", value=float(exact), limit="a number, 0 or above")
+    return _plain(_short(down.divide(Decimal(exact.numerator), Decimal(exact.denominator))))
 
 
 def percent_text(share: float) -> str:
@@ -56,6 +92,16 @@ def percent_text(share: float) -> str:
     return "100 %"
 
 
+def spent_text(share: float) -> str:
+    """What was spent, as a percentage rounded up to a hundredth: 0.27501 → ``27.51 %``.
+
+    A budget that was passed gives more than ``100.00 %``. NaN, infinite and negative → InvalidInput.
+    """
+    if _checked("share to be written", share).is_infinite():
+        raise InvalidInput("share to be written", value=share, limit="a finite number, 0 or above")
+    return f"{(100 * Decimal(share)).quantize(Decimal('0.01'), rounding=ROUND_CEILING):f} %"
+
+
 def _checked(what: str, value: float) -> Decimal:
     """The shortest decimal that names the float64: what was typed, where it was typed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
@@ -66,6 +112,10 @@ def _checked(what: str, value: float) -> Decimal:
 def _up(value: Decimal, digits: int) -> Decimal:
     check_integer("digits to be written", digits, least=1, most=15, limit="an integer from 1 to 15")
     return _short(Context(prec=digits, rounding=ROUND_CEILING).plus(value))
+
+
+def _plain(rounded: Decimal) -> str:
+    return f"{rounded:f}" if rounded.is_zero() or rounded.adjusted() in _PLAIN_POWERS else f"{rounded:e}"
 
 
 def _short(value: Decimal) -> Decimal:

@@ -59,11 +59,24 @@ _GUARD = 2.0**-39
 
 
 def rounded_gaussian(size: int, noise_std: Fraction) -> Int64[np.ndarray, "l"]:
-    """Draw ``size`` independent values of round(N(0, ``noise_std``²)) from ``os.urandom``.
+    """Draw independent values of round(N(0, σ²)) from the operating system's secure random generator.
 
-    Guarantee: within :data:`SAMPLER_TV` of the exact distribution a coordinate (see the module); ``noise_std`` is in
-    grid steps. Speed: millions a second up to σ ≈ 2²⁸; beyond, the exact path gradually takes over, thousands a second.
-    Edge cases: NaN, infinite, zero, negative or float σ, or a size outside 1 … 2²⁴ → InvalidInput.
+    Each value is within :data:`SAMPLER_TV` in total variation of the exact distribution (see the module). Up to σ ≈ 2²⁸
+    the function draws millions of values a second, beyond that gradually fewer.
+
+    Args:
+        size: Number of values, from 1 to 2²⁴.
+        noise_std: σ in grid steps, a rational from 2⁻⁴ to 2⁴⁵.
+
+    Returns:
+        Int64 array of shape [size].
+
+    Raises:
+        InvalidInput: If an argument is outside its range, or σ is a float.
+
+    >>> noise = c.rounded_gaussian(1000, Fraction(100))
+    >>> noise.dtype, bool(abs(noise.mean()) < 30)
+    (dtype('int64'), True)
     """
     return sample(size, noise_std, entropy=os.urandom)
 

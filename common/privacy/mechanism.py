@@ -1,4 +1,4 @@
-"""What a release is and how far one unit of privacy can move it: the facts every accountant replays.
+"""Defines a release and its sensitivity: the facts that every accountant uses.
 
 A release is one integer vector: the sum of the sites' clipped integer codes plus rounded Gaussian noise. All privacy
 facts about it are exact numbers: the integer radius of one voter's code, the voters a site sums, and the noise standard
@@ -36,22 +36,40 @@ MAX_NOISE_BITS = 128
 
 
 class Unit(StrEnum):
-    """Whose presence the guarantee hides: everything a hospital holds, or one patient."""
+    """The unit of privacy: whose data the guarantee protects.
+
+    ``hospital`` protects everything that one hospital holds, ``patient`` protects one patient.
+
+    >>> c.Unit("patient") is c.Unit.PATIENT
+    True
+    """
 
     HOSPITAL = "hospital"
     PATIENT = "patient"
 
 
 class Relation(StrEnum):
-    """Which two worlds are neighbours: one unit exchanged for another, or one unit's code set to the zero code."""
+    """The neighbouring relation of a study's releases: which two worlds the guarantee compares.
+
+    ``replace-one`` exchanges one unit for any other. ``zero-out`` sets the code of one unit to the zero code.
+
+    >>> [str(relation) for relation in c.Relation]
+    ['replace-one', 'zero-out']
+    """
 
     REPLACE_ONE = "replace-one"
     ZERO_OUT = "zero-out"
 
 
 class AccountantName(StrEnum):
-    """The accountants that can gate a study's budget. ``paper`` is sound and wasteful: it reproduces Fay et al. 2021,
-    whose eq (15) asks for 1.15 to 1.5 times the noise the exact one does."""
+    """Name of the accountant that decides whether a release fits a study's budget.
+
+    ``exact`` is the analytic Gaussian curve and needs the least noise. ``rdp`` is Rényi DP. ``paper`` reproduces Fay et
+    al. 2021, whose eq (15) asks for 1.15 to 1.5 times the noise of ``exact``; it is sound.
+
+    >>> [str(name) for name in c.AccountantName]
+    ['exact', 'rdp', 'paper']
+    """
 
     EXACT = "exact"
     RDP = "rdp"
@@ -59,12 +77,28 @@ class AccountantName(StrEnum):
 
 
 def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: Relation) -> int:
-    """ℓ2 sensitivity Δ of the integer sum of codes, in grid steps.
+    """Return the ℓ2 sensitivity Δ of the integer sum of codes: how far one unit can move it.
 
-    ``hospital`` moves all m codes of a site: 2·m·R under ``replace-one``, m·R under ``zero-out``. ``patient`` moves one
-    of m teachers trained on disjoint patients, anywhere in the ball: 2·R. ``patient`` with ``zero-out`` is refused:
-    without a patient the teacher answers differently, it does not answer zero, so the smaller Δ = R does not hold.
+    A hospital moves all m codes of its site: Δ = 2·m·R under ``replace-one`` and m·R under ``zero-out``. A patient
+    moves one of m teachers, which are trained on disjoint patients, anywhere in the ball: Δ = 2·R.
+
+    Args:
+        radius_int: Norm bound R of one voter's code, in grid steps.
+        voters_per_site: Voters m of a site.
+        unit: The unit of privacy.
+        relation: The neighbouring relation.
+
+    Returns:
+        Δ in grid steps of 2⁻¹⁶.
+
+    Raises:
+        InvalidInput: For ``patient`` with ``zero-out``. A teacher without one of its patients still answers, so its
+            code does not become zero and the smaller Δ = R would not hold.
+
     Source: the sum form of Fay et al. 2021, Proposition 2; Abadi et al. 2016 for clipping.
+
+    >>> c.sensitivity(radius_int=65536, voters_per_site=5, unit=c.Unit.PATIENT, relation=c.Relation.REPLACE_ONE)
+    131072
     """
     _check_voters(radius_int, voters_per_site)
     match Unit(unit), Relation(relation):
@@ -90,7 +124,18 @@ def _check_voters(radius_int: int, voters_per_site: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Protection(Document):
-    """The unit and the neighbouring relation a guarantee is stated for; an unsound pair cannot be built."""
+    """The unit of privacy and the neighbouring relation for which a guarantee is stated.
+
+    Attributes:
+        unit: ``hospital`` or ``patient``.
+        relation: ``replace-one`` or ``zero-out``.
+
+    Raises:
+        InvalidInput: For unit ``patient`` with relation ``zero-out``, which is not sound.
+
+    >>> print(c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE))
+    unit patient, relation replace-one
+    """
 
     unit: Unit
     relation: Relation
@@ -106,7 +151,19 @@ class Protection(Document):
 
 @dataclass(frozen=True, slots=True)
 class Budget(Document):
-    """(ε, δ) a pool may spend in all. ``analytic_delta`` is what is left of δ once the sampler's part is set aside."""
+    """The privacy budget (ε, δ) that all releases about a patient pool may spend together.
+
+    Attributes:
+        epsilon: ε, finite and above 0.
+        delta: δ, above 2⁻³⁹ and below 1.
+
+    Raises:
+        InvalidInput: If a value is outside its range, NaN or infinite.
+
+    >>> budget = c.Budget(epsilon=8.0, delta=1e-5)
+    >>> budget.analytic_delta < budget.delta
+    True
+    """
 
     epsilon: float
     delta: float
@@ -124,7 +181,7 @@ class Budget(Document):
 
     @property
     def analytic_delta(self) -> float:
-        """δ − :data:`SAMPLER_DELTA`, for use in the Gaussian mechanism's formulas."""
+        """δ − :data:`SAMPLER_DELTA`: the part of δ that the Gaussian mechanism's formulas may use."""
         return _analytic(self.delta)
 
 
@@ -135,13 +192,23 @@ def _analytic(delta: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Mechanism(Document):
-    """How one answer is made: the sum of integer codes plus round(N(0, ``noise_std``²)) on every coordinate.
+    """The noise mechanism of one release: the sum of integer codes plus round(N(0, σ²)) on every coordinate.
 
-    ``dimension`` is l; ``radius_int`` is R = ⌊C·2¹⁶⌋ of **one voter**; ``noise_std`` is σ on the integer sum, rational.
-    Voters per site m enters because a site sends the sum of its m codes, of norm at most m·R.
+    Attributes:
+        dimension: Length l of a code.
+        radius_int: Norm bound R = ⌊C·2¹⁶⌋ of one voter's code, in grid steps of 2⁻¹⁶.
+        voters_per_site: Voters m of a site. A site sends the sum of its m codes, which has norm at most m·R.
+        noise_std: Standard deviation σ on the integer sum, in grid steps, as a rational.
+        name: ``rounded-gaussian-sum``, the only mechanism.
+        colluders: None if the server draws the noise. Otherwise the sites draw it in shares, and σ is the noise that
+            remains unknown to a party that knows t = ``colluders`` of the shares (:mod:`common.privacy.shares`).
 
-    With ``colluders`` t the noise is drawn at the sites, in shares (:mod:`common.privacy.shares`): σ is then what is
-    left of it for whoever knows t shares, and the sum of K sites carries :meth:`noise_in_sum`. None: the server draws.
+    Raises:
+        InvalidInput: If a value is outside its range.
+
+    >>> release = c.Mechanism(dimension=64, radius_int=65536, voters_per_site=5, noise_std=Fraction(131072))
+    >>> release.mu_squared(c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE))
+    Fraction(1, 1)
     """
 
     STATED: ClassVar = {"grid_bits": GRID_BITS}
@@ -168,14 +235,34 @@ class Mechanism(Document):
             raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")
 
     def noise_in_sum(self, sites: int) -> float:
-        """The noise a sum over so many sites really carries: σ, or σ·√(K / (K − t)) where t may know their shares."""
+        """Return the noise standard deviation that a sum over ``sites`` sites carries.
+
+        Args:
+            sites: Sites on the roster; more than ``colluders``.
+
+        Returns:
+            σ if the server draws the noise, otherwise σ·√(K / (K − t)), in grid steps.
+
+        Raises:
+            InvalidInput: If there are too few sites.
+        """
         if self.colluders is None:
             return float(self.noise_std)
         honest = check_integer("sites on a roster", sites, least=self.colluders + 1) - self.colluders
         return float(self.noise_std) * sqrt(sites / honest)
 
     def mean_noise_std(self, *, voters: int) -> float:
-        """The same on every coordinate of the mean code of so many voters, in the code's units."""
+        """Return the noise standard deviation on every coordinate of the mean code.
+
+        Args:
+            voters: Voters in the mean; a multiple of ``voters_per_site``.
+
+        Returns:
+            The standard deviation in the code's units, not in grid steps.
+
+        Raises:
+            InvalidInput: If ``voters`` is not a multiple of ``voters_per_site``.
+        """
         check_integer("voters", voters, least=1)
         sites, rest = divmod(voters, self.voters_per_site)
         if rest:
@@ -200,11 +287,16 @@ class Mechanism(Document):
 
 @dataclass(frozen=True, slots=True)
 class QuerySpec(Document):
-    """Everything that shapes one answer; its hash is the query's id.
+    """Everything that determines one answer; its hash is the query's id.
 
-    ``edition`` counts retrainings of the teachers asked; ``codec`` is the codec's content hash; ``volumes`` the content
-    hashes of the public volumes in order (several for a joint query); ``round`` counts rounds of recentring;
-    ``centre`` and ``weights`` are ``"zero"`` / ``"codec"`` or the content hash of a public object.
+    Attributes:
+        edition: Number of times the pool's teachers were trained anew.
+        codec: Content hash of the codec.
+        volumes: Content hashes of the public volumes in order; several for a joint query.
+        round: Number of the round, from 1.
+        centre: ``"zero"``, or the content hash of the public object around which codes are taken.
+        weights: ``"codec"``, or the content hash of a public object that holds the weights.
+        mechanism: The noise mechanism.
     """
 
     edition: int
@@ -238,7 +330,20 @@ class QuerySpec(Document):
 
 
 def radius_int(radius: float) -> int:
-    """R = ⌊C·2¹⁶⌋ in integers; C must be finite and at least one grid step."""
+    """Return the clipping norm in grid steps: R = ⌊C·2¹⁶⌋.
+
+    Args:
+        radius: Clipping norm C in the code's units, from 2⁻¹⁶ to below 2²⁴.
+
+    Returns:
+        R as an integer, at least 1.
+
+    Raises:
+        InvalidInput: If C is outside its range, NaN or infinite.
+
+    >>> c.radius_int(1.0)
+    65536
+    """
     if not isinstance(radius, int | float) or isinstance(radius, bool) or not isfinite(radius) or radius <= 0:
         raise InvalidInput("clipping norm C", value=radius, limit="a finite number above 0")
     value: int = floor(Fraction(radius) * 2**GRID_BITS)

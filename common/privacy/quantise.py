@@ -1,4 +1,4 @@
-"""From a code to integers whose norm is proven: clip, truncate, and test in exact integers.
+"""Turns a code into integers whose norm is proven: clips, truncates, and tests in exact integers.
 
 The privacy guarantee rests on one inequality, Σq² ≤ R², decided here without floating point. Refuses NaN, infinity,
 wrong shapes and wrong types; never writes to its arguments; raises without quoting a code.
@@ -20,12 +20,25 @@ _INT64_ROOM = 1 << 62
 
 
 def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l"]:
-    """Project a code onto the closed ℓ2 ball: c · min(1, radius / ‖c‖₂), in float64.
+    """Project a code onto the closed ℓ2 ball of the given radius: c · min(1, radius / ‖c‖₂).
 
-    Guarantees: ``np.linalg.norm(result)`` ≤ radius; idempotent; the result is a new array.
-    Edge cases: zero → zero; ‖code‖₂ = radius → unchanged; float16 and float32 are widened first; values whose squares
-    overflow or underflow are scaled before squaring; NaN, infinity, an empty or non-vector code → InvalidInput.
+    A code inside the ball is returned unchanged, so the projection is idempotent. Values whose squares would overflow
+    or underflow are scaled before squaring.
+
+    Args:
+        code: Float array of shape [l], of float16, float32 or float64.
+        radius: Radius C of the ball, finite and above 0, in the code's units.
+
+    Returns:
+        New float64 array of shape [l] with ``np.linalg.norm(result)`` ≤ radius.
+
+    Raises:
+        InvalidInput: If a value is NaN or infinite, or the code is empty or not a vector.
+
     Source: Abadi et al. 2016, Algorithm 1.
+
+    >>> c.clip(np.array([3.0, 4.0]), radius=1.0)
+    array([0.6, 0.8])
     """
     if not isinstance(radius, int | float) or isinstance(radius, bool) or not isfinite(radius) or radius <= 0:
         raise InvalidInput("clipping norm C", value=radius, limit="a finite number above 0")
@@ -42,12 +55,26 @@ def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l
 
 
 def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarray, "l"]:
-    """Turn a voter's code into integers on the grid 2⁻¹⁶ with Σq² ≤ ``radius_int``², whatever the code is.
+    """Turn a voter's code into integers on the grid 2⁻¹⁶ whose norm is at most ``radius_int``.
 
-    In this order: clip to R·2⁻¹⁶ in float64, scale by 2¹⁶ (exact), truncate towards zero (|q_i| ≤ |x_i|, so no norm
-    grows), and test Σq² ≤ R² in exact integers; should float64's rounding of the norm have let one step too many
-    through (possible for R above 2²⁶ only), the code is shrunk by 2⁻⁵⁰ and truncated again.
-    Edge cases: the zero code stays zero; NaN or infinity → InvalidInput.
+    1. Clip to R·2⁻¹⁶ in float64.
+    2. Scale by 2¹⁶, which is exact.
+    3. Truncate towards zero, so no norm grows.
+    4. Test Σq² ≤ R² in exact integers. If float64's rounding let one step too many through, which is possible for R
+       above 2²⁶ only, shrink the code by 2⁻⁵⁰ and truncate again.
+
+    Args:
+        code: Float array of shape [l] in the code's units.
+        radius_int: Norm bound R in grid steps.
+
+    Returns:
+        Int64 array of shape [l] with Σq² ≤ R², whatever the code is. The zero code stays zero.
+
+    Raises:
+        InvalidInput: If a value is NaN or infinite, or the code is not a vector.
+
+    >>> c.quantise(np.array([3.0, 4.0]), radius_int=c.radius_int(1.0))
+    array([39321, 52428])
     """
     check_integer("integer radius", radius_int, least=1, most=(1 << 40) - 1, limit="1 to 2^40")
     scaled = clip(code, radius=radius_int * 2.0**-GRID_BITS) * 2.0**GRID_BITS
@@ -59,11 +86,20 @@ def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarr
 
 
 def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
-    """Whether ‖code‖₂ ≤ ``bound_int``, decided as Σq² ≤ bound² in exact integers.
+    """Return whether ‖code‖₂ ≤ ``bound_int``, decided as Σq² ≤ bound² in exact integers.
 
-    Never overflows: with b = max|q|, int64 is used only if l·b² < 2⁶², Python integers otherwise.
-    Edge cases: int64's smallest value is handled (its absolute value is not an int64); an empty or non-vector array,
-    or another dtype, is refused rather than judged.
+    Args:
+        code: Int64 array of shape [l].
+        bound_int: Norm bound, at least 0.
+
+    Returns:
+        True if the code is within the bound. Every int64 value is judged correctly; nothing overflows.
+
+    Raises:
+        InvalidInput: If the array is empty, not a vector or not int64.
+
+    >>> c.within(np.array([3, 4]), bound_int=5), c.within(np.array([3, 5]), bound_int=5)
+    (True, False)
     """
     check_integer("norm bound", bound_int, least=1, limit="a positive integer")
     if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.ndim != 1 or code.size == 0:

@@ -20,11 +20,18 @@ _ROOM = 1 << 62
 
 
 class CodeSum:
-    """Σ_k codes_k of one query while they come in: integers, so exact in any order. # sensitive until noised
+    """The sum of one query's codes while they arrive: Σ_k codes_k in integers, exact in any order. # sensitive until
+    noised
 
-    Keeps none of them. Each code is one site's int64 vector, the sum of its m voters' codes; a site that sends none
-    stands as the zero code. Guarantee: each was tested, ‖code‖₂ ≤ m·R in exact integers, before it was added. Edge
-    cases: a wrong dtype or length, a norm beyond the bound, K·m·R ≥ 2⁶² → InvalidInput, and the sum is what it was.
+    No code is kept. A site that sends none counts as the zero code. Guarantee: every code was tested, ‖code‖₂ ≤ m·R in
+    exact integers, before it was added.
+
+    Args:
+        mechanism: The release's mechanism.
+
+    Raises:
+        InvalidInput: From the methods, for a wrong dtype or length, a norm beyond the bound, or K·m·R ≥ 2⁶². The sum is
+            then unchanged.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -32,7 +39,16 @@ class CodeSum:
         self._total = np.zeros(mechanism.dimension, dtype=np.int64)
 
     def add(self, code: Int64[np.ndarray, "l"]) -> None:
-        """Add one site's code; each site's once is for the caller to see to."""
+        """Add one site's code to the sum.
+
+        The caller ensures that each site's code is added once.
+
+        Args:
+            code: Int64 array of shape [l], the sum of the site's m codes.
+
+        Raises:
+            InvalidInput: For a wrong dtype or length, a norm beyond m·R, or a sum that could leave int64.
+        """
         if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != self._total.shape:
             raise InvalidInput(f"code {self.codes}", limit=f"an int64 vector of length {self.mechanism.dimension}")
         _check_room(self.mechanism, self.codes + 1)
@@ -44,10 +60,18 @@ class CodeSum:
         self.codes += 1
 
     def released(self, *, sites: int, sampler: Sampler = rounded_gaussian) -> Int64[np.ndarray, "l"]:
-        """The sum over a roster of so many sites + round(N(0, σ²)) per coordinate: the answer, fresh noise each time.
+        """Return the sum plus round(N(0, σ²)) on every coordinate: the answer, with fresh noise each time.
 
-        Edge cases: no site, fewer sites than codes, K·m·R ≥ 2⁶², or a sampler that does not return ``dimension`` int64
-        values below 2⁶² → InvalidInput, with nothing released. ``sampler`` is for tests.
+        Args:
+            sites: Sites on the roster, at least one and at least the number of codes.
+            sampler: The noise source; another one than the default is for tests.
+
+        Returns:
+            Int64 array of shape [l], safe to release.
+
+        Raises:
+            InvalidInput: For too few sites, K·m·R ≥ 2⁶², or a sampler that does not return l int64 values below 2⁶².
+                Nothing is released then.
         """
         if type(sites) is not int or sites < max(1, self.codes):
             raise InvalidInput("codes to sum", value=sites, limit="at least one site, and one for each code")
@@ -63,12 +87,25 @@ class CodeSum:
 def noisy_sum(
     codes: Sequence[Int64[np.ndarray, "l"]], mechanism: Mechanism, *, sampler: Sampler = rounded_gaussian
 ) -> Int64[np.ndarray, "l"]:
-    """Σ_k codes_k + round(N(0, σ²)) per coordinate: the released answer, of codes that are all there.
+    """Return Σ_k codes_k + round(N(0, σ²)) on every coordinate: the answer that is released.
 
-    ``codes`` holds one int64 vector a site of the roster. Guarantee: what is released about the codes is (Δ/σ)-GDP with
-    Δ and σ of ``mechanism``, for every input, because each vector is tested here. That any single voter of a site stays
-    within R rests on the site's own :func:`~common.privacy.quantise.quantise`. Refuses what :class:`CodeSum` refuses,
-    and no codes, with nothing drawn.
+    Guarantee: the release is (Δ/σ)-GDP with Δ and σ of ``mechanism``, for every input, because every code is tested
+    here. That each voter of a site stays within R depends on the site's own :func:`~common.privacy.quantise.quantise`.
+
+    Args:
+        codes: One int64 array of shape [l] for each site of the roster.
+        mechanism: Dimension, norm bound and noise.
+        sampler: The noise source; another one than the default is for tests.
+
+    Returns:
+        Int64 array of shape [l].
+
+    Raises:
+        InvalidInput: If there is no code, or :class:`CodeSum` refuses one. No noise is drawn then.
+
+    >>> release = c.Mechanism(dimension=2, radius_int=65536, voters_per_site=1, noise_std=Fraction(1000))
+    >>> c.noisy_sum([np.array([39321, 52428])] * 3, release).shape
+    (2,)
     """
     if codes:
         _check_room(mechanism, len(codes))

@@ -9,11 +9,14 @@ honest sites, and sums that no honest sites can have made.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, isqrt, log, sqrt
+from functools import lru_cache
+from math import ceil, isfinite, log, sqrt
 
 import numpy as np
 from jaxtyping import Int64, UInt64
+from scipy.special import chndtrinc, chndtrix
 
 from common.canonical import check_integer
 from common.errors import InvalidInput, Refused
@@ -24,9 +27,11 @@ from common.privacy.mechanism import HONEST_SITES, Mechanism
 MIN_SHARE_STD = 16
 """Grid steps. The lemma's error term for h honest sites, 29·h²·s²·exp(−π²s²) a coordinate, is then below 2⁻³⁶⁰⁰ for
 4,096 of them, which is under what is set aside of δ."""
-_UNLIKELY = 80
-"""An honest sum passes its bound with probability below 2⁻⁸⁰."""
+FALSE_ALARM = 1e-6
+"""Probability that one sum of honest sites, or one site's own part in a dispute, is longer than its bound, at most."""
 _ROOM = 1 << 62
+_EXACT_UP_TO = 1e9
+"""Noncentrality up to which the noncentral χ² quantile is computed; beyond it a closed bound is within 0.01 %."""
 
 
 def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
@@ -50,21 +55,97 @@ def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
 
 
 def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
-    """What the norm of an honest noisy sum stays within: K·m·R + s·√K·(√l + √(2·80·ln 2)) + √l·K/2, in grid steps.
+    """The longest norm that an honest noisy sum has, but for probability :data:`FALSE_ALARM`, in grid steps.
 
-    The second term bounds a Gaussian vector's norm but for probability 2⁻⁸⁰ (Laurent & Massart 2000, Lemma 1), the
-    third the rounding of K shares. A sum within the bound may still hold a wrong code; one beyond it must.
+    The worst honest sites send codes of norm m·R in one direction, and their noise is N(0, K·s²) on every coordinate:
+    ‖S‖²/(K·s²) is then noncentral χ² with l degrees of freedom and noncentrality (K·m·R)²/(K·s²), and stochastically
+    smaller for all other honest codes. The bound is that law's quantile, plus √l·K/2 for the rounding of K shares. The
+    honest means fill a ball and the noise is alike in every direction, so no test of the sum alone that treats
+    directions alike is tighter. A sum within the bound may still hold a wrong code; one beyond it must.
     """
+    share = float(share_std(mechanism, sites=sites))
+    return _longest(sites * mechanism.site_radius_int, share * sqrt(sites), mechanism.dimension, shares=sites)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long several noisy sums are together, in units of their noise, and how long honest ones are by their law.
+
+    ``squared`` is Σ‖Sᵢ‖²/(Kᵢ·sᵢ²). Of honest sums it is noncentral χ² with ``dimension`` degrees of freedom and
+    ``noncentrality`` Σ(Kᵢ·m·R)²/(Kᵢ·sᵢ²), or stochastically smaller, also where later codes depend on earlier sums.
+    """
+
+    squared: float = 0.0
+    dimension: int = 0
+    noncentrality: float = 0.0
+
+    @classmethod
+    def of(cls, noisy: Int64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Length:
+        """The length of one sum that :func:`unmasked` gave; the rounding of its shares counts for its sites."""
+        if noisy.dtype != np.int64 or noisy.shape != (mechanism.dimension,):
+            raise InvalidInput("noisy sum", limit=f"int64[{mechanism.dimension}]")
+        noise = float(share_std(mechanism, sites=sites)) * sqrt(sites)
+        norm = max(0.0, sqrt(float(_norm_squared(noisy))) - sqrt(mechanism.dimension) * sites / 2)
+        return cls((norm / noise) ** 2, mechanism.dimension, (sites * mechanism.site_radius_int / noise) ** 2)
+
+    def __add__(self, other: Length) -> Length:
+        return Length(
+            self.squared + other.squared, self.dimension + other.dimension, self.noncentrality + other.noncentrality
+        )
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether honest sums may be so long; False for honest ones with probability :data:`FALSE_ALARM` at most."""
+        return self.dimension == 0 or self.squared <= _quantile(self.dimension, self.noncentrality, FALSE_ALARM)
+
+
+def site_bound(mechanism: Mechanism, *, sites: int, queries: int = 1, false_alarm: float = FALSE_ALARM) -> int:
+    """The same for one site's own code and share of the noise, as an auditor sees it in a dispute, in grid steps.
+
+    ``queries``: of the parts of so many queries of this mechanism side by side, as one vector.
+    """
+    check_integer("queries side by side", queries, least=1)
+    longest, share = ceil(sqrt(queries) * mechanism.site_radius_int), float(share_std(mechanism, sites=sites))
+    return _longest(longest, share, queries * mechanism.dimension, shares=1, false_alarm=false_alarm)
+
+
+def _longest(mean: int, noise_std: float, dimension: int, *, shares: int, false_alarm: float = FALSE_ALARM) -> int:
+    quantile = noise_std * sqrt(_quantile(dimension, (mean / noise_std) ** 2, false_alarm))
+    return ceil(quantile + sqrt(dimension) * shares / 2)
+
+
+@lru_cache(maxsize=256)
+def _quantile(dimension: int, noncentrality: float, false_alarm: float) -> float:
+    """What a noncentral χ² variable exceeds with probability ``false_alarm`` at most.
+
+    Where the exact quantile is out of reach: Birgé 2001, Lemma 8.1.
+    """
+    if noncentrality <= _EXACT_UP_TO:
+        exact = float(chndtrix(1 - false_alarm, dimension, noncentrality)) * (1 + 1e-8)
+        if isfinite(exact) and exact > dimension + noncentrality:
+            return exact
+    x = -log(false_alarm)
+    return dimension + noncentrality + 2 * sqrt((dimension + 2 * noncentrality) * x) + 2 * x
+
+
+def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
+    """The largest push of one site, in m·R, that 95 % of sums let pass while the others send the zero code.
+
+    An honest site's is 1 at most; in an open sum nobody's is more.
+    """
+    if mechanism.colluders is None:
+        return 1.0
     noise = float(share_std(mechanism, sites=sites)) * sqrt(sites)
-    root = isqrt(mechanism.dimension) + 1
-    return sites * mechanism.site_radius_int + ceil(noise * (root + sqrt(2 * _UNLIKELY * log(2))) + root * sites / 2)
+    reach = (sum_bound(mechanism, sites=sites) / noise) ** 2
+    return sqrt(float(chndtrinc(reach, mechanism.dimension, 0.95))) * noise / mechanism.site_radius_int
 
 
 def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Int64[np.ndarray, "l"]:
     """The noisy sum behind the sum modulo 2⁶⁴ of all masked codes of a roster.
 
     Refused (``sum-spoiled``) beyond :func:`sum_bound`: then a site sent something else than a code within m·R with its
-    noise and its masks. Masks that do not cancel leave uniform words: one passes with probability below 2⁻⁹.
+    noise and its masks. Masks that do not cancel leave uniform words: one passes with probability below 2⁻⁹. An honest
+    sum is refused with probability :data:`FALSE_ALARM` at most.
     """
     if total.dtype != np.uint64 or total.shape != (mechanism.dimension,):
         raise InvalidInput("sum of masked codes", limit=f"uint64[{mechanism.dimension}]")
@@ -74,9 +155,17 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
             "sum of codes", value=sites, limit="K·m·R and its noise below 2^54", remedy="a smaller radius"
         )
     result = total.view(np.int64).copy()
-    if max(int(result.max()), -int(result.min())) > bound or _norm_squared(result) > bound**2:
+    if not norm_within(result, bound):
         raise Refused("sum-spoiled", "the sum of a roster is larger than honest codes with their noise can make it")
     return result
+
+
+def norm_within(vector: Int64[np.ndarray, "l"], bound: int) -> bool:
+    """Whether a vector's norm is at most ``bound``, which is below 2⁵⁴, in exact integers."""
+    check_integer("bound of a norm", bound, least=1)
+    if max(int(vector.max()), -int(vector.min())) > min(bound, _ROOM >> 8):
+        return False
+    return _norm_squared(vector) <= bound**2
 
 
 def _norm_squared(vector: Int64[np.ndarray, "l"]) -> int:

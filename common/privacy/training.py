@@ -1,4 +1,4 @@
-"""What a training with differential privacy spends: its event as facts, its ε by any relation, and the noise of a plan.
+"""Computes what a differentially private training spends, its ε under either relation, and the noise a plan needs.
 
 A training is a sequence of noisy sums over samples of patients, every patient's part clipped to one norm, and possibly
 a few Gaussian releases of other statistics (a private PCA). The unit is the patient. Stored are the facts
@@ -40,14 +40,22 @@ _FINE, _ROUGH = 1e-4, 2e-3  # grid of the privacy losses: for every ε that is s
 
 
 class Sampling(StrEnum):
-    """How the patients of a step are chosen; see the module."""
+    """How the patients of a training step are chosen: ``poisson`` coins, or batches of a ``fixed-partition``.
+
+    >>> [str(way) for way in c.Sampling]
+    ['poisson', 'fixed-partition']
+    """
 
     POISSON = "poisson"
     FIXED_PARTITION = "fixed-partition"
 
 
 class Neighbours(StrEnum):
-    """Which two sets of patients are neighbours: one more or fewer, or one exchanged for another."""
+    """The neighbouring relation of a training: one patient more or fewer, or one patient exchanged for another.
+
+    >>> [str(relation) for relation in c.Neighbours]
+    ['add-remove', 'replace-one']
+    """
 
     ADD_REMOVE = "add-remove"
     REPLACE_ONE = "replace-one"
@@ -55,11 +63,20 @@ class Neighbours(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainingEvent(Document):
-    """Facts of a training that any accountant can replay; the unit is the patient.
+    """The privacy facts of a training, from which any accountant can compute its cost; the unit is the patient.
 
-    ``rate`` is q (Poisson's coin, or one over the number of fixed batches), ``noise_multiplier`` z = σ/C with C the
-    bound on one patient's part of a sum, ``steps`` the noisy sums drawn, ``releases`` the multipliers of further
-    Gaussian releases, each over all patients. Zero steps and no release is a training that spent nothing yet.
+    Attributes:
+        sampling: How the patients of a step are chosen.
+        rate: q, the probability of Poisson sampling, or one over the number of fixed batches.
+        noise_multiplier: z = σ/C, where C bounds one patient's part of a sum; from 1/16 to 10000.
+        steps: Number of noisy sums drawn. Zero steps and no release cost nothing.
+        releases: Noise multipliers of further Gaussian releases, each over all patients.
+
+    Raises:
+        InvalidInput: If a value is outside its range.
+
+    >>> c.TrainingEvent(c.Sampling.POISSON, Fraction(1, 10), Fraction(2), 100).noise_multiplier
+    Fraction(2, 1)
     """
 
     STATED: ClassVar = {"kind": "training", "unit": str(Unit.PATIENT)}
@@ -93,9 +110,15 @@ class TrainingEvent(Document):
 
 @dataclass(frozen=True, slots=True)
 class TrainingGuarantee:
-    """A patient-level ε of a site's training that cannot be printed without δ, unit and relation.
+    """The patient-level ε of a site's training together with its δ and relation, so that it is never printed alone.
 
-    InvalidInput for a relation that no training is accounted under, such as the releases' zero-out.
+    Attributes:
+        epsilon: ε of the training.
+        delta: δ, above 0 and below 1.
+        neighbours: The training's neighbouring relation.
+
+    Raises:
+        InvalidInput: For a relation that trainings do not have, such as ``zero-out``.
     """
 
     epsilon: float
@@ -122,25 +145,54 @@ class TrainingGuarantee:
 
 
 def epsilon_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) -> float:
-    """The ε a training spent, at ``delta``, under the given relation; 0 for an event that drew nothing.
+    """Return the ε that a training spent at δ.
 
-    Poisson: an upper bound within about 1e-3 of the true curve (pessimistic discretisation at 1e-4). Fixed partition:
-    the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², four times that for replace-one.
-    Replace-one with Poisson compares (1−q)N(0)+qN(+1) to (1−q)N(0)+qN(−1), which is not what two add-remove steps give.
+    Poisson sampling gives an upper bound within about 1e-3 of the true curve (pessimistic discretisation at 1e-4). A
+    fixed partition gives the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², and at four times that for replace-one.
+    Replace-one with Poisson sampling compares (1−q)N(0)+qN(+1) with (1−q)N(0)+qN(−1), which two add-remove steps do not
+    give.
+
+    Args:
+        event: The training.
+        delta: δ, above 0 and below 1.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        ε; 0 for an event without a step or release.
+
+    Raises:
+        InvalidInput: If δ is outside its range.
+
     Source: Zhu, Dong & Wang 2022; Koskela et al. 2020; Doroshenko et al. 2022.
+
+    >>> event = c.TrainingEvent(c.Sampling.FIXED_PARTITION, Fraction(1, 4), Fraction(4), 40)
+    >>> round(c.epsilon_of(event, delta=1e-5, neighbours=c.Neighbours.ADD_REMOVE), 3)
+    3.341
     """
     return epsilon_of_all((event,), delta=delta, neighbours=neighbours)
 
 
 def epsilon_of_all(events: tuple[TrainingEvent, ...], *, delta: float, neighbours: Neighbours) -> float:
-    """The ε of several trainings that saw the same patients, composed; 0 for none."""
+    """Return the ε of several trainings on the same patients, composed.
+
+    Args:
+        events: The trainings.
+        delta: δ, above 0 and below 1.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        ε; 0 without a training.
+
+    Raises:
+        InvalidInput: If δ is outside its range.
+    """
     if not isinstance(delta, float) or not isfinite(delta) or not 0 < delta < 1:
         raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
     return _epsilon(tuple(events), delta, Neighbours(neighbours))
 
 
 def guarantee_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee:
-    """:func:`epsilon_of` together with what it means."""
+    """Return the ε of a training (:func:`epsilon_of`) together with its δ and relation."""
     return TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=neighbours), delta, Neighbours(neighbours))
 
 
@@ -154,10 +206,36 @@ def plan_noise(
     sampling: Sampling = Sampling.POISSON,
     releases: tuple[Fraction, ...] = (),
 ) -> TrainingEvent:
-    """The event with the least noise multiplier (four significant digits, rounded up) whose ε is at most ``epsilon``.
+    """Return the training with the smallest noise multiplier whose ε is at most ``epsilon``.
 
-    Bisection over the accountant itself; the returned event has been checked: ε_of(event) ≤ ε. ``releases`` are paid
-    from the same ε. InvalidInput if they alone cost more, or if even the largest multiplier does not fit.
+    The multiplier has four significant digits, rounded up. It is found by bisection over the accountant, and the
+    returned event is checked: ε of it ≤ ``epsilon``.
+
+    Args:
+        epsilon: ε of the whole training, finite and above 0.
+        delta: δ, above 0 and below 1.
+        rate: Sampling rate q.
+        steps: Number of steps, at least 1.
+        neighbours: The neighbouring relation.
+        sampling: How the patients of a step are chosen.
+        releases: Noise multipliers of further releases, which the same ε pays for.
+
+    Returns:
+        The training's event.
+
+    Raises:
+        InvalidInput: If the further releases alone cost more, or no noise multiplier is large enough.
+
+    >>> event = c.plan_noise(
+    ...     epsilon=8.0,
+    ...     delta=1e-5,
+    ...     rate=Fraction(1, 4),
+    ...     steps=40,
+    ...     neighbours=c.Neighbours.REPLACE_ONE,
+    ...     sampling=c.Sampling.FIXED_PARTITION,
+    ... )
+    >>> float(event.noise_multiplier)
+    3.797
     """
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not isfinite(epsilon) or epsilon <= 0:
         raise InvalidInput("epsilon of a training", value=epsilon, limit="a finite number above 0")

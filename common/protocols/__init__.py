@@ -1,1 +1,1 @@
-"""How public volumes are asked about: what a query looks like to a site, and what a site makes of it."""
+"""Holds the sites' half of the query protocols: what a site computes for a query."""

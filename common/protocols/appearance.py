@@ -1,4 +1,4 @@
-"""What structures look like, at the site: a voter says in a few numbers which grey values its structures have.
+"""Encodes at the site what structures look like: which grey values a voter's structures have.
 
 A public volume's code are sums over the voxels that the voter gives to each structure: how many, and of every channel
 the values and their squares. Over all volumes they make the structure's mean and the logarithm of its spread: J · 2C
@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy.ndimage import gaussian_filter
 
-from common.codecs.base import Codec, check_probabilities
+from common.codecs.codec import Codec, check_probabilities
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import Encoder, Fetch, ImageOf, SiteProtocol
-from common.protocols.joint.frame import Frame
+from common.protocols.frame import Frame
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 LEAST_VOXELS = 20
 """Fewer of a structure in all volumes together say nothing of how it looks."""
@@ -56,7 +56,10 @@ def standardised(
 
 
 class AppearanceSite(SiteProtocol):
-    """See :class:`~common.protocols.base.SiteProtocol`. The frame is the query's centre, over one row of statistics."""
+    """See :class:`~common.protocols.site_protocol.SiteProtocol`.
+
+    The frame is the query's centre, over one row of statistics.
+    """
 
     def describes(self, query: QuerySpec) -> bool:
         return query.centre != "zero"

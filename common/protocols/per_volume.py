@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from common.codecs.base import Codec
+from common.codecs.codec import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import Encoder, Fetch, ImageOf, SiteProtocol
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class PerVolumeSite(SiteProtocol):
-    """See :class:`~common.protocols.base.SiteProtocol`."""
+    """See :class:`~common.protocols.site_protocol.SiteProtocol`."""
 
     def describes(self, query: QuerySpec) -> bool:
         return query.centre == "zero" and len(query.volumes) == 1

@@ -1,4 +1,4 @@
-"""What a life's ledgers must say: every figure worked out a second time, from the rows and the claim alone.
+"""Recomputes every figure of an audited study's ledgers from their rows and the claim alone.
 
 A finding's ``measured`` is the worst of the life. Sums are compared to a billionth; budgets are tried to the hundredth.
 """
@@ -16,7 +16,7 @@ from common.config import Study
 from common.privacy.audit import Finding
 from common.privacy.claim import claimed_epsilon
 from consilium.audit.sealed import left_of_noise, masked_findings
-from consilium.audit.service import Life, Release, Service, frame_of, read_life
+from consilium.audit.service import AuditedRelease, Life, Service, frame_of, read_life
 
 _ROUNDING = 1e-9
 _SPARE = 1e-6  # of a release: what rounding may make of a budget for exactly so many
@@ -36,6 +36,20 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
     ]
 
 
+def history_findings(service: Service, life: Life) -> list[Finding]:
+    """Checks that hold in every life, with lost draws, a stopped server and silent sites."""
+    return [
+        _draws(service, life),
+        _statements(service, life),
+        _noise_on_record(service, life),
+        *_sums(service, life),
+        _codes(service, life),
+        *_mu(service, life),
+        _receipts(service, life),
+        *(masked_findings(service, _own(service, life)) if service.study.privacy.sealed else ()),
+    ]
+
+
 def allowed(service: Service) -> dict[str, int]:
     """How many releases each site's pool has room for, by the narrower of its two budgets and the study's plan."""
     cost, planned = service.subject.cost, service.subject.queries
@@ -45,11 +59,11 @@ def allowed(service: Service) -> dict[str, int]:
     }
 
 
-def noise_of(service: Service, life: Life) -> list[Int64[np.ndarray, "l"]]:
+def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
     """What was added to the sum of the sites' codes in each release, in order; in a sealed sum what is left of it for
-    whoever knows the shares of t sites."""
+    whoever knows the shares of t sites, which are others in each release and each ``turn``."""
     if service.study.privacy.sealed:
-        return left_of_noise(service, life, _own(service, life))
+        return left_of_noise(service, life, _own(service, life), turn=turn)
     noise = []
     for release in _own(service, life):
         codes = [life.sites[site].codes.get(release.query) for site in release.roster]
@@ -84,8 +98,8 @@ def further_findings(service: Service) -> list[Finding]:
     changed, life = service.ask_again(), read_life(service)
     server, sites = {}, {}
     for site, server_limit, site_limit in zip(service.sites, service.server_limits, service.site_limits, strict=False):
-        server[site.name] = _Account(server_limit.mu_squared, {study.id: _charged(service, life, site.name)})
-        sites[site.name] = _Account(site_limit.mu_squared, {study.id: _accepted(service, life, site.name)})
+        server[site.name] = _Account(server_limit.mu_squared, {study.id: spent_by_rows(service, life, site.name)})
+        sites[site.name] = _Account(site_limit.mu_squared, {study.id: accepted_by_rows(service, life, site.name)})
     passed: Counter[str] = Counter()
     short = 0
     hundredth = min(1.0, subject.queries / 100)
@@ -104,8 +118,8 @@ def further_findings(service: Service) -> list[Finding]:
             if word == "accepted":
                 sites[name].charge(cost, asker)
     after = read_life(service)
-    told = [(after.spent[name], _charged(service, after, name)) for name in server]
-    told += [(after.sites[name].spent, _accepted(service, after, name)) for name in sites]
+    told = [(after.spent[name], spent_by_rows(service, after, name)) for name in server]
+    told += [(after.sites[name].spent, accepted_by_rows(service, after, name)) for name in sites]
     return [
         Finding("asked again", changed, 0, changed > 0, "stored answers that changed; at most"),
         *(
@@ -113,7 +127,7 @@ def further_findings(service: Service) -> list[Finding]:
             for who in ("server", "sites")
         ),
         Finding("room that is there", short, 0, short > 0, "further queries refused in spite of it; at most"),
-        _apart("sums over studies", told),
+        apart("sums over studies", told),
     ]
 
 
@@ -163,6 +177,19 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
     )
 
 
+def _draws(service: Service, life: Life) -> Finding:
+    """A draw is charged whether it gives an answer or not, and no pool is in more than it has room for."""
+    counts = Counter(site for row in life.charged for site in row.roster)
+    room = {
+        site.name: floor(
+            min(limit.mu_squared for limit in (*both, service.subject.limit)) / service.subject.cost + _SPARE
+        )
+        for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
+    }
+    beyond = max((counts[site] - room[site] for site in room), default=0)
+    return Finding("draws of a life", beyond, 0, beyond > 0, "charged to a pool beyond its room; at most")
+
+
 def _statements(service: Service, life: Life) -> Finding:
     """Dimension, radius, voters and study of every release are the study's own, and no code is missing."""
     subject, wrong = service.subject, 0
@@ -179,16 +206,16 @@ def _statements(service: Service, life: Life) -> Finding:
 
 
 def _noise_on_record(service: Service, life: Life) -> Finding:
-    stds = [release.noise_std for release in life.releases]
+    stds = [row.noise_std for row in life.charged]
     stds += [std for site in life.sites.values() for std in site.accepted.values()]
     least = min(stds, default=service.subject.claimed_noise_std) / service.subject.claimed_noise_std
     return Finding("noise on record", least, 1.0, least < 1 - _ROUNDING, "least σ in any row, in claimed σ; at least")
 
 
 def _sums(service: Service, life: Life) -> list[Finding]:
-    server = [(life.spent[site.name], _charged(service, life, site.name)) for site in service.sites]
-    sites = [(record.spent, _accepted(service, life, site)) for site, record in life.sites.items()]
-    return [_apart("server ledger's sums", server), _apart("site ledgers' sums", sites)]
+    server = [(life.spent[site.name], spent_by_rows(service, life, site.name)) for site in service.sites]
+    sites = [(record.spent, accepted_by_rows(service, life, site)) for site, record in life.sites.items()]
+    return [apart("server ledger's sums", server), apart("site ledgers' sums", sites)]
 
 
 def _codes(service: Service, life: Life) -> Finding:
@@ -205,9 +232,9 @@ def _codes(service: Service, life: Life) -> Finding:
 
 def _mu(service: Service, life: Life) -> list[Finding]:
     subject = service.subject
-    study = max((_charged(service, life, site.name) for site in service.sites), default=0.0)
+    study = max((spent_by_rows(service, life, site.name) for site in service.sites), default=0.0)
     pools = max(
-        _charged(service, life, site.name) / min(limit.mu_squared for limit in both)
+        spent_by_rows(service, life, site.name) / min(limit.mu_squared for limit in both)
         for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
     )
     spent = study**0.5
@@ -232,29 +259,29 @@ def _receipts(service: Service, life: Life) -> Finding:
     for site, record in life.sites.items():
         owed = {release.query for release in _own(service, life) if site in release.roster}
         missing += len(owed - record.receipted)
-        missing += not isclose(record.receipted_mu_squared, _charged(service, life, site), rel_tol=_ROUNDING)
+        missing += not isclose(record.receipted_mu_squared, spent_by_rows(service, life, site), rel_tol=_ROUNDING)
     return Finding("receipts", missing, 0, missing > 0, "releases without one or with another sum; at most")
 
 
 # --- helpers
 
 
-def _own(service: Service, life: Life) -> list[Release]:
+def _own(service: Service, life: Life) -> list[AuditedRelease]:
     return [release for release in life.releases if release.study == service.study.id]
 
 
-def _charged(service: Service, life: Life, site: str) -> float:
-    """Σμ² of all releases the site took part in, by the claim's Δ and the rows' σ."""
+def spent_by_rows(service: Service, life: Life, site: str) -> float:
+    """Σμ² of all that the site was charged for, lost draws too, by the claim's Δ and the rows' σ."""
     reach = service.subject.reach
-    return float(sum((reach / release.noise_std) ** 2 for release in life.releases if site in release.roster))
+    return float(sum((reach / row.noise_std) ** 2 for row in life.charged if site in row.roster))
 
 
-def _accepted(service: Service, life: Life, site: str) -> float:
+def accepted_by_rows(service: Service, life: Life, site: str) -> float:
     """Σμ² of all the site accepted."""
     return float(sum((service.subject.reach / std) ** 2 for std in life.sites[site].accepted.values()))
 
 
-def _expected(service: Service, release: Release) -> dict[str, Int64[np.ndarray, "l"]]:
+def _expected(service: Service, release: AuditedRelease) -> dict[str, Int64[np.ndarray, "l"]]:
     """What each site of the roster must have sent."""
     frame, subject, expected = frame_of(service, release), service.subject, {}
     clipped: dict[str, Int64[np.ndarray, "l"]] = {}
@@ -266,7 +293,8 @@ def _expected(service: Service, release: Release) -> dict[str, Int64[np.ndarray,
     return expected
 
 
-def _apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
+def apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
+    """The largest relative distance of a sum that a ledger tells from the same worked out here."""
     worst = max((abs(told - own) / max(own, 1e-300) if told != own else 0.0) for told, own in told_and_own)
     return Finding(name, worst, _ROUNDING, worst > _ROUNDING, "told against worked out, relative; at most")
 

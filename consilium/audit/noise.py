@@ -234,7 +234,8 @@ def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], n
 
 
 def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
-    """The largest of standard normals that may depend on each other, held against ALPHA over their number."""
+    """Test the largest of several standard normals, which may depend on each other, at level ALPHA divided by their
+    number."""
     largest, tests = 0.0, 0
     for values in parts:
         if values.size:

@@ -31,6 +31,7 @@ from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
 from consilium.audit.sealed import share_bits
 from consilium.audit.service import Life, Service, read_life
 from consilium.audit.subject import Limit, Subject, shrunk
+from consilium.audit.whole_life import whole_life
 from consilium.audit.world import ABSENT, FAILS, World
 
 FALSE_ALARM = 20 * ALPHA
@@ -38,7 +39,7 @@ DRAWS = 200_000
 """Draws of noise an audit measures by default: σ·0.99 alarms in 97 audits of 100."""
 
 MOST_LIVES = 1_000
-PARTS = ("books", "exchange", "noise")
+PARTS = ("books", "life", "exchange", "noise")
 
 WORLDS = (
     World("near+"),
@@ -130,7 +131,12 @@ def audit_service(
     """
     check_integer("draws of an audit", draws, least=1, most=100_000_000, limit="1 to 100000000")
     audit = _Audit(subject, draws=draws, stops=stop_at_first_alarm, progress=progress or (lambda _done, _of: None))
-    steps = {"books": audit.follow_the_books, "exchange": audit.exchange, "noise": audit.measure}
+    steps = {
+        "books": audit.follow_the_books,
+        "life": audit.live_through_everything,
+        "exchange": audit.exchange,
+        "noise": audit.measure,
+    }
     with suppress(_Verdict):
         for part in parts:
             steps[part]()
@@ -166,6 +172,15 @@ class _Audit:
                     self._add(liar_findings(service, read_life(service), refused=refused, ended=ended))
             self._lived()
 
+    def live_through_everything(self) -> None:
+        """Lives in which a draw is lost, the server stops and starts again, a site is restored, and answers reused."""
+        small = shrunk(self.subject)
+        for sites in {small.study.privacy.quorum, len(small.limits)}:
+            with _folder() as root:
+                service = Service(root, small, World("near+", others=("aside",)), sites=sites)
+                self._add(whole_life(service))
+            self._lived()
+
     def exchange(self) -> None:
         """Exchange one unit while the entropy stays the same: the noise cancels, and what moved is seen exactly."""
         small = shrunk(self.subject)
@@ -194,7 +209,7 @@ class _Audit:
                 ended = service.live()
                 life = read_life(service)
                 self._add(life_findings(service, life, ended=ended))
-                noise.append(noise_of(service, life))
+                noise.append(noise_of(service, life, turn=number))
             self._lived()
         shortest = min(len(one) for one in noise)
         if shortest == 0:
@@ -221,16 +236,20 @@ class _Audit:
         tight: str = "",
         sites: int | None = None,
     ) -> None:
-        limits: dict[str, tuple[Limit, ...]] = {}
+        server = site = None
         if wider:  # room for one query of another study, and not for two
             wide = _limit(subject, subject.queries + 1.995)
             if wide.epsilon <= MAX_EPSILON:
-                limits = dict.fromkeys(("server_limits", "site_limits"), (wide,) * len(subject.limits))
+                server = site = (wide,) * len(subject.limits)
         if tight:  # the first pool has room for one release less a hair than two
             first = _limit(subject, 1.995 if subject.queries > 1 else 0.995)
-            limits = {f"{tight}_limits": (first, *subject.limits[1:])}
+            narrow = (first, *subject.limits[1:])
+            server, site = (narrow, None) if tight == "server" else (None, narrow)
         with _folder() as root:
-            service = Service(root, subject, world, sites=sites, batch_size=1 if tight else None, **limits)
+            size = 1 if tight else None
+            service = Service(
+                root, subject, world, sites=sites, batch_size=size, server_limits=server, site_limits=site
+            )
             ended = service.live()
             self._add(life_findings(service, read_life(service), ended=ended))
             if further:
@@ -263,7 +282,7 @@ class _Audit:
 
     def _lived(self) -> None:
         self.done += 1
-        self.progress(self.done, 13 + self._lives(self.subject))
+        self.progress(self.done, 15 + self._lives(self.subject))
         if self.stops and any(finding.alarm for finding in self.worst.values()):
             raise _Verdict
 

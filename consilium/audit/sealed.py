@@ -6,8 +6,9 @@ the masks it shares with them. Read from the files alone, with every site's key,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import log2, sqrt
 
 import numpy as np
@@ -18,7 +19,7 @@ from common.canonical import parse_canonical
 from common.ledger.keys import load_signing_key
 from common.masking import MaskedRoster, mask_private_key, masks, pair_mask
 from common.privacy.audit import Finding
-from consilium.audit.service import Life, Release, Service, read_rows, vector
+from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
 
 READABLE_BITS = 49
 """Of 63: that a uniform vector of two numbers or more stays below has probability 2⁻²⁸ or less."""
@@ -28,59 +29,72 @@ READABLE_BITS = 49
 class _Draw:
     """A release with its roster and what it takes to look behind every site's masks."""
 
-    release: Release
+    release: AuditedRelease
     roster: MaskedRoster
     privates: dict[str, X25519PrivateKey]
     words: dict[str, UInt64[np.ndarray, "l"]]
 
 
-def left_of_noise(service: Service, life: Life, releases: list[Release]) -> list[Int64[np.ndarray, "l"]]:
-    """The noise of each release, without the shares of the last t sites of its roster."""
+def left_of_noise(
+    service: Service, life: Life, releases: list[AuditedRelease], *, turn: int = 0
+) -> list[Int64[np.ndarray, "l"]]:
+    """The noise of each release, without the shares of t sites of its roster: others in each release and each turn."""
     found = []
-    for draw in _draws(service, releases):
+    for number, draw in enumerate(_draws(service, releases)):
         codes = {site: life.sites[site].codes[draw.release.query] for site in draw.release.roster}
         noise = draw.release.answer - sum(codes.values())
-        for site in _colluders(service, draw.release):
+        for site in _colluders(service, draw.release, turn=turn + number):
             noise = noise - (_bare(draw, site) - codes[site])
         found.append(noise)
     return found
 
 
-def share_bits(service: Service, release: Release) -> float:
+def share_bits(service: Service, release: AuditedRelease) -> float:
     """Bits of entropy in all the shares of one release."""
     sites = len(release.roster)
     share = release.noise_std / sqrt(sites - service.study.privacy.colluders)
     return sites * release.dimension * log2(share * sqrt(2 * np.pi * np.e))
 
 
-def masked_findings(service: Service, releases: list[Release]) -> list[Finding]:
-    """What the first site of every roster sends must look like nothing to the server and t sites, also beside another.
+def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
+    """What any site sends must look like nothing to the server and any t others, also beside what it sent before.
 
     ``measured``: the bits of the largest number in what they can make of it, in the worst release.
     """
-    seen: list[Int64[np.ndarray, "l"]] = []
+    seen: dict[tuple[str, int], list[Int64[np.ndarray, "l"]]] = {}
     for draw in _draws(service, releases):
-        first, known = draw.release.roster[0], draw.words[draw.release.roster[0]]
-        for member in draw.roster.members:
-            if member.site in _colluders(service, draw.release):
-                known = known - pair_mask(
-                    draw.roster,
-                    me=first,
-                    peer=member,
-                    private=draw.privates[first],
-                    query=draw.release.query,
-                    dimension=draw.release.dimension,
-                )
-        seen.append(known.view(np.int64))
-    apart = [one - other for one, other in pairwise(seen) if one.size == other.size]
-    bits = min((log2(max(float(np.abs(one.astype(float)).max()), 1.0)) for one in (*seen, *apart)), default=63.0)
+        for site, turn in product(draw.release.roster, range(len(draw.release.roster))):
+            colluders = _colluders(service, draw.release, turn=turn)
+            if site not in colluders:
+                seen.setdefault((site, turn), []).append(_without_masks(draw, site, colluders))
+    looked_at = [one for words in seen.values() for one in words]
+    pairs = [pair for words in seen.values() for pair in pairwise(words)]
+    looked_at += [one - other for one, other in pairs if one.size == other.size]
+    bits = min((log2(max(float(np.abs(one.astype(float)).max()), 1.0)) for one in looked_at), default=63.0)
     meaning = "bits of a site's words, and of their differences, to the server and t sites; at least"
     return [Finding("masked words", bits, READABLE_BITS, bits < READABLE_BITS, meaning)]
 
 
-def _colluders(service: Service, release: Release) -> tuple[str, ...]:
-    t = service.study.privacy.colluders
-    return release.roster[len(release.roster) - t :]
+def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:
+    """t sites of the roster in turn: each site is among them in t turns of K."""
+    sites = len(release.roster)
+    return tuple(release.roster[(turn + place) % sites] for place in range(service.study.privacy.colluders))
+
+
+def _without_masks(draw: _Draw, site: str, colluders: Sequence[str]) -> Int64[np.ndarray, "l"]:
+    """A site's words once the masks that it shares with some others are taken away."""
+    known = draw.words[site]
+    for member in draw.roster.members:
+        if member.site in colluders:
+            known = known - pair_mask(
+                draw.roster,
+                me=site,
+                peer=member,
+                private=draw.privates[site],
+                query=draw.release.query,
+                dimension=draw.release.dimension,
+            )
+    return known.view(np.int64)
 
 
 def _bare(draw: _Draw, site: str) -> Int64[np.ndarray, "l"]:
@@ -90,7 +104,7 @@ def _bare(draw: _Draw, site: str) -> Int64[np.ndarray, "l"]:
     return (draw.words[site] - own).view(np.int64)
 
 
-def _draws(service: Service, releases: list[Release]) -> list[_Draw]:
+def _draws(service: Service, releases: list[AuditedRelease]) -> list[_Draw]:
     _, stored = read_rows(service.workspace.ledger_file, "answers")
     files = {site.name: read_rows(service.site_file(i), "codes") for i, site in enumerate(service.sites)}
     found = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,29 +20,31 @@ import numpy as np
 from jaxtyping import Int64
 
 from client.ledger.site_ledger import SiteLedger
-from client.policy import Caps, Consent, ServerFacts, SiteConfig
+from client.policy import Caps, SiteConfig
 from client.worker import Worker
 from common.canonical import canonical_bytes, digest, sha256_bytes
 from common.config import Study
 from common.events import EventLog, read_events
+from common.evidence import sign_word
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
-from common.masking import MaskedRoster, MaskKey, Member
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.peers import Peer
 from common.privacy.mechanism import AccountantName, QuerySpec
-from common.protocols.joint.frame import Frame
+from common.protocols.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from consilium.audit.world import SiteVoters, Wire, World
+from consilium.audit.world import SiteVoters, World, made_up_roster
+from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import collect
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Candidate, Ledger
-from server.protocols.base import protocol_of
-from server.protocols.joint.rounds import keep_frame
+from server.protocols.query_protocol import protocol_of
+from server.protocols.rounds import keep_frame
+from server.public.material import CodecRecord
 from server.study.create_study import create_study, server_keys
-from server.study.workspace import CodecRecord, Site, Workspace
+from server.study.workspace import Site, Workspace
 
 
 class Service:
@@ -92,12 +94,15 @@ class Service:
 
     # --- living
 
-    def live(self) -> str:
-        """Run the study to its end, as the server's pipeline does; the error's name that ended it, or nothing."""
-        with closing(_Open(self)) as sites:
+    def live(self, wire: Callable[[Mapping[int, Worker]], Wire] = Wire) -> str:
+        """Run the study to its end, as the server's pipeline does; the error's name that ended it, or nothing.
+
+        ``wire`` makes the wire between the server and the sites' workers.
+        """
+        with closing(self.opened()) as sites:
             events = EventLog(self.events_file, study=self.study.id)
             try:
-                collect(self.workspace, Wire(sites.workers), events=events)
+                collect(self.workspace, wire(sites.workers), events=events)
             except Exception as error:  # noqa: BLE001  whatever a fault does is the audit's to report
                 return type(error).__name__
         return ""
@@ -111,7 +116,7 @@ class Service:
         def lie(node: int, body: bytes, reply: bytes) -> bytes:
             return self._lie(node, body, reply, far=far)
 
-        with closing(_Open(self)) as sites, self._ledger() as ledger:
+        with closing(self.opened()) as sites, self._ledger() as ledger:
             core = aggregator_of(self.study)(
                 study=self.study,
                 queries=self.planned()[:1],
@@ -139,11 +144,17 @@ class Service:
         code[0] = bound * 1000 if far else bound
         code[-1] += 1
         key = self.config(0).server.sealing_public_key
-        sealed = []
+        sign, roster = load_signing_key(self.key_file(liar.name)).sign, request.roster
+        sealed, signed = [], []
         for query in request.queries:
+            if roster is not None:
+                words = code.view(np.uint64)
+                signed.append(sign_word(words, roster=roster.id, query=query, site=liar.name, sign=sign))
             context = SealContext(study=self.study.id, query=query, site=liar.name, attempt=request.attempt)
             sealed.append((query, seal(code, public_key=key, context=context)))
-        return encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed)),)))
+        signatures = tuple(signed) or None
+        lie = CodesReply(batch=request.batch, attempt=request.attempt, codes=tuple(sealed), signatures=signatures)
+        return encode(Several((lie,)))
 
     def _refused_codes(self) -> int:
         """Codes refused, or sums: of a sealed study's words one cannot be told from another."""
@@ -155,7 +166,7 @@ class Service:
 
     def planned(self) -> tuple[QuerySpec, ...]:
         """What the study asks before anything is answered."""
-        return next(protocol_of(self.study).questions(self.workspace.public(), lambda _query: None))
+        return next(protocol_of(self.study).configure(self.workspace.public(), lambda _query: None))
 
     def further(self, number: int, *, share: float = 1.0) -> QuerySpec:
         """A query nobody planned, the ``number``-th of them; at ``share`` of a release's cost."""
@@ -193,7 +204,7 @@ class Service:
         """What every site's worker answers to an offer of ``query``; ledgers and workers are opened anew for it."""
         answers = {}
         batch = digest("batch", {"study": study.id, "queries": [query.id]})
-        with closing(_Open(self, study)) as sites, self._ledger() as ledger:
+        with closing(self.opened(study)) as sites, self._ledger() as ledger:
             plain = Offer(study=study.id, ledger=ledger.ledger_id, batch=batch, queries=(query,))
             peers = tuple(Peer(site.name, site.answer_key) for site in self.sites)
             offer = encode(replace(plain, draw=1, peers=peers) if study.privacy.sealed else plain)
@@ -202,7 +213,13 @@ class Service:
                 answers[site.name] = reply.reason if isinstance(reply, OfferReply) else "malformed"
         return answers
 
-    def ask_again(self) -> int:
+    def ask_for(self, other: Study) -> int:
+        """Ask for every stored answer once more, for another study on this ledger; how many came back changed."""
+        with self._ledger() as ledger:
+            ledger.register_study(other)
+        return self.ask_again(other)
+
+    def ask_again(self, study: Study | None = None) -> int:
         """Ask for every stored answer once more with another in its place; how many came back changed."""
         changed = 0
         before = {release.query: release for release in read_life(self).releases}
@@ -213,8 +230,8 @@ class Service:
                     changed += 1
                     continue
                 again = ledger.release_batch(
-                    study_id=self.study.id,
-                    batch_id=release.batch,
+                    study_id=(study or self.study).id,
+                    batch_id=release.batch if study is None else f"again-{release.batch[:32]}",
                     roster=stored.roster,
                     candidates=[Candidate(stored.query, lambda: np.zeros(self.subject.dimension, dtype=np.int64))],
                 )
@@ -236,29 +253,32 @@ class Service:
             protection=self.study.privacy.protection,
         )
 
-    def config(self, index: int) -> SiteConfig:
-        site, limit, privacy = self.sites[index], self.site_limits[index], self.study.privacy
-        keys = server_keys(self.workspace)
-        return SiteConfig(
-            site=site.name,
-            pool=site.pool,
-            data="data",
-            server=ServerFacts(
-                sealing_key=keys.sealing_key,
-                signing_key=keys.signing_key,
-                objects_url="https://localhost",
-                superlink="localhost:1",
-                root_certificates="ca.crt",
-            ),
-            caps=Caps(
-                epsilon=limit.epsilon,
-                delta=limit.delta,
-                accountant=AccountantName(limit.accountant),
-                unit=privacy.unit,
-                relation=privacy.relation,
-                queries_per_day=1_000_000,
-            ),
+    def opened(self, study: Study | None = None) -> Sites:
+        """Every site's ledger and worker, opened anew for ``study`` or the service's own."""
+        names = [site.name for site in self.sites]
+        made = Sites(
+            self.root,
+            self.sites,
+            study or self.study,
+            config=lambda site: self.config(names.index(site.name)),
+            voters=lambda site: SiteVoters(self.subject, self.world, names.index(site.name)),
+            fetch=self.fetch,
         )
+        made.introduce()
+        return made
+
+    def config(self, index: int) -> SiteConfig:
+        """A site's settings, with the site's own limit as its caps."""
+        limit, privacy = self.site_limits[index], self.study.privacy
+        caps = Caps(
+            epsilon=limit.epsilon,
+            delta=limit.delta,
+            accountant=AccountantName(limit.accountant),
+            unit=privacy.unit,
+            relation=privacy.relation,
+            queries_per_day=1_000_000,
+        )
+        return site_config(self.sites[index], self.study, server_keys(self.workspace), caps=caps)
 
     def site_file(self, index: int) -> Path:
         return self.root / self.sites[index].name / "site-ledger.sqlite"
@@ -274,39 +294,11 @@ class Service:
         return name.encode() if name in self.subject.volumes else self.workspace.objects.get(name)
 
 
-class _Open:
-    """Every site's ledger and worker, opened as a site opens them, for ``study`` or the service's own."""
-
-    def __init__(self, service: Service, study: Study | None = None) -> None:
-        self.ledgers: list[SiteLedger] = []
-        self.workers: dict[int, Worker] = {}
-        consent = Consent.of(study or service.study)
-        for index, site in enumerate(service.sites):
-            config = service.config(index)
-            path = service.site_file(index)
-            path.parent.mkdir(exist_ok=True)
-            ledger = SiteLedger.open(path, site.pool, caps=config.caps, site=site.name)
-            self.ledgers.append(ledger)
-            ledger.consent(consent.study)
-            voters = SiteVoters(service.subject, service.world, index)
-            self.workers[site.node_id] = Worker(
-                config=config, consent=consent, ledger=ledger, voters=voters, fetch=service.fetch
-            )
-        for site, ledger in zip(service.sites, self.ledgers, strict=True) if consent.study.privacy.sealed else ():
-            for peer in service.sites:
-                if peer != site:
-                    ledger.confirm_peer(consent.study.id, Peer(peer.name, peer.answer_key))
-
-    def close(self) -> None:
-        for ledger in self.ledgers:
-            ledger.close()
-
-
 # --- reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Release:
+class AuditedRelease:
     """One release as its row says, and the answer stored with it."""
 
     query: str
@@ -324,8 +316,17 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Charged:
+    """One row that charges: of a release, or of a draw of a sealed sum whether it gave an answer or not."""
+
+    study: str
+    noise_std: float
+    roster: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SiteRecord:
-    """What a site's file holds: σ of every accepted query by its id, the codes, and what its receipts add up to."""
+    """What a site's file holds: σ of all it accepted by query and draw, the codes, and what its receipts add up to."""
 
     accepted: Mapping[str, float]
     codes: Mapping[str, Int64[np.ndarray, "l"]]
@@ -339,7 +340,8 @@ class Life:
     """All that two kinds of ledger hold after a life. ``spent`` and ``epsilon`` are what the server's ledger says of
     pools and of its studies."""
 
-    releases: tuple[Release, ...]
+    releases: tuple[AuditedRelease, ...]
+    charged: tuple[Charged, ...]
     sites: Mapping[str, SiteRecord]
     spent: Mapping[str, float]
     epsilon: Mapping[str, float]
@@ -349,29 +351,34 @@ def read_life(service: Service) -> Life:
     """Read the files back, and ask the ledgers for their sums."""
     rows, answers = read_rows(service.workspace.ledger_file, "answers")
     drawn = {body["query_id"]: body["draw"] for kind, body in rows if kind == "answer"}
-    own = (body for kind, body in rows if kind == "release")
+    own = [body for kind, body in rows if kind == "release"]
     named = {sha256_bytes(canonical_bytes(body)): body["roster"] for kind, body in rows if kind == "roster"}
     releases = tuple(_release(body, named, answers) for body in own if drawn.get(body["query_id"]) == body.get("draw"))
-    sites = {site.name: _site(service, index) for index, site in enumerate(service.sites)}
+    charged = tuple(
+        Charged(body["study"], float(Fraction(body["query"]["mechanism"]["noise_std"])), _roster(body, named))
+        for body in own
+    )
+    sites = {site.name: read_site(service, index) for index, site in enumerate(service.sites)}
     gate = AccountantName(service.study.privacy.accountant)
     with Ledger.open(service.workspace.ledger_file) as ledger:
         spent = {site.name: float(ledger.spent(site.pool).mu_squared) for site in service.sites}
         epsilon = {terms.id: ledger.study_guarantees(terms.id)[gate].epsilon for terms in ledger.studies()}
-    return Life(releases=releases, sites=sites, spent=spent, epsilon=epsilon)
+    return Life(releases=releases, charged=charged, sites=sites, spent=spent, epsilon=epsilon)
 
 
-def frame_of(service: Service, release: Release) -> Frame | None:
+def frame_of(service: Service, release: AuditedRelease) -> Frame | None:
     return None if release.centre == "zero" else Frame.from_bytes(service.workspace.objects.get(release.centre))
 
 
-def _site(service: Service, index: int) -> SiteRecord:
+def read_site(service: Service, index: int) -> SiteRecord:
+    """What one site's file holds, and what its ledger says was spent."""
     path = service.site_file(index)
     if not path.exists():
         return SiteRecord({}, {}, frozenset(), 0.0, 0.0)
     rows, payloads = read_rows(path, "codes")
     codes = {name: vector(data) for name, data in payloads.items() if "/" not in name}  # the others are masked
     accepted = {
-        body["query_id"]: float(Fraction(body["query"]["mechanism"]["noise_std"]))
+        f"{body['query_id']}/{body.get('draw')}": float(Fraction(body["query"]["mechanism"]["noise_std"]))
         for kind, body in rows
         if kind == "reservation"
     }
@@ -383,10 +390,10 @@ def _site(service: Service, index: int) -> SiteRecord:
     return SiteRecord(accepted, codes, receipted, told, spent)
 
 
-def _release(body: dict[str, Any], named: Mapping[str, Any], answers: Mapping[str, bytes]) -> Release:
+def _release(body: dict[str, Any], named: Mapping[str, Any], answers: Mapping[str, bytes]) -> AuditedRelease:
     query = body["query"]
     mechanism = query["mechanism"]
-    return Release(
+    return AuditedRelease(
         query=body["query_id"],
         batch=body["batch"],
         study=body["study"],
@@ -395,11 +402,15 @@ def _release(body: dict[str, Any], named: Mapping[str, Any], answers: Mapping[st
         dimension=mechanism["dimension"],
         radius=mechanism["radius_int"],
         voters_per_site=mechanism["voters_per_site"],
-        roster=tuple(site for site, _pool in body.get("roster") or named[body["roster_sha256"]]),
+        roster=_roster(body, named),
         answer=vector(answers[body["query_id"]]),
         draw=body.get("draw"),
         masks=body.get("masks", ""),
     )
+
+
+def _roster(body: dict[str, Any], named: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(site for site, _pool in body.get("roster") or named[body["roster_sha256"]])
 
 
 def read_rows(path: Path, payloads: str) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, bytes]]:
@@ -412,9 +423,3 @@ def read_rows(path: Path, payloads: str) -> tuple[list[tuple[str, dict[str, Any]
 def vector(data: bytes) -> Int64[np.ndarray, "l"]:
     """A stored code or answer."""
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
-
-
-def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
-    """A roster that a ledger can charge, whose mask keys nobody holds."""
-    members = (Member(site.name, MaskKey(digest("mask", [site.name, query]), bytes(64))) for site in sites)
-    return MaskedRoster(study, ledger, digest("further", query), 1, tuple(members))

@@ -1,4 +1,4 @@
-"""What is audited: a study with its sites, its codec and frame, and what everybody at the sites may say.
+"""Defines what is audited: a study with its sites, codec and frame, and what every voter may answer.
 
 The study is the one given, with its own roster, dimension, rounds, unit, relation, voters and budgets. Its claim comes
 from :mod:`common.privacy.claim` alone. Where the study's own codec is not at hand (or is not linear), a stand-in of the
@@ -17,16 +17,17 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from common.canonical import sha256_bytes
-from common.codecs.base import Provenance, load_codec
+from common.codecs.codec import LinearCodec, Provenance, load_codec
 from common.codecs.pca import PcaCodec
 from common.codecs.shapes import to_probabilities
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy.claim import claimed_epsilon, claimed_mu, claimed_reach
 from common.privacy.mechanism import Budget
-from common.protocols.joint.frame import Frame
+from common.protocol_terms import PLAIN, keys_of, suited
+from common.protocols.frame import Frame
 from server.ledger.server_ledger import Ledger
-from server.protocols.base import protocol_of
+from server.protocols.query_protocol import protocol_of
 from server.study.workspace import Workspace
 
 STEPS = 65536
@@ -65,7 +66,7 @@ class Subject:
 
     study: Study
     limits: tuple[Limit, ...]
-    codec: PcaCodec
+    codec: LinearCodec
     volumes: tuple[str, ...]
     frame: Frame | None = None
     sayings: Mapping[str, Float[np.ndarray, "c x y z"]] = field(init=False)
@@ -150,7 +151,7 @@ def stand_in(
     hospitals: int,
     dimension: int,
     radius: float,
-    joint: bool,
+    framed: bool,
     limits: tuple[Limit, ...] = (),
 ) -> Subject:
     """A study of these terms on a grid of 8³, whose codes have ``dimension`` numbers."""
@@ -158,22 +159,22 @@ def stand_in(
         raise InvalidInput("hospitals of an audit", value=hospitals, limit="1 to 1000")
     if isinstance(dimension, bool) or not 2 <= dimension <= 4096:
         raise InvalidInput("dimension of an audit", value=dimension, limit="2 to 4096")
-    asked = 2 if joint and dimension % 2 == 0 else 1  # volumes of a query; every direction is asked in every round
+    asked = 2 if framed and dimension % 2 == 0 else 1  # volumes of a query; every direction is asked in every round
     share = dimension // asked
     study = Study(
         name="audit",
         data=DataConfig(labels=("background", "one", "two"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
         privacy=privacy,
-        codec=CodecConfig(radius=radius, max_dimension=share, joint=joint),
+        codec=CodecConfig(radius=radius, max_dimension=share, **keys_of(suited(placed=True) if framed else PLAIN)),
     )
     codec = _linear(study, share)
-    count = asked if joint else privacy.planned_queries + 1
+    count = asked if framed else privacy.planned_queries + 1
     return Subject(
         study=_impatient(study),
         limits=limits or (Limit(float(privacy.epsilon), privacy.delta, str(privacy.accountant)),) * hospitals,
         codec=codec,
         volumes=tuple(sha256_bytes(f"audit volume {i}".encode()) for i in range(count)),
-        frame=_plain_frame(codec, asked, radius) if joint else None,
+        frame=_plain_frame(codec, asked, radius) if framed else None,
     )
 
 
@@ -187,17 +188,17 @@ def from_workspace(workspace: Workspace) -> Subject:
         raise InvalidInput("sites without a pool in the ledger", value=missing, remedy="register them again")
     pools = [declared[site.pool] for site in workspace.sites()]
     limits = tuple(Limit(float(p.budget.epsilon), p.budget.delta, str(p.accountant)) for p in pools)
-    first = next(protocol_of(study).questions(workspace.public(), lambda _query: None))[0]
+    first = next(protocol_of(study).configure(workspace.public(), lambda _query: None))[0]
     frame = None if first.centre == "zero" else Frame.from_bytes(workspace.objects.get(first.centre))
-    codec = load_codec(workspace.objects.get(record.sha256), expected_hash=record.sha256)
-    if not isinstance(codec, PcaCodec):
+    codec = load_codec(workspace.objects.get(record.sha256), expected_hash=record.sha256).linear
+    if codec is None:
         dimension = frame.dimension if frame else record.dimension
         return stand_in(
             study.privacy,
             hospitals=len(limits),
             dimension=dimension,
             radius=study.codec.radius,
-            joint=frame is not None,
+            framed=frame is not None,
             limits=limits,
         )
     volumes = workspace.volumes()
@@ -214,7 +215,7 @@ def shrunk(subject: Subject) -> Subject:
         hospitals=len(subject.limits),
         dimension=subject.dimension,
         radius=subject.study.codec.radius,
-        joint=subject.frame is not None,
+        framed=subject.frame is not None,
         limits=subject.limits,
     )
 
@@ -243,7 +244,7 @@ def _linear(study: Study, dimension: int) -> PcaCodec:
     )
 
 
-def _plain_frame(codec: PcaCodec, volumes: int, radius: float) -> Frame:
+def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
     """Every coordinate of every volume is a direction of its own, and all are alike."""
     size = volumes * codec.dimension
     return Frame(
@@ -256,7 +257,7 @@ def _plain_frame(codec: PcaCodec, volumes: int, radius: float) -> Frame:
     )
 
 
-def code_of(predicted: Float[np.ndarray, "c x y z"], codec: PcaCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
+def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
     """The unclipped code of one voter that predicts the same for every volume, by the definition of a frame."""
     if frame is None:
         return codec.encode(predicted)
@@ -267,7 +268,7 @@ def code_of(predicted: Float[np.ndarray, "c x y z"], codec: PcaCodec, frame: Fra
     return code
 
 
-def _sayings(codec: PcaCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
+def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
     """Probability maps by what they do: ``near`` and ``far`` outside along one direction with either sign, and what
     others say, ``inside`` and ``aside``."""
     sharpness = 1.0 if frame is None else frame.temperature

@@ -1,23 +1,21 @@
-"""What an audit puts in the place of a study's outside: voters that say what their world tells them to, and a wire.
-
-Messages go straight to the workers' ``handle``, and are signed and checked as on any other wire.
-"""
+"""Simulates a study's surroundings for an audit: voters that answer what their world tells them to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from jaxtyping import Float
 
-from client.worker import Ask, Worker
-from common.errors import ConsiliumError
+from client.worker import Ask
+from common.canonical import digest
+from common.ledger.keys import public_hex
+from common.masking import MaskedRoster, MaskKey, Member
 from consilium.audit.subject import Subject
-from server.aggregation.exchange import Reply
-
-Intercept = Callable[[int, bytes, bytes], bytes]
+from server.study.workspace import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +55,7 @@ class SiteVoters:
         return self.subject.sayings.get(word)
 
 
-@dataclass(slots=True)
-class Wire:
-    """Messages go to workers by node id; ``intercept`` may exchange a reply before its site signs it."""
-
-    workers: Mapping[int, Worker]
-    intercept: Intercept = lambda _node, _body, reply: reply
-
-    def online(self) -> frozenset[int]:
-        return frozenset(self.workers)
-
-    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        return iter([self._handled(node, body) for node, body in bodies.items()])
-
-    def _handled(self, node: int, message: bytes) -> Reply:
-        worker = self.workers[node]
-        try:
-            body = worker.asked(message)
-            return Reply(node, worker.replied(self.intercept(node, body, worker.handle(body)), request=message))
-        except ConsiliumError:
-            return Reply(node, None, problem="deadline")
+def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
+    """A roster that a ledger can charge, whose mask keys nobody holds."""
+    members = (Member(site.name, MaskKey(public_hex(X25519PrivateKey.generate()), bytes(64))) for site in sites)
+    return MaskedRoster(study, ledger, digest("further", query), 1, tuple(members))

@@ -20,6 +20,7 @@ from common.config import JOINT_ROUNDS, load_study
 from common.errors import InvalidInput
 from consilium.cli.options import PLAIN, AsJson, counting
 from consilium.cli.privacy import Delta, Epsilon, Flags, Gate, Radius, RelationOption, UnitOption, Voters, settings_of
+from consilium.cli.say import console, say
 from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ StudyOrFile = Annotated[
     Path | None,
     typer.Option(
         "--study",
-        help="A study's directory at the server, audited as it is; or a study file. The flags below are then "
+        help="A study's directory at the server, or a study file. The flags below are then "
         "refused, but for --hospitals and --dimension beside a file.",
     ),
 ]
@@ -57,7 +58,7 @@ def audit_command(
     delta: Delta = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of a joint query [4].", **PLAIN)] = None,
     queries: Annotated[
-        int | None, typer.Option(help="In place of rounds: releases about one volume each.", **PLAIN)
+        int | None, typer.Option(help="Audit this many releases about one volume each, in place of rounds.", **PLAIN)
     ] = None,
     hospitals: Annotated[
         int | None, typer.Option(help="Hospitals answering, K [8, or the study's quorum].", **PLAIN)
@@ -80,7 +81,7 @@ def audit_command(
     ] = 2000,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a study as it runs, ledgers, workers and all, and compare with what it claims. Exit code 1: exceeded.
+    """Attack a running study, ledgers and workers included, and compare with its claim. Exit code 1: exceeded.
 
     Example: consilium audit --epsilon 8 --delta 1e-3 --hospitals 8 --rounds 4
 
@@ -97,7 +98,7 @@ def audit_command(
 
     reports = _attack(subject, draws=DRAWS if draws is None else draws, runs=runs, show=not as_json)
     if as_json:
-        typer.echo(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
+        say(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
     else:
         _print(reports)
     if any(report.exceeded for report in reports.values()):
@@ -109,7 +110,9 @@ def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimensi
 
     if study is not None and study.is_dir():
         if flags.given() or hospitals is not None or dimension is not None:
-            raise InvalidInput("flags beside a study's directory", remedy="leave them out: it is audited as it is")
+            raise InvalidInput(
+                "flags beside a study's directory", remedy="leave them out; a study is audited with its own settings"
+            )
         return from_workspace(Workspace(study))
     privacy, clip = settings_of(study, flags)
     if study is None and flags.queries is None:
@@ -121,7 +124,7 @@ def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimensi
         hospitals=sites if hospitals is None else hospitals,
         dimension=most if dimension is None else dimension,
         radius=clip,
-        joint=joint if codec is None else codec.joint,
+        framed=joint if codec is None else codec.terms.framed,
     )
 
 
@@ -167,7 +170,6 @@ def _in_memory(subject: Subject) -> StudyUnderAudit:
 
 
 def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
-    from rich.console import Console
 
     from consilium.audit.noise import smallest_fault
     from consilium.audit.run import ServiceReport
@@ -176,8 +178,8 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
     assert isinstance(service, ServiceReport)
     subject, privacy = service.subject, service.subject.study.privacy
     how = "rounds of a joint query" if subject.frame is not None else "queries"
-    console = Console()
-    console.print(
+    screen = console()
+    screen.print(
         f"{len(subject.limits)} hospitals of {privacy.voters_per_site} voters, {subject.queries} {how}, "
         f"{subject.dimension} numbers a release; {service.lives} lives through aggregator, workers and both ledgers, "
         f"{service.draws} draws of noise: σ · {smallest_fault(service.draws):.4f} would be seen 19 times of 20."
@@ -185,8 +187,8 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
         else f"{service.lives} lives, no noise measured."
     )
     for name, report in reports.items():
-        console.print(_table(name, report.findings))
-        console.print(report.summary)
+        screen.print(_table(name, report.findings))
+        screen.print(report.summary)
 
 
 def _table(name: str, findings: tuple[Finding, ...]) -> Table:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from consilium.cli.options import PublicKey, StudyDir
+from consilium.cli.say import say
 from server.study.workspace import Workspace
 
 app = typer.Typer(add_completion=False, help="A study's privacy certificate, as PDF and JSON.")
@@ -18,17 +19,23 @@ def certificate(
     directory: StudyDir,
     out: Annotated[Path, typer.Option(help="Folder for certificate.pdf and certificate.json.")],
     audit: Annotated[
-        Path | None, typer.Option(help="What `consilium audit --json` printed; audit.json in the study's directory.")
+        Path | None,
+        typer.Option(
+            help="File with the output of `consilium audit --json`; by default audit.json in the study's directory."
+        ),
     ] = None,
     site: Annotated[
         list[Path] | None,
         typer.Option(
-            help="What `consilium site status --json` printed at a hospital. Repeatable; site-reports/*.json."
+            help="File with the output of `consilium site status --json` at a hospital; repeatable; by "
+            "default site-reports/*.json."
         ),
     ] = None,
     reports: Annotated[
         Path | None,
-        typer.Option(help="Further folder of such files, as the dashboard keeps those handed in. Each NAME.json."),
+        typer.Option(
+            help="Another folder of such files, named NAME.json, such as the one in which the dashboard keeps them."
+        ),
     ] = None,
     public_key: PublicKey = None,
 ) -> None:
@@ -42,6 +49,6 @@ def certificate(
     key = None if public_key is None else read_public_key(public_key)
     sources = Sources(audit=audit, sites=tuple(site or ()), reports=reports, public_key=key)
     issued = issue_certificate(Workspace(directory), out, sources)
-    typer.echo(f"{issued.pdf}: {issued.pages} pages; {issued.json}")
-    typer.echo(f"guaranteed {issued.guaranteed}")
-    typer.echo(f"spent of it {issued.spent}; {issued.answers} answers")
+    say(f"{issued.pdf}, and the same facts for machines: {issued.json}")
+    say(f"guaranteed {issued.guaranteed}")
+    say(f"spent of it {issued.spent}; {issued.answers} answers")

@@ -9,7 +9,8 @@ import typer
 
 from common.data.msd import nifti_files
 from consilium.cli.options import StudyDir
-from consilium.cli.study import say_outlook
+from consilium.cli.say import console, say
+from consilium.cli.study_words import say_files, say_outlook, say_rooms
 from server.study.workspace import Workspace
 
 codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
@@ -24,26 +25,29 @@ def _codec() -> None:
 def fit(
     directory: StudyDir,
     label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
-    sites: Annotated[int, typer.Option(help="Sites expected in a release: sets the planned noise on the mean.")],
+    sites: Annotated[
+        int,
+        typer.Option(help="Number of sites expected in a release; it determines the planned noise on the mean code."),
+    ],
     split: Annotated[
-        Path | None, typer.Option(help="split.json of `consilium data split`: its private cases are refused.")
+        Path | None,
+        typer.Option(help="split.json of `consilium data split`; the codec refuses that file's private cases."),
     ] = None,
 ) -> None:
     """Fit the study's codec on public label maps only, and publish it.
 
     Example: consilium codec fit trial --label-maps public/label-maps --sites 8
     """
-    from rich.console import Console
 
     from common.data.split import private_label_hashes
     from server.aggregation.progress import bar_a_stage
     from server.study.create_study import fit_study_codec
 
     files = nifti_files(label_maps, what="folder of public label maps")
+    say_files("public label maps", label_maps)
     private = private_label_hashes(split) if split else frozenset()
-    with bar_a_stage(Console(stderr=True)) as on_stage:
+    with bar_a_stage(console(stderr=True)) as on_stage:
         record = fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage)
     say_outlook(Workspace(directory).study(), hospitals=sites, dimension=record.dimension)
-    typer.echo(
-        f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps"
-    )
+    say_rooms(Workspace(directory))
+    say(f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps")

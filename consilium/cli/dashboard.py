@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import InvalidInput
+from consilium.cli.options import LOG_TO
+from consilium.cli.say import say
 from server.dashboard.auth import Role, UserFile
 
-app = typer.Typer(add_completion=False, help="A study's dashboard: budget, sites, ledger, labels, student.")
+app = typer.Typer(add_completion=False, help="Serve a study's dashboard: budget, sites, ledger, labels, student.")
 user_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Who may sign in to the dashboard.")
 app.add_typer(user_app, name="user")
 
@@ -24,11 +26,11 @@ def _setting(name: str, text: str) -> Any:
     return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", help=text)
 
 
-State = Annotated[Path, _setting("STATE", "The dashboard's own directory: users, decisions.")]
+State = Annotated[Path, _setting("STATE", "The dashboard's own directory, for users and decisions.")]
 
 
-_PROXY = "Address of the TLS proxy in front, whose X-Forwarded-For and -Proto are believed."
-_HOSTS = "Names browsers call it by, separated by commas, beside those in the certificate."
+_PROXY = "Address of the TLS proxy in front; its X-Forwarded-For and X-Forwarded-Proto headers are trusted."
+_HOSTS = "Host names that browsers use for the dashboard, separated by commas, besides those in the certificate."
 _WEBHOOK = "Address (https) that is sent the names of alarms as they begin and end."
 _OIDC = "Settings (TOML) of an OpenID Connect provider that vouches for people beside the local users."
 _TOKEN = "File with the bearer token that opens /metrics to a scraper."
@@ -37,7 +39,7 @@ _TOKEN = "File with the bearer token that opens /metrics to a scraper."
 @app.callback(invoke_without_command=True)
 def dashboard(
     context: typer.Context,
-    study: Annotated[Path | None, _setting("STUDY", "The study's directory; a read-only mount will do.")] = None,
+    study: Annotated[Path | None, _setting("STUDY", "The study's directory; a read-only mount is enough.")] = None,
     state: State = Path("dashboard"),
     bind: Annotated[str, _setting("BIND", "Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, _setting("PORT", "Port to listen on.")] = 8050,
@@ -48,6 +50,7 @@ def dashboard(
     metrics_token_file: Annotated[Path | None, _setting("METRICS_TOKEN_FILE", _TOKEN)] = None,
     alarm_webhook: Annotated[str | None, _setting("ALARM_WEBHOOK", _WEBHOOK)] = None,
     oidc: Annotated[Path | None, _setting("OIDC", _OIDC)] = None,
+    log_to: Annotated[list[str] | None, LOG_TO] = None,
     session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
 ) -> None:
     """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.
@@ -72,12 +75,11 @@ def dashboard(
         hosts=hosts,
         webhook=alarm_webhook,
         oidc=None if oidc is None else load_settings(oidc),
+        log_to=log_to or (),
     )
     if oidc is None and not UserFile(state / "users.json").users():
-        typer.echo(
-            f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True
-        )
-    typer.echo(f"dashboard: {listen.url}")
+        say(f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True)
+    say(f"dashboard: {listen.url}")
     sys.stdout.flush()
     serve(options, listen)
 
@@ -89,12 +91,12 @@ def add(
     state: State = Path("dashboard"),
     password_stdin: FromStdin = False,
 ) -> None:
-    """Let somebody sign in; the password is asked for, and only a salted scrypt hash of it is kept.
+    """Add a user. The command asks for the password and keeps only a salted scrypt hash of it.
 
     Example: consilium dashboard user add ada --role operator --state trial-dashboard
     """
     _users(state).add(name, role, _password(password_stdin))
-    typer.echo(f"{name} may sign in as {role}")
+    say(f"{name} may sign in as {role}")
 
 
 @user_app.command("password")
@@ -108,27 +110,27 @@ def password(name: Name, state: State = Path("dashboard"), password_stdin: FromS
     if known is None:
         raise InvalidInput("user", value=name, limit="a known one", remedy="see `consilium dashboard user list`")
     users.add(name, known.role, _password(password_stdin), replace=True)
-    typer.echo(f"{name} has a new password")
+    say(f"{name} has a new password")
 
 
 @user_app.command("remove")
 def remove(name: Name, state: State = Path("dashboard")) -> None:
-    """Strike a user out; their sessions end.
+    """Remove a user and end the user's sessions.
 
     Example: consilium dashboard user remove ada --state trial-dashboard
     """
     _users(state).remove(name)
-    typer.echo(f"{name} can no longer sign in")
+    say(f"{name} can no longer sign in")
 
 
 @user_app.command("list")
 def list_users(state: State = Path("dashboard")) -> None:
-    """Who may sign in, and as what.
+    """List who may sign in, and in which role.
 
     Example: consilium dashboard user list --state trial-dashboard
     """
     for user in _users(state).users().values():
-        typer.echo(f"{user.name:<24} {user.role}")
+        say(f"{user.name:<24} {user.role}")
 
 
 def certificate_command(study: Path, out: Path, reports: Path) -> Sequence[str]:

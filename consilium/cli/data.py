@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from common.plain import plain
 from consilium.cli.options import ResultAsJson, counting, names
+from consilium.cli.say import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make synthetic data, split a dataset.")
 
-Seed = Annotated[int, typer.Option(help="Decides every draw.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of every random draw.", min=0)]
 
 
 @app.command("synth")
@@ -39,7 +41,7 @@ def synth(
         with counting("tumours", total=cases) as on_case:
             write_tumours(out, cases=cases, seed=seed, on_case=on_case)
         facts = {"dataset": str(out), "cases": cases, "seed": seed}
-        typer.echo(json.dumps(facts) if as_json else f"{out}: {cases} cases of four contrasts, regions WT, TC, ET")
+        say(json.dumps(facts) if as_json else f"{out}: {cases} cases of four contrasts, regions WT, TC, ET")
         return
     with counting("phantoms", total=cases) as on_case:
         dataset = write_phantoms(
@@ -47,9 +49,9 @@ def synth(
         )
     if as_json:
         facts = {"dataset": str(out), "cases": len(dataset.cases), "labels": dataset.labels, "seed": seed}
-        typer.echo(json.dumps({**facts, "hospitals": hospitals}))
+        say(json.dumps({**facts, "hospitals": hospitals}))
     else:
-        typer.echo(f"{out}: {len(dataset.cases)} cases of {hospitals} hospital(s), labels {', '.join(dataset.labels)}")
+        say(f"{out}: {len(dataset.cases)} cases of {hospitals} hospital(s), labels {', '.join(dataset.labels)}")
 
 
 @app.command("split")
@@ -58,25 +60,29 @@ def split(
     out: Annotated[Path, typer.Option(help="Directory to write, new or empty.")],
     seed: Seed,
     hospitals: Annotated[
-        int | None, typer.Option(help="Sites that share what is not set aside; by default those the dataset names.")
+        int | None,
+        typer.Option(
+            help="Number of sites that share the remaining cases; by default the sites that the dataset names."
+        ),
     ] = None,
     sites: Annotated[Path | None, typer.Option(help="Table with the columns case_id and site: real hospitals.")] = None,
-    layout: Annotated[str, typer.Option(help="The data's layout; found by itself.")] = "auto",
-    labels: Annotated[str, typer.Option(help="Label names, background first, where the data name none.")] = "",
-    channels: Annotated[str, typer.Option(help="Channel names, in order; without it the data's.")] = "",
+    layout: Annotated[str, typer.Option(help="The data's layout; recognised if not given.")] = "auto",
+    labels: Annotated[str, typer.Option(help="Label names, background first; needed if the data name none.")] = "",
+    channels: Annotated[str, typer.Option(help="Channel names, in order; by default those of the data.")] = "",
     public_images: Annotated[int, typer.Option(help="Public volumes, without labels.", min=0)] = 24,
     label_maps: Annotated[int, typer.Option(help="Public label maps, of other cases.", min=0)] = 12,
     paired: Annotated[int, typer.Option(help="Public volumes with their labels, of other cases.", min=0)] = 0,
-    validation: Annotated[int, typer.Option(help="Cases for choosing settings.", min=0)] = 8,
-    test: Annotated[int, typer.Option(help="Cases for the final figures only.", min=0)] = 16,
+    validation: Annotated[int, typer.Option(help="Number of cases for choosing settings.", min=0)] = 8,
+    test: Annotated[int, typer.Option(help="Number of cases for the final figures only.", min=0)] = 16,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Deal a dataset to sites/*, public/images, public/label-maps, public/paired, validation and test, by split.json.
+    """Divide a dataset into sites, public cases, validation and test, and record the division in split.json.
 
     Example: consilium data split --data phantoms --out split --seed 1 --public-images 24 --label-maps 12
     Example: consilium data split --data tumours --sites sites.csv --out split --seed 1 --paired 8
     """
     from client.data.layouts import named_dataset
+    from common.data.dataset import left_out_lines
     from common.data.split import SplitCounts, plan_split, with_sites, write_split
 
     dataset = named_dataset(data, layout=layout, labels=names(labels), channels=names(channels))
@@ -86,12 +92,12 @@ def split(
     plan = plan_split(dataset, counts, seed=seed)
     record = write_split(plan, dataset, out)
     if as_json:
-        typer.echo(json.dumps(record))
+        say(json.dumps(record))
         return
     sizes = ", ".join(f"{name} {len(cases)}" for name, cases in plan.sites.items())
-    typer.echo(
+    say(
         f"{out}: sites {sizes}; public images {len(plan.public_images)}, public label maps {len(plan.label_maps)}, "
         f"paired {len(plan.paired)}, validation {len(plan.validation)}, test {len(plan.test)}"
     )
-    for problem in plan.problems:
-        typer.echo(f"left out {problem.case}: {problem.reason}")
+    for line in left_out_lines(len(plan.cases), plan.problems):
+        say(plain(line))

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from common.plain import plain
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
+from consilium.cli.say import console, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +26,7 @@ app = typer.Typer(add_completion=False)
 
 Strategy = Annotated[
     str,
-    typer.Option("--strategy", help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-bbb."),
+    typer.Option("--strategy", help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-bbb, dp-mac."),
 ]
 
 
@@ -34,16 +36,17 @@ def demo(
     data: Annotated[
         Path | None, typer.Option(help="A dataset with labels, in any layout; phantoms without one.")
     ] = None,
-    channels: Annotated[str, typer.Option(help="Channel names, in order; without it the data's.")] = "",
+    channels: Annotated[str, typer.Option(help="Channel names, in order; by default those of the data.")] = "",
     hospitals: Annotated[
-        int | None, typer.Option(help="Hospitals K [as the data's sites.csv names, or 3].", **options.PLAIN)
+        int | None, typer.Option(help="Number of hospitals K [those of the data's sites.csv, or 3].", **options.PLAIN)
     ] = None,
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
     queries: Annotated[
         int | None,
         typer.Option(
-            help="Public volumes, of a query each where it is not joint [a fifth of the data].", **options.PLAIN
+            help="Number of public volumes; each is one query unless the study is joint [a fifth of the data].",
+            **options.PLAIN,
         ),
     ] = None,
     accountant: options.Accountant = AccountantName.EXACT,
@@ -69,12 +72,11 @@ def demo(
     absent: options.Absent = "",
     dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
 ) -> None:
-    """The whole road on this machine: hospitals' data, teachers, a federation of real daemons, a student, a report.
+    """Run a whole study on this machine: hospitals' data, teachers, real daemons, a student, a report.
 
     Run the same command again to resume. Example: consilium demo --out demo-out
     Example: consilium demo --data brats --channels FLAIR,T1,T1ce,T2 --hospitals 3 --absent hospital-02=T1ce
     """
-    from rich.console import Console
 
     from consilium.demo.options import DemoOptions
     from consilium.demo.run import run_demo
@@ -92,7 +94,7 @@ def demo(
         colluders=colluders,
         spare_draws=spare_draws,
         codec=codec,
-        joint=joint,
+        rounds=joint,
         paired=paired,
         strategy=strategy,
         training_epsilon=training_epsilon,
@@ -101,7 +103,7 @@ def demo(
         absent=absent,
         channels=channels,
     )
-    with watching(Console(stderr=True)) as watch:
+    with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)
     _say(out, report, dashboard=dashboard)
 
@@ -109,11 +111,9 @@ def demo(
 def _say(out: Path, report: Path, *, dashboard: bool) -> None:
     from consilium.demo.dashboard import reopen
 
-    typer.echo(summary(out))
-    typer.echo(f"report: {report}")
-    if dashboard:
-        typer.echo(f"dashboard: {reopen(out / 'server', out / 'dashboard')}")
-    typer.echo(f"bundle: {out / 'server' / 'bundle'}; ledger: {out / 'server' / 'ledger.sqlite'}")
+    say(summary(out))
+    where = f" Look at the study with `{reopen(out / 'server', out / 'dashboard')}`." if dashboard else ""
+    say(f"The report is {report}.{where}")
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def watching(console: Console) -> Iterator[Watch]:
     with stage_bars(console) as bars:
 
         def start(name: str, total: int) -> None:
-            tasks[name] = bars.add_task(name, total=total)
+            tasks[name] = bars.add_task(plain(name), total=total)
 
         def advance(name: str, done: int, total: int) -> None:
             if name not in tasks:
@@ -147,35 +147,51 @@ def watching(console: Console) -> Iterator[Watch]:
 
 
 def summary(out: Path) -> str:
+    """What came out, in plain sentences: what the student gained and over what, the bound, the guarantee; then what
+    speaks against the student, if anything does."""
+    from common.data.dataset import Problem, left_out_lines
+
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    privacy = report["privacy"]
-
+    privacy, data, worth = report["privacy"], report["data"], report["worth"]
     stated = f"δ = {delta_text(privacy['delta'])}, unit {privacy['unit']}, relation {privacy['relation']}"
+    gate = {"exact": "epsilon_exact", "rdp": "epsilon_rdp"}.get(privacy["accountant"])
+    spent = "" if gate is None else f"; {privacy['queries']} answers spent ε = {epsilon_text(privacy[gate])} of it"
+    sentences = [
+        _gained(worth, report["student"]["dice"]["mean"]),
+        f"All {privacy['voters']} teachers together, without noise, have Dice {_dice(report['ensemble'])}, one of them "
+        f"{_dice(report['mean_teacher'])} in the mean.",
+        f"Each {privacy['unit']} is protected by ε = {epsilon_text(privacy['guaranteed_epsilon'])} "
+        f"({privacy['accountant']}), {stated}{spent}.",
+    ]
+    left_out = left_out_lines(data["used"], [Problem(one["case"], one["reason"]) for one in data["left_out"]])
+    return "\n".join([*sentences, *(left_out if data["left_out"] else ()), *_at_home(out)])
 
-    def dice(value: Any) -> str:
-        return "n/a" if value is None else f"{value:.3f}"
 
-    student = report["student"]["dice"]["mean"]
-    controls = {name: one["dice"] and one["dice"]["mean"] for name, one in report["controls"].items()}
-    scored = [score for score in controls.values() if score is not None]
-    gain = f"{student - max(scored):+.3f}" if scored and student is not None else "n/a"
-    return "\n".join(
-        [
-            f"guaranteed ε = {epsilon_text(privacy['planned_epsilon'])} ({privacy['accountant']}), {stated}",
-            f"spent ε = {epsilon_text(privacy['epsilon_exact'])} (exact), ε = {epsilon_text(privacy['epsilon_rdp'])} "
-            f"(RDP), {stated}, "
-            f"{privacy['queries']} queries, noise multiplier {privacy['noise_multiplier']:.4f}",
-            f"Dice on test: student {dice(student)}, "
-            f"mean teacher {dice(report['mean_teacher']['dice']['mean'])}, "
-            f"ensemble {dice(report['ensemble']['dice']['mean'])}, "
-            f"mean shape {dice(report['mean_shape']['dice']['mean'])}",
-            "Controls: "
-            + ", ".join(f"{name.replace('_', ' ')} {dice(score)}" for name, score in controls.items())
-            + f"; student's gain over the best of them {gain}",
-            *filter(None, (report["known"], report["bought"])),
-            *_at_home(out),
-        ]
+def _gained(worth: dict[str, Any] | None, student: float | None) -> str:
+    """What the hospitals' answers were worth, by the word that every text of a study uses."""
+    if worth is None:
+        return f"The student has Dice {_figure(student)}; what the answers are worth could not be measured."
+    within = "no interval: it takes two cases"
+    if worth["interval"] is not None:
+        low, high = worth["interval"]
+        within = f"95 % interval {low:+.3f} to {high:+.3f} over {worth['cases']} cases"
+    says = {
+        "proven": "so the hospitals' answers gained",
+        "not proven": "so no gain is proven:",
+        "worse": "so the answers made it worse:",
+    }[worth["word"]]
+    return (
+        f"The student has Dice {_figure(worth['student'])}, {worth['reference']} {_figure(worth['other'])}, {says} "
+        f"{worth['gain']:+.3f} ({within})."
     )
+
+
+def _dice(scored: dict[str, Any] | None) -> str:
+    return _figure(None if scored is None else scored["dice"]["mean"])
+
+
+def _figure(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}"
 
 
 def _at_home(out: Path) -> list[str]:
@@ -188,6 +204,6 @@ def _at_home(out: Path) -> list[str]:
     score = "n/a" if mean["mean_dice"] is None else f"{mean['mean_dice']:.3f}"
     return [
         f"{site} pulled the student, checked it against its receipts and scored it on its own {mean['cases']} cases: "
-        f"Dice {score} (in {found[-1].parents[1]}, sent nowhere)",
+        f"Dice {score} (in {found[-1].parents[1]}, sent nowhere).",
         *(f"{site} on the student: {alarm}" for alarm in evaluation.get("alarms", ())),
     ]

@@ -15,11 +15,16 @@ import typer
 from common.canonical import check_hash
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt
+from common.plain import joined, plain
+from common.privacy.figures import spent_text
+from common.reading import parse_json, parsing
 from consilium.cli.options import AsJson, PublicKey
+from consilium.cli.say import say
 from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
     from common.ledger.rows import SignedHead
+    from common.witness.verify import Countersigned
     from server.ledger.verify import VerifyReport
 
 
@@ -67,14 +72,15 @@ def verify_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a whole ledger offline and name the first bad row, or what shows that an older copy was put in its place.
+    """Verify a whole ledger offline and name the first bad row, or the evidence of an older copy in its place.
 
     Exit code 0: everything holds. 2: no such file, wrong argument. 5: damaged, older than the standing beside it, or
-    contradicts a kept head.
+    contradicts a kept head or one that a witness countersigned.
 
     Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
     """
     from common.ledger.keys import read_public_key
+    from consilium.audit.witnesses import witnesses_of
     from server.ledger.verify import verify
 
     report = verify(
@@ -83,14 +89,19 @@ def verify_command(
         server_key=[read_public_key(key) for key in server_key or ()],
         witnesses=[_read_head(path) for path in head or ()],
     )
-    typer.echo(json.dumps(report.to_json(), indent=1) if as_json else _describe(report))
-    if not report.ok:
+    found = witnesses_of(ledger, role=report.role) if report.ok else None
+    if as_json:
+        more = {} if found is None else {"countersigned": found.to_json()}
+        say(json.dumps({**report.to_json(), **more}, indent=1))
+    else:
+        say(_describe(report, found))
+    if not report.ok or (found is not None and found.problems):
         raise typer.Exit(5)
 
 
 @app.command("head")
 def head_command(ledger: LedgerPath) -> None:
-    """Print the newest signed head as JSON: keep it elsewhere, and a cut or rewritten ledger will be noticed.
+    """Print the newest signed head as JSON. Kept elsewhere, it shows later if the ledger was cut or rewritten.
 
     Example: consilium ledger head study/ledger.sqlite > head.json
     """
@@ -99,7 +110,7 @@ def head_command(ledger: LedgerPath) -> None:
     report = verify(ledger)
     report.raise_for_problems()
     assert report.head is not None
-    typer.echo(json.dumps(report.head.to_json(), indent=1))
+    say(json.dumps(report.head.to_json(), indent=1))
 
 
 @app.command("log")
@@ -123,9 +134,13 @@ def log_command(
     for seq, time_utc, kind, body, row_hash in rows:
         if as_json:
             fact = {"seq": seq, "time_utc": time_utc, "kind": kind, "body": json.loads(body), "hash": row_hash}
-            typer.echo(json.dumps(fact))
+            say(json.dumps(fact))
         else:
-            typer.echo(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {_subject(kind, json.loads(body))}")
+            with parsing(
+                "row of a ledger", value=seq, limit="a record", remedy="`consilium verify` says what is wrong"
+            ):
+                subject = _subject(kind, json.loads(body))
+            say(plain(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {subject}"))
 
 
 @app.command("receipts")
@@ -138,7 +153,7 @@ def receipts_command(ledger: LedgerPath) -> None:
 
     with SiteLedger.read(ledger) as site:
         for receipt in site.receipts(evidence=True):
-            typer.echo(receipt.render())
+            say(receipt.render())
 
 
 @app.command("compare")
@@ -167,7 +182,7 @@ def compare_command(
     fork = first_fork(first, second)
     if fork is not None:
         raise LedgerCorrupt(f"the two sites were shown different ledgers under the id {fork[0]}", row=fork[1])
-    typer.echo(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
+    say(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
 
 
 @app.command("backup")
@@ -185,8 +200,8 @@ def backup_command(
 
     report = backup(ledger, out)
     assert report.head is not None
-    typer.echo(f"{out}: {report.rows} rows, checked", err=True)
-    typer.echo(json.dumps(report.head.to_json(), indent=1))
+    say(f"{out}: {report.rows} rows, checked", err=True)
+    say(json.dumps(report.head.to_json(), indent=1))
 
 
 @app.command("recover")
@@ -195,16 +210,24 @@ def recover_command(
     key: Annotated[Path, typer.Option(help="The ledger's signing key (PEM).")],
     receipts: Annotated[
         list[Path] | None,
-        typer.Option(help="A site's receipts, as `consilium site heads --out` writes them. Repeat it: every site's."),
+        typer.Option(
+            help="A file of receipts that `consilium site heads --out` wrote; repeat the option for every site."
+        ),
     ] = None,
     standing: Annotated[
-        Path | None, typer.Option(help="The lost ledger's ledger.standing, where it is not beside the copy.")
+        Path | None, typer.Option(help="The lost ledger's ledger.standing, if it is not beside the copy.")
     ] = None,
-    study: Annotated[
-        list[Path] | None, typer.Option(help="A study file that must be put on record again first. Repeatable.")
-    ] = None,
+    study: Annotated[list[Path] | None, typer.Option(help="A study file to register again first; repeatable.")] = None,
+    charge_all: Annotated[
+        bool,
+        typer.Option(
+            "--charge-all",
+            help="Use this if the standing is lost too: it counts the whole remaining budget of pools and "
+            "studies as spent.",
+        ),
+    ] = False,
 ) -> None:
-    """After an old copy was restored: enter as spent every charge the sites hold receipts for, or the standing shows.
+    """After an old copy was restored, enter every charge that receipts or the standing show as spent.
 
     Give every site's receipts; what the standing shows beyond them was drawn before a receipt arrived. Pools the copy
     does not know are declared again. The answers are gone; asked again, such a query costs again.
@@ -213,6 +236,7 @@ def recover_command(
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
     from common.ledger.keys import load_signing_key
+    from consilium.audit.witnesses import forget_head
     from server.ledger.recovery import recover_charges
 
     done = recover_charges(
@@ -221,14 +245,18 @@ def recover_command(
         receipts=receipts or (),
         standing=standing,
         studies=[load_study(path) for path in study or ()],
+        charge_all=charge_all,
     )
+    forget_head(ledger)
     files = len(receipts or ())
-    typer.echo(f"{done.entered} lost charges entered as spent, from {done.receipts} receipts of {files} files")
-    for name, releases in done.by_standing.items():
-        typer.echo(f"pool {name}: {releases} releases that no receipt tells of charged, by the standing")
+    say(f"{done.entered} lost charges entered as spent, from {done.receipts} receipts of {files} files")
+    if charge_all:
+        say("without a standing: everything that pools and studies had left counts as spent")
+    for name, releases in () if charge_all else done.by_standing.items():
+        say(f"pool {name}: {releases} releases that no receipt tells of charged, by the standing")
     for pool in done.pools:
-        typer.echo(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
-    typer.echo("next: `consilium site recover` at every site under alarm, then resume the study")
+        say(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
+    say("next: `consilium site recover` at every site under alarm, then resume the study")
 
 
 @app.command("new-key")
@@ -241,16 +269,16 @@ def new_key_command(
     """
     from common.ledger.keys import create_signing_key, public_hex
 
-    typer.echo(public_hex(create_signing_key(path)))
+    say(public_hex(create_signing_key(path)))
 
 
 @app.command("rotate-key")
 def rotate_key_command(
     ledger: LedgerPath,
-    key: Annotated[Path, typer.Option(help="The current signing key; afterwards the new one lies here.")],
+    key: Annotated[Path, typer.Option(help="File of the current signing key; afterwards it holds the new key.")],
     new_key: Annotated[Path, typer.Option(help="The next key, from `consilium ledger new-key`.")],
 ) -> None:
-    """Hand signing over to the next key, inside the ledger; the old one is kept aside under its public name.
+    """Rotate the signing key: a ledger row names the next key, and the old key file is kept aside.
 
     Sites that do not list the new key under `more_signing_keys` refuse receipts until they do; none is lost.
     Interrupted, it is finished by running it again. Stop the study first.
@@ -260,19 +288,21 @@ def rotate_key_command(
     from server.ledger.recovery import rotate_signing_key
 
     done = rotate_signing_key(ledger, key=key, new_key=new_key)
-    typer.echo(f"the ledger is signed by {done.now} from now on; sites may drop {done.before[:16]}… later")
+    say(f"the ledger is signed by {done.now} from now on; sites may drop {done.before[:16]}… later")
 
 
 @app.command("rotate-sealing-key")
 def rotate_sealing_key_command(
     study_dir: Annotated[Path, typer.Argument(help="The study's directory at the server.")],
-    out: Annotated[Path, typer.Option(help="Where the signed notice for the sites goes.")],
-    again: Annotated[bool, typer.Option("--again", help="Change nothing; write the last change's notice.")] = False,
+    out: Annotated[Path, typer.Option(help="File to write the signed notice for the sites to.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="Change no key; write the notice of the last change again.")
+    ] = False,
     lost: Annotated[
-        str | None, typer.Option(help="The old key's file is lost: its public half, as a site.toml names it.")
+        str | None, typer.Option(help="If the old key's file is lost: its public half, as a site.toml states it.")
     ] = None,
 ) -> None:
-    """Make a new key for codes to be sealed to; the old one goes on opening codes until its file is deleted.
+    """Rotate the sealing key. The old key still opens codes until its file is deleted.
 
     Every site takes the notice with `consilium site take-sealing-key`. When all have, delete the old key,
     keys/sealing.key.retired-…. The server reads its keys when a run starts: stop the study first.
@@ -291,10 +321,10 @@ def rotate_sealing_key_command(
     signing_key = load_signing_key(Workspace(study_dir).signing_key_file)
     notice = sealing_notice(path, signing_key=signing_key, lost=() if lost is None else (check_hash(lost),))
     write_atomically(out, notice.render().encode())
-    typer.echo(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")
+    say(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")
 
 
-def _describe(report: VerifyReport) -> str:
+def _describe(report: VerifyReport, found: Countersigned | None) -> str:
     lines = [
         f"{report.path}: {report.role or 'unknown'} ledger {report.ledger_id}",
         f"  {report.rows} rows ({', '.join(f'{count} {kind}' for kind, count in report.kinds.items())})",
@@ -309,17 +339,21 @@ def _describe(report: VerifyReport) -> str:
     for total in report.pools:
         spent = "; ".join(str(item) for item in total.guarantees)
         lines.append(
-            f"  pool {total.pool}: {total.releases} releases, {100 * total.share_spent:.2f} % of its budget: {spent}"
+            f"  pool {total.pool}: {total.releases} releases, {spent_text(total.share_spent)} of the Σμ² "
+            f"that its budget admits: {spent}"
         )
     if not report.anchored:
         lines.append("  not anchored: give --public-key to check that the signatures are by the key you expect")
     if report.first_bad_row is not None:
         lines.append(f"  first bad row: {report.first_bad_row}; the figures above are of the rows that hold")
-    if report.ok:
+    if found is not None:
+        lines.append(f"  {found.line}")
+        lines += [f"BAD: {problem}" for problem in found.problems]
+    if report.ok and not (found is not None and found.problems):
         lines.append("OK: everything stored follows from what was stored before it")
     else:
         lines += [f"BAD: {problem}" for problem in report.problems]
-    return "\n".join(lines)
+    return joined(lines)
 
 
 def _subject(kind: str, body: dict[str, object]) -> str:
@@ -342,12 +376,11 @@ def _read_head(path: Path) -> SignedHead:
     from common.ledger.receipts import Receipt
     from common.ledger.rows import SignedHead
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput("kept head", value=str(path), limit="a JSON file with a head or a receipt") from error
-    if isinstance(data, dict) and "certificate" in data:
-        return SignedHead.from_json(data["ledger"]["head"])
+    limit = "a JSON file with a head or a receipt"
+    with parsing("kept head", value=str(path), limit=limit):
+        data = parse_json(path.read_bytes(), what="kept head", value=str(path), limit=limit)
+        if isinstance(data, dict) and "certificate" in data:
+            return SignedHead.from_json(data["ledger"]["head"])
     if isinstance(data, dict) and "releases" in data:
         return Receipt.from_json(data).head
     return SignedHead.from_json(data)

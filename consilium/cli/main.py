@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 from importlib.metadata import packages_distributions
 from typing import Annotated, Any
@@ -21,6 +22,8 @@ from typer.core import TyperGroup
 
 from common import __version__
 from common.errors import ConsiliumError, StorageFailed
+from common.plain import plain
+from consilium.cli.say import say, say_unexpected
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
     "study": ("consilium.cli.study", "study_app", "Define, publish, run and follow a study."),
@@ -40,7 +43,13 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "plan": ("consilium.cli.privacy", "plan_app", "What a privacy budget buys, before it is spent."),
     "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare with its claim."),
     "ledger": ("consilium.cli.ledger", "app", "Read, back up and recover a privacy ledger."),
+    "governance": (
+        "consilium.cli.governance",
+        "app",
+        "Papers to file: impact assessment, checklist, registry, egress, record.",
+    ),
     "certificate": ("consilium.cli.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
+    "dispute": ("consilium.cli.dispute", "app", "Who spoiled or bent a draw of a sealed sum, found by an auditor."),
     "bench": (
         "consilium.cli.bench",
         "app",
@@ -52,12 +61,26 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
 
 
 _ROLES = {
-    "The consortium": ("study", "codec", "provision", "server", "student", "dashboard", "certificate"),
+    "The consortium": ("study", "codec", "provision", "server", "student", "dashboard", "certificate", "governance"),
     "A hospital": ("site",),
-    "Whoever checks": ("verify", "ledger", "plan", "audit"),
+    "Whoever checks": ("verify", "ledger", "plan", "audit", "dispute"),
     "Anybody": ("demo", "simulate", "predict", "data", "bench"),
 }
 """Who needs which command, in the order of the root's help."""
+
+
+_TAG = re.compile(r"\[(?=[a-zA-Z#/@])")
+"""What rich would take for markup and leave out."""
+
+
+def _keep_brackets(command: click.Command) -> None:
+    """Have the help of a command and of those below it print brackets as they stand."""
+    if getattr(command, "rich_markup_mode", None) is not None:
+        for parameter in command.params:
+            if words := getattr(parameter, "help", None):
+                parameter.help = _TAG.sub(r"\\[", words)
+    for below in getattr(command, "commands", {}).values():
+        _keep_brackets(below)
 
 
 class _LazyGroup(TyperGroup):
@@ -73,13 +96,14 @@ class _LazyGroup(TyperGroup):
         app: typer.Typer = getattr(importlib.import_module(module), attribute)
         command = typer.main.get_command(app)
         command.name = cmd_name
+        _keep_brackets(command)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # click would end with 130 and no word
-            typer.echo("interrupted", err=True)
+            say("interrupted", err=True)
             raise typer.Exit(130) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -99,9 +123,9 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        typer.echo(f"consilium {__version__}")
+        say(f"consilium {__version__}")
         if shared := _others_with_our_names():
-            typer.echo(
+            say(
                 f"warning: installed as well: {', '.join(shared)}, whose files lie among ours; to fix: install "
                 "Consilium into a virtual environment of its own",
                 err=True,
@@ -127,6 +151,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; deliberate errors end with their own exit code and one line."""
+    sys.excepthook = say_unexpected
     arguments = sys.argv[1:]
     verbose = "--verbose" in arguments
     try:
@@ -136,7 +161,7 @@ def main() -> None:
     except OSError as error:
         if verbose or (error.filename is None and error.errno not in _DISK):
             raise
-        typer.echo(f"error: {_refusal(error)}", err=True)
+        say(f"error: {_refusal(error)}", err=True)
         raise SystemExit(StorageFailed.exit_code if error.errno in _DISK else 1) from None
     except Exception as error:
         sqlite3 = sys.modules.get("sqlite3")  # which help and Tab do without
@@ -155,7 +180,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 def _refusal(error: OSError) -> str:
     """What the system refused, where, and what to do about it."""
-    where = "" if error.filename is None else f"{os.fspath(error.filename)}: "
+    where = "" if error.filename is None else f"{plain(os.fspath(error.filename))}: "
     match error.errno:
         case errno.EACCES | errno.EPERM | errno.EROFS:
             remedy = f"user {os.getuid()} runs this: give it the folder, or run this as the user who has it"
@@ -173,5 +198,5 @@ def _refusal(error: OSError) -> str:
 def _fail(error: Any, *, code: int, verbose: bool) -> None:
     if verbose:
         raise error
-    typer.echo(f"error: {error}", err=True)
+    say(f"error: {error}", err=True)
     raise SystemExit(code)

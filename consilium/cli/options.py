@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import InvalidInput
+from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from consilium.cli.say import console
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
@@ -23,25 +25,54 @@ ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as 
 
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Privacy budget ε.")]
 Delta = Annotated[float, typer.Option("--delta", help="Privacy budget δ.")]
-Accountant = Annotated[AccountantName, typer.Option("--accountant", help="Accountant that gates.")]
-UnitOption = Annotated[Unit, typer.Option("--unit", help="Unit of privacy.")]
+Accountant = Annotated[
+    AccountantName, typer.Option("--accountant", help="Accountant that decides whether a release fits the budget.")
+]
+UnitOption = Annotated[
+    Unit,
+    typer.Option(
+        "--unit",
+        help="Whom the guarantee hides. `study init` and `plan` take a whole hospital unless told, `demo` and "
+        "`simulate`, which deal patients to several voters a site, a patient.",
+    ),
+]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
 Voters = Annotated[int, typer.Option("--voters", help="Voters m a site, on disjoint patients.")]
 Aggregation = Annotated[
     str | None,
     typer.Option(
         "--aggregation",
-        help="Who adds the noise: open, the server, or sealed-sum, the sites, to codes it cannot read "
-        "[sealed-sum from a quorum of 3].",
+        help="Who adds the noise: open, the server (its operator is trusted; one hospital is bounded by its ball), or "
+        "sealed-sum, the sites (the operator is not trusted; one hospital can spoil or steer, found by the gate and "
+        "proven in a dispute) [sealed-sum from a quorum of 3].",
     ),
 ]
 Colluders = Annotated[
-    int, typer.Option("--colluders", help="Sealed sum: sites that the guarantee lets conspire with the server.")
+    int,
+    typer.Option(
+        "--colluders",
+        help="In a sealed sum: number of sites that may collude with the server without breaking the guarantee.",
+    ),
 ]
 SpareDraws = Annotated[
-    int, typer.Option("--spare-draws", help="Sealed sum: charges beyond the plan, for sums that a dying site spoils.")
+    int, typer.Option("--spare-draws", help="In a sealed sum: extra budget for repeating sums when a site drops out.")
+]
+Verdicts = Annotated[
+    int | None,
+    typer.Option(
+        "--verdicts",
+        help="Hospitals that must find the student better than public data before it is released "
+        "[most of the quorum in a sealed study, 0 in an open one].",
+        show_default=False,
+    ),
 ]
 Codec = Annotated[str, typer.Option("--codec", help="Codec: pca, ball-ae or paper-pca.")]
+
+LOG_TO: Any = typer.Option(
+    "--log-to",
+    envvar="CONSILIUM_LOG_TO",
+    help="Also send security events to: file:PATH, syslog, journald, udp://, tcp:// or tls://HOST:PORT. Repeatable.",
+)
 
 PLAIN: dict[str, Any] = {"show_default": False}
 """Where the help text says the default, in the same words as for the others."""
@@ -55,7 +86,7 @@ Jointly = Annotated[
         **PLAIN,
     ),
 ]
-Paired = Annotated[int, typer.Option("--paired", help="Public cases that keep their label maps (joint).")]
+Paired = Annotated[int, typer.Option("--paired", help="Number of public cases that keep their label maps (joint).")]
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -79,27 +110,26 @@ def counting(
     title: str, *, total: int | None = None, show: bool = True, of_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
     """A bar on stderr; what is yielded takes how many are done and, where it is known by then, of how many."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         MofNCompleteColumn,
-        Progress,
         ProgressColumn,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
+    from server.aggregation.progress import Bars
+
     columns: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
     if of_bytes:
         columns = (DownloadColumn(), TransferSpeedColumn())
-    bar = Progress(TextColumn(title), BarColumn(), *columns, console=Console(stderr=True), disable=not show)
+    bar = Bars(TextColumn(plain(title), markup=False), BarColumn(), *columns, console=console(stderr=True), show=show)
 
     def on_done(done: int, of: int | None = total) -> None:
         if not bar.task_ids:  # at the first count: not above an error
-            bar.start()
-            bar.add_task(title, total=of)
+            bar.add_task(plain(title), total=of)
         bar.update(bar.task_ids[0], completed=done, total=of)
 
     try:
@@ -112,3 +142,11 @@ def counting(
 Absent = Annotated[
     str, typer.Option(help="SITE=CHANNEL: a channel that a hospital has of nobody; of each one at most.")
 ]
+
+
+def read_file(path: Path) -> bytes:
+    """A file somebody named; InvalidInput where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput("file cannot be read", value=str(path), remedy="check the path") from error

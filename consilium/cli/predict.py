@@ -10,15 +10,28 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import ResultAsJson, counting
+from consilium.cli.say import say
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def predict(
-    images: Annotated[Path, typer.Argument(help="A NIfTI file, a folder of them, or a dataset in any layout.")],
-    model: Annotated[Path, typer.Option(help="A bundle's directory, or a study's with a student.")],
+    model: Annotated[Path, typer.Option(help="Directory of a bundle, or of a study that has a student.")],
     out: Annotated[Path, typer.Option(help="Directory for the label maps, CASE_seg.nii.gz, and scores.json.")],
+    images: Annotated[
+        Path | None, typer.Argument(help="A NIfTI file, a folder of them, or a dataset in any layout.")
+    ] = None,
+    dicom: Annotated[
+        Path | None, typer.Option(help="Folder of one DICOM study, in place of images: writes a DICOM Segmentation.")
+    ] = None,
+    series: Annotated[
+        list[str] | None,
+        typer.Option(help="Which series of it, by UID, number or description; CHANNEL=SERIES for several channels."),
+    ] = None,
+    even_if_unlike: Annotated[
+        bool, typer.Option("--even-if-unlike", help="Write though the series is unlike the student's training.")
+    ] = False,
     labels: Annotated[
         Path | None, typer.Option(help="A label map, or a folder of label maps named as the images are.")
     ] = None,
@@ -27,19 +40,35 @@ def predict(
         typer.Option(help="TOML with the tables labels, channels and bids: a dataset's names = the model's."),
     ] = None,
     uncertainty: Annotated[
-        bool, typer.Option("--uncertainty", help="Also write CASE_uncertainty.nii.gz: 0 certain, 1 nothing known.")
+        bool,
+        typer.Option(
+            "--uncertainty",
+            help="Also write CASE_uncertainty.nii.gz, with values from 0 (certain) to 1 (nothing known).",
+        ),
     ] = False,
     lesions: Annotated[
-        bool, typer.Option("--lesion-wise", help="Also Dice and HD95 lesion by lesion, as BraTS 2023 scores.")
+        bool, typer.Option("--lesion-wise", help="Also score Dice and HD95 lesion by lesion, as BraTS 2023 does.")
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
     """Segment volumes with a student; write label maps on each file's own voxels; score them where labels are given.
 
     Dice and HD95 (mm) are taken on the file's own voxels, so what lies outside the study's grid counts as missed. Exit
-    code 2: not one file could be used.
+    code 2: not one file could be used, or the DICOM series was refused.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
+    Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
     """
+    if (images is None) == (dicom is None):
+        raise InvalidInput("what to segment", limit="images, or --dicom with the folder of a study: one of the two")
+    if dicom is not None:
+        given = {"--labels": labels, "--label-map": label_map, "--uncertainty": uncertainty, "--lesion-wise": lesions}
+        if unread := [name for name, value in given.items() if value]:
+            raise InvalidInput(", ".join(unread), limit="not with --dicom")
+        _predict_dicom(dicom, model, out, series=series or [], even_if_unlike=even_if_unlike, as_json=as_json)
+        return
+    if series or even_if_unlike:
+        raise InvalidInput("--series and --even-if-unlike", limit="with --dicom")
+    assert images is not None
     for what, path in (("images", images), ("--model", model), ("--labels", labels), ("--label-map", label_map)):
         if path is not None and not path.exists():  # before anything that takes long is loaded
             raise InvalidInput(what, value=str(path), limit="a file or folder that is there")
@@ -57,6 +86,18 @@ def predict(
             lesions=lesions,
             progress=on_case,
         )
-    typer.echo(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
+    say(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
     if not done.used:
         raise InvalidInput("not one file could be used", remedy="see the reasons above")
+
+
+def _predict_dicom(
+    study: Path, model: Path, out: Path, *, series: list[str], even_if_unlike: bool, as_json: bool
+) -> None:
+    for what, path in (("--dicom", study), ("--model", model)):
+        if not path.exists():
+            raise InvalidInput(what, value=str(path), limit="a folder that is there")
+    from consilium.predict_dicom import predict_dicom
+
+    done = predict_dicom(study, model, out, chosen=series, even_if_unlike=even_if_unlike)
+    say(json.dumps(done.to_json()) if as_json else done.to_text())

@@ -16,7 +16,9 @@ import typer
 from common.config import OPEN, DataConfig, PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
+from common.reading import parse_json, parsing
 from consilium.cli.options import PLAIN, AsJson
+from consilium.cli.say import console, say
 
 if TYPE_CHECKING:
     from server.planning.planner import Plan
@@ -31,7 +33,10 @@ StudyFile = Annotated[
 ]
 Epsilon = Annotated[float | None, typer.Option(help="ε of the budget [8].")]
 Delta = Annotated[float | None, typer.Option(help="δ of the budget [1e-3].")]
-Gate = Annotated[AccountantName | None, typer.Option("--accountant", help="The accountant that gates [exact].")]
+Gate = Annotated[
+    AccountantName | None,
+    typer.Option("--accountant", help="Accountant that decides whether a release fits the budget [exact]."),
+]
 UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guarantee hides [hospital].")]
 RelationOption = Annotated[Relation | None, typer.Option("--relation", help="Neighbouring relation [replace-one].")]
 Voters = Annotated[int | None, typer.Option("--voters", help="Teachers a hospital, m [1].")]
@@ -43,7 +48,8 @@ Colluders = Annotated[
     int | None, typer.Option("--colluders", help="Sealed sum: sites that may conspire with the server, t [1].")
 ]
 SpareDraws = Annotated[
-    int | None, typer.Option("--spare-draws", help="Sealed sum: charges for sums that a dying site spoils [0].")
+    int | None,
+    typer.Option("--spare-draws", help="In a sealed sum: extra budget for repeating sums when a site drops out [0]."),
 ]
 Radius = Annotated[float | None, typer.Option(help="Clipping norm C [1].")]
 
@@ -71,22 +77,27 @@ def plan_command(
         Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
     ] = None,
     label_maps: Annotated[
-        Path | None, typer.Option(help="Folder of public label maps: what they let a joint query gain on this task.")
+        Path | None,
+        typer.Option(help="Folder of public label maps; they show what a joint query can gain on this task."),
     ] = None,
     paired: Annotated[
-        int | None, typer.Option(help="Public cases with their labels [0]; of a study file its own.", **PLAIN)
+        int | None,
+        typer.Option(
+            help="Number of public cases with their labels [0]; with --study the study file's number.", **PLAIN
+        ),
     ] = None,
     cases: Annotated[
         Path | None,
         typer.Option(
-            help="Public cases with labels, in any layout, on which stand-in teachers rehearse for minutes; with "
+            help="Public cases with labels, in any layout, on which stand-in teachers are trained for some "
+            "minutes; with "
             "--paired they are those pairs, else no network of the study learns from them."
         ),
     ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a privacy budget buys before any of it is spent; charges nothing.
+    """Show what a privacy budget buys, before any of it is spent. Charges nothing.
 
     Example: consilium plan --epsilon 8 --delta 1e-3 --queries 80 --hospitals 8 --chart plan.png
 
@@ -100,6 +111,7 @@ def plan_command(
     Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
         --label-maps split/public/label-maps --cases split/validation
     """
+    from consilium.cli.study_words import say_files
     from consilium.reports.plan_report import check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
@@ -126,7 +138,10 @@ def plan_command(
     )
     if cases is not None and label_maps is None:
         raise InvalidInput("--cases", limit="with --label-maps, of other patients: the control is made of them")
-    shapes = None if label_maps is None else read_shapes(label_maps)
+    shapes = None
+    if label_maps is not None:
+        shapes = read_shapes(label_maps)
+        say_files("public label maps", label_maps, err=True)
     if chart is not None:
         write_chart(result, chart)
     advised = recommend(
@@ -151,11 +166,13 @@ def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patien
     from client.data.layouts import open_dataset
     from common.data.grid import choose_both
     from common.data.volume import load_example, load_label
+    from consilium.cli.study_words import say_left_out
     from server.planning.public_shapes import MOST_VOXELS, map_files
     from server.planning.recommend import PATIENTS_A_TEACHER, training_for
     from server.protocols.rehearsal import PublicCases, rehearse
 
     dataset, files = open_dataset(cases), map_files(label_maps)
+    say_left_out("public", dataset, err=True)
     data = DataConfig(
         dataset.labels, *choose_both(files, most=MOST_VOXELS), channels=dataset.channels, regions=dataset.regions
     )
@@ -168,12 +185,11 @@ def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patien
         patients=PATIENTS_A_TEACHER if patients is None else max(1, patients // advised.voters),
         recipes=training_for(advised.protocol),
         paired=advised.paired > 0,
-        on_training=lambda what: typer.echo(f"rehearsal: {what}", err=True),
+        on_training=lambda what: say(f"rehearsal: {what}", err=True),
     )
 
 
 def _print(result: Plan, advised: Recommendation, *, patients: int | None, as_json: bool) -> None:
-    from rich.console import Console
 
     from consilium.reports.plan_report import delta_warning, plan_table
 
@@ -190,9 +206,9 @@ def _print(result: Plan, advised: Recommendation, *, patients: int | None, as_js
         }
         warning = delta_warning(result, patients=patients)
         facts = {**result.to_json(), "delta_warning": warning, "recommended": recommended}
-        typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        say(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
-        Console().print(plan_table(result, recommended=advised.summary, patients=patients))
+        console().print(plan_table(result, recommended=advised.summary, patients=patients))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +264,14 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
 
 
 def _read_spectrum(path: Path, *, length: int | None) -> list[float]:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput("spectrum file", value=str(path), limit="a readable JSON list of numbers") from error
+    limit = "a readable JSON list of numbers"
+    with parsing("spectrum file", value=str(path), limit=limit):
+        values = parse_json(path.read_bytes(), what="spectrum file", value=str(path), limit=limit)
     if not isinstance(values, list) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         raise InvalidInput("spectrum file", value=str(path), limit="a JSON list of numbers")
     if length not in (None, len(values)):
         raise InvalidInput(
             "length of a code", value=length, limit=f"{len(values)}, as in the spectrum file, or leave it out"
         )
-    return [float(v) for v in values]
+    with parsing("spectrum file", value=str(path), limit="numbers that a float can hold"):
+        return [float(v) for v in values]

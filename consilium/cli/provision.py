@@ -11,7 +11,11 @@ from typing import Annotated
 import typer
 
 from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt
-from consilium.cli.options import AsJson, SiteName, StudyDir
+from common.plain import joined
+from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir
+from consilium.cli.say import say
+from consilium.cli.security_log import server_log
+from consilium.cli.study_words import say_rooms
 from server.study.workspace import Endpoint, Workspace
 
 provision_app = typer.Typer(
@@ -23,22 +27,45 @@ server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="The c
 @provision_app.command("server")
 def server(
     directory: StudyDir,
-    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")],
-    port: Annotated[int, typer.Option(help="The one port that sites reach.")] = 8443,
+    host: Annotated[str | None, typer.Option(help="Name or address by which sites reach the server.")] = None,
+    port: Annotated[int | None, typer.Option(help="The one port that sites reach; 8443 unless given.")] = None,
     more_names: Annotated[str, typer.Option(help="More names in the certificate, separated by commas.")] = "",
-    internal_port: Annotated[int, typer.Option(help="SuperLink's port on loopback.")] = 8000,
+    internal_port: Annotated[
+        int | None, typer.Option(help="SuperLink's port on loopback; the first free of other studies from 8000 on.")
+    ] = None,
+    behind: Annotated[
+        Path | None,
+        typer.Option(help="A study that is set up: its port, certificate and CA are this study's, too."),
+    ] = None,
 ) -> None:
-    """Make the consortium's CA and certificates and set where the server is. What is valid is kept.
+    """Make the consortium's CA and certificates and set the server's address. Valid certificates are kept.
 
+    With --behind, one port serves several studies: each keeps its own ledger, keys, sites and SuperLink.
     Example: consilium provision server trial --host pate.example.org --port 443
+    Example: consilium provision server second --behind trial
     """
     from server.operations import provision
 
-    endpoint = Endpoint(host=host, port=port, internal_port=internal_port)
-    names = tuple(name for name in more_names.split(",") if name)
-    until = provision.set_up_server(Workspace(directory), endpoint, more_names=names)
-    typer.echo(f"{host}:{port}; certificate valid until {until:%Y-%m-%d}")
-    typer.echo(f"next: `consilium server up {directory}`, and a kit for each site: `consilium provision kit`")
+    workspace = Workspace(directory)
+    if behind is None and host is None:
+        raise InvalidInput("--host", limit="the name or address of the server", remedy="--host, or --behind STUDY")
+    outer = (8443 if port is None else port) if behind is None else Workspace(behind).endpoint().port
+    inner, holder = (internal_port, "") if internal_port else provision.internal_port_for(workspace, port=outer)
+    if behind is not None:
+        for option, given in (("--host", host), ("--port", port), ("--more-names", more_names or None)):
+            if given is not None:
+                raise InvalidInput(option, value=given, limit="none with --behind", remedy="leave it out")
+        until = provision.set_up_behind(workspace, Workspace(behind), internal_port=inner)
+    else:
+        endpoint = Endpoint(host=str(host), port=outer, internal_port=inner)
+        names = tuple(name for name in more_names.split(",") if name)
+        until = provision.set_up_server(workspace, endpoint, more_names=names)
+    say(f"{workspace.endpoint().superlink}; certificate valid until {until:%Y-%m-%d}")
+    if holder:
+        say(
+            f"SuperLink's port on loopback is {inner}, since study {holder} has the usual one; another: --internal-port"
+        )
+    say(f"next: `consilium server up {directory}`, and a kit for each site: `consilium provision kit`")
 
 
 @provision_app.command("kit")
@@ -54,7 +81,7 @@ def kit(
     from server.operations import provision
 
     provision.make_kit(Workspace(directory), site, out)
-    typer.echo(f"{out}: kit for {site}; send it, and ask for the site's request.json and fingerprint")
+    say(f"{out}: kit for {site}; send it, and ask for the site's request.json and fingerprint")
 
 
 @provision_app.command("approve")
@@ -66,7 +93,9 @@ def approve(
     fingerprint: Annotated[str, typer.Option(help="The request's fingerprint as the site read it out: SHA256:….")],
     pool_epsilon: Annotated[
         float | None,
-        typer.Option(help="The pool's ε for life, over all studies; this study's when first declared. Never looser."),
+        typer.Option(
+            help="The pool's ε for life, over all studies; what study.toml says when first declared. Never looser."
+        ),
     ] = None,
 ) -> None:
     """Admit a site: its node key, its patient pool, its name. SuperLink must be up.
@@ -88,12 +117,13 @@ def approve(
         register=lambda key, name: register_node(flower_server(workspace), key, name=name),
         pool_epsilon=pool_epsilon,
     )
-    typer.echo(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
+    say(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
+    say_rooms(workspace)
 
 
 @provision_app.command("list")
 def standing(directory: StudyDir, as_json: AsJson = False) -> None:
-    """Sites that were admitted, who of them is online or revoked, and until when the certificate is valid.
+    """List the admitted sites, whether each is online or revoked, and how long the certificate is valid.
 
     Example: consilium provision list trial
     """
@@ -106,17 +136,15 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     if as_json:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
         facts = {"certificate_until": shown.until.isoformat(), "sites": records, "broken_off": broken_off}
-        typer.echo(json.dumps(facts, indent=1))
+        say(json.dumps(facts, indent=1))
         return
-    typer.echo(shown.line + ("" if sites else "; no site is admitted yet"))
+    say(shown.line + ("" if sites else "; no site is admitted yet"))
     for site in sites:
         state = "admitted" if site.admitted else "revoked"
-        typer.echo(
-            f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}"
-        )
+        say(f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}")
 
     for name in broken_off:
-        typer.echo(f"{name}: its approval broke off; to fix: the same `consilium provision approve` again")
+        say(f"{name}: its approval broke off; to fix: the same `consilium provision approve` again")
 
 
 def _nodes(workspace: Workspace) -> dict[int, str]:
@@ -133,10 +161,12 @@ def _nodes(workspace: Workspace) -> dict[int, str]:
 @provision_app.command("peers")
 def peers(
     directory: StudyDir,
-    out: Annotated[Path | None, typer.Option(help="Write the list here, too, for sites without the network.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the list to this file, for sites without network access.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The admitted sites with the fingerprints of their keys: what sites read out to each other, not to you.
+    """List the admitted sites with the fingerprints of their keys, which the sites read out to each other.
 
     In a study with a sealed sum the list is published where sites fetch it. No site believes it: each confirms the
     others with `consilium site peers`.
@@ -148,15 +178,15 @@ def peers(
     listed = provision.publish_peers(Workspace(directory))
     if out is not None:
         write_peers(out, listed)
-        typer.echo(f"{out}: for every site; there `consilium site peers --take {out.name}`", err=True)
+        say(f"{out}: for every site; there `consilium site peers --take {out.name}`", err=True)
     if as_json:
-        typer.echo(json.dumps(listed.to_json(), indent=1))
+        say(json.dumps(listed.to_json(), indent=1))
         return
     if not listed.peers:
-        typer.echo("no site is admitted yet", err=True)
+        say("no site is admitted yet", err=True)
     width = max((len(peer.site) for peer in listed.peers), default=0)
     for peer in listed.peers:
-        typer.echo(f"{peer.site:{width}}  {fingerprint(peer.key)}")
+        say(f"{peer.site:{width}}  {fingerprint(peer.key)}")
 
 
 @provision_app.command("renew")
@@ -171,12 +201,12 @@ def renew(
     from server.operations import provision
 
     until = provision.renew(Workspace(directory), valid_days=days)
-    typer.echo(f"certificate valid until {until:%Y-%m-%d}; a running gateway uses it within a second")
+    say(f"certificate valid until {until:%Y-%m-%d}; a running gateway uses it within a second")
 
 
 @provision_app.command("revoke")
 def revoke(directory: StudyDir, site: SiteName) -> None:
-    """Take a site's admission back, at once. What it contributed stays released and charged.
+    """Revoke a site's admission at once. Its past contributions stay released and charged.
 
     Example: consilium provision revoke trial north
     """
@@ -186,14 +216,18 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
 
     workspace = Workspace(directory)
     whole = provision.revoke(workspace, site, unregister=lambda node: unregister_node(flower_server(workspace), node))
-    typer.echo(f"revoked {site}: the gateway turns its key away from now on")
+    say(f"revoked {site}: the gateway turns its key away from now on")
+    if workspace.study().gate.verdicts:
+        from server.postprocess.bundle import publish_verdicts
+
+        publish_verdicts(workspace)  # its verdict on the student counts no more
     if not whole:
-        typer.echo("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
+        say("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
 
 
 @provision_app.command("forget")
 def forget(directory: StudyDir, site: SiteName) -> None:
-    """Delete what the server holds of a site that left (revoke it first), and say what must stay and why.
+    """Delete what the server holds of a site that left, and print what must stay and why. Revoke it first.
 
     The server's daemons must be stopped meanwhile: their logs go, too. Backups and archives are yours to delete.
     Example: consilium provision forget trial north
@@ -201,10 +235,10 @@ def forget(directory: StudyDir, site: SiteName) -> None:
     from server.operations.leaving import STAYS, forget
 
     done = forget(Workspace(directory), site)
-    typer.echo("deleted:\n" + "\n".join(f"  {what}" for what in done.deleted))
-    typer.echo(f"stays ({done.rows} rows of the ledger name {site} or its pool):")
-    typer.echo("\n".join(f"  {what}" for what in STAYS))
-    typer.echo(
+    say("deleted:\n" + joined(f"  {what}" for what in done.deleted))
+    say(f"stays ({done.rows} rows of the ledger name {site} or its pool):")
+    say(joined(f"  {what}" for what in STAYS))
+    say(
         "Whether this is what a request for erasure asks of you (in the EU, Art. 17 GDPR and its exceptions) is for "
         "your data protection officer to say; these lines are for that letter."
     )
@@ -217,23 +251,25 @@ def up(
     only: Annotated[
         str | None, typer.Option(help="core (keys and ledger) or network (the rest), for two users or containers.")
     ] = None,
-    gateway: Annotated[bool, typer.Option(help="Run the gateway here, too.")] = True,
+    gateway: Annotated[bool, typer.Option(help="Also run the gateway here.")] = True,
+    log_to: Annotated[list[str] | None, LOG_TO] = None,
 ) -> None:
-    """Run the server's daemons in the foreground: core, SuperLink, SuperExec, gateway. What dies is started again.
+    """Run the server's daemons in the foreground: core, SuperLink, SuperExec, gateway; one that dies restarts.
 
     SuperLink listens on loopback and takes orders only from who can read the study's flower/operator.secret.
     Example: consilium server up trial
     """
     from server.operations import supervisor
+    from server.study.run_state import run_state
 
     if only is not None and only not in supervisor.PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(supervisor.PARTS))
     workspace = Workspace(directory)
 
     def on_ready() -> None:
-        typer.echo("server is up", err=True)
-        if only != "network" and supervisor.died(workspace):
-            typer.echo(supervisor.DIED, err=True)
+        say("server is up", err=True)
+        if only != "network" and (run := run_state(workspace)).name == "died":
+            say(run.reason, err=True)
 
     supervisor.serve(
         workspace,
@@ -241,6 +277,7 @@ def up(
         parts=supervisor.PARTS if only is None else (only,),
         gateway=gateway,
         on_ready=on_ready,
+        log_to=log_to or (),
     )
 
 
@@ -248,7 +285,7 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """How each of the server's daemons stands, why one that ended did, and whether the ledger is the newest copy.
+    """Show each server daemon's state, why one ended, and whether the ledger is the newest copy.
 
     Exit code 5: the ledger does not hold, or its standing shows an older copy. 7: not all daemons are ready, or the
     certificate ran out.
@@ -261,7 +298,7 @@ def status(
 
     workspace = Workspace(directory)
     found, ledger, shown = daemon_standings(workspace), ledger_problem(workspace), None
-    if (workspace.gateway_dir / "server.crt").exists():
+    if (workspace.port_keeper().gateway_dir / "server.crt").exists():
         shown = provision.certificate(workspace, now=datetime.now(UTC))
     if as_json:
         facts = {
@@ -269,14 +306,17 @@ def status(
             "certificate": None if shown is None else shown.line,
             "ledger": ledger,
         }
-        typer.echo(json.dumps(facts, indent=1))
+        say(json.dumps(facts, indent=1))
     else:
-        typer.echo("\n".join(one.line for one in found) or "the daemons were never started here")
+        say(joined(one.line for one in found) or "the daemons were never started here")
         if shown is not None:
-            typer.echo(shown.line)
+            say(shown.line)
         if ledger is not None:
-            typer.echo(f"LEDGER: {ledger}")
+            say(f"LEDGER: {ledger}")
     if ledger is not None:
         raise typer.Exit(LedgerCorrupt.exit_code)
     if not found or any(one.state != "ready" for one in found) or (shown is not None and shown.over):
         raise typer.Exit(DaemonFailed.exit_code)
+
+
+server_app.command("log")(server_log)

@@ -11,6 +11,7 @@ from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
 from consilium.cli.demo import summary, watching
+from consilium.cli.say import console, say
 
 app = typer.Typer(add_completion=False)
 
@@ -20,15 +21,15 @@ def simulate(
     data: Annotated[
         Path | None, typer.Option(help="A dataset with labels, in any layout that a site's may have.")
     ] = None,
-    phantoms: Annotated[bool, typer.Option("--phantoms", help="Made-up data in place of --data.")] = False,
+    phantoms: Annotated[bool, typer.Option("--phantoms", help="Use synthetic phantoms in place of --data.")] = False,
     out: Annotated[Path, typer.Option(help="Directory for everything it makes; the same one resumes.")] = Path(
         "simulate-out"
     ),
-    layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; found by itself.")] = "auto",
-    labels: Annotated[str, typer.Option(help="Label names, background first; without it the data's.")] = "",
-    channels: Annotated[str, typer.Option(help="Channel names; without it the data's.")] = "",
+    layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; recognised if not given.")] = "auto",
+    labels: Annotated[str, typer.Option(help="Label names, background first; by default those of the data.")] = "",
+    channels: Annotated[str, typer.Option(help="Channel names; by default those of the data.")] = "",
     hospitals: Annotated[
-        int | None, typer.Option(help="Hospitals K [as the data's sites.csv names, or 3].", **options.PLAIN)
+        int | None, typer.Option(help="Number of hospitals K [those of the data's sites.csv, or 3].", **options.PLAIN)
     ] = None,
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
@@ -40,10 +41,11 @@ def simulate(
         typer.Option(help="Voters m a site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN),
     ] = None,
     public_images: Annotated[
-        int | None, typer.Option(help="Volumes set aside as public, without labels [a fifth].", **options.PLAIN)
+        int | None,
+        typer.Option(help="Number of volumes set aside as public, without labels [a fifth].", **options.PLAIN),
     ] = None,
     label_maps: Annotated[
-        int | None, typer.Option(help="Public label maps, of other patients [an eighth].", **options.PLAIN)
+        int | None, typer.Option(help="Number of public label maps, of other patients [an eighth].", **options.PLAIN)
     ] = None,
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
@@ -60,7 +62,7 @@ def simulate(
     absent: options.Absent = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """A whole study on your own data in this process: teachers, codes, noise, ledgers, student, controls, report.
+    """Simulate a whole study on your own data in one process: teachers, codes, noise, ledgers, student, report.
 
     The protocol, the noise and the books are those of a federation; one person plays every party, so what comes out is
     a figure and no promise, and no certificate is made of it. `consilium demo` is the one with real daemons.
@@ -68,7 +70,6 @@ def simulate(
     Example: consilium simulate --data Task04_Hippocampus --hospitals 8 --out sim
     Example: consilium simulate --phantoms --out sim
     """
-    from rich.console import Console
 
     from consilium.demo.options import DemoOptions
     from consilium.demo.run import run_demo
@@ -87,7 +88,7 @@ def simulate(
         aggregation=aggregation,
         colluders=colluders,
         codec=codec,
-        joint=joint,
+        rounds=joint,
         paired=paired,
         seed=seed,
         data=None if data is None else str(data.absolute()),
@@ -100,11 +101,11 @@ def simulate(
         teacher_steps=teacher_steps,
         student_steps=student_steps,
     )
-    with watching(Console(stderr=True)) as watch:
+    with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=False)
     if as_json:
-        typer.echo((out / "report.json").read_text(encoding="utf-8"), nl=False)
+        say((out / "report.json").read_text(encoding="utf-8"), nl=False)
         return
-    typer.echo("a simulation: one person held every party's data and keys; what follows is a figure and no promise")
-    typer.echo(summary(out))
-    typer.echo(f"report: {report}")
+    say("a simulation: one person held every party's data and keys; what follows is a figure and no promise")
+    say(summary(out))
+    say(f"report: {report}")

@@ -11,9 +11,15 @@ import typer
 
 from common.config import Study, load_study
 from common.errors import InvalidInput
+from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
-from consilium.cli.options import AsJson, SiteDir, counting
+from consilium.cli.options import LOG_TO, AsJson, SiteDir, counting
+from consilium.cli.say import say
+from consilium.cli.security_log import site_log
+from consilium.cli.site_adapt import adapt
+from consilium.cli.site_consent import consent
 from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
+from consilium.cli.site_disclose import disclose
 from consilium.cli.site_peers import peers
 from consilium.cli.site_student import evaluate, student_app
 from consilium.cli.site_teacher import teacher_app
@@ -41,29 +47,33 @@ def init(
 ) -> None:
     """Create a site's directory: its node key, its policy (site.toml), its copy of the study and its join request.
 
-    It begins the books of a patient pool, once for its whole life: for another study of these patients, `site join`.
+    It also creates the patient pool's ledger, once for life. For another study of these patients use `site join`.
     Example: consilium site init --kit kit --data /data/north --site-dir /srv/consilium
     """
     from client.site.enrolment import SiteKit, create_site
 
     opened = SiteKit.load(kit)
     request = create_site(site_dir, pool=pool or opened.facts.site, data=data, kit=opened)
-    typer.echo(f"{site_dir}: created for {opened.facts.site}")
+    say(f"{site_dir}: created for {opened.facts.site}")
     _ask_to_be_admitted(site_dir, request, opened)
 
 
 @site_app.command("join")
 def join(
     kit: Annotated[Path, typer.Option(help="The startup kit of the other study.")],
-    existing: Annotated[Path, typer.Option("--from", help="A directory of this site's: its pool, its books.")],
+    existing: Annotated[
+        Path,
+        typer.Option("--from", help="A directory of this site whose patient pool and ledger the new study shares."),
+    ],
     site_dir: Annotated[
         Path | None, typer.Option("--site-dir", help="The new directory; studies/NAME beside the books by default.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Where the same patients lie labelled for this study; as before by default.")
+        Path | None,
+        typer.Option(help="Folder with the same patients labelled for this study; by default the folder used before."),
     ] = None,
 ) -> None:
-    """Take part in another study with the patients of a site that is here: one pool, one book for all of them.
+    """Take part in another study with the same patients: all studies of a patient pool share one ledger.
 
     The new directory has its own node key, teachers and daemons; ledger, caps and withdrawals stay the pool's.
     Example: consilium site join --from /srv/consilium --kit kit
@@ -72,21 +82,21 @@ def join(
 
     opened = SiteKit.load(kit)
     directory, request = join_site(site_dir, kit=opened, existing=existing, data=data)
-    typer.echo(f"{directory}: created for {opened.facts.site}, patient pool {request.pool}, books in {existing}")
+    say(f"{directory}: created for {opened.facts.site}, patient pool {request.pool}, books in {existing}")
     _ask_to_be_admitted(directory, request, opened)
 
 
 @site_app.command("request")
 def request(site_dir: SiteDir) -> None:
-    """Write the site's join request anew: for a consortium that admitted it before its replies were signed.
+    """Write the site's join request again, for a consortium that admitted the site with an earlier version.
 
     Example: consilium site request --site-dir /srv/consilium
     """
     from client.site.enrolment import new_request
 
     written = new_request(site_dir)
-    typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
-    typer.echo(written.fingerprint)
+    say(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
+    say(written.fingerprint)
 
 
 def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> None:
@@ -97,21 +107,22 @@ def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> N
     try:
         check_index(load_site(site_dir), study.data)
     except InvalidInput as error:  # may be put right later: the request is the same
-        typer.echo(f"warning: {error}", err=True)
-    typer.echo(joining_text(study, file=site_dir / "study.toml"))
-    typer.echo(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
-    typer.echo(request.fingerprint)
+        say(f"warning: {error}", err=True)
+    say(joining_text(study, file=site_dir / "study.toml"))
+    say(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
+    say(request.fingerprint)
 
 
 @site_app.command("cases")
 def cases(
     site_dir: SiteDir,
     for_server: Annotated[
-        bool, typer.Option("--for-server", help="Numbers alone, for the server's operator; site.toml must allow it.")
+        bool,
+        typer.Option("--for-server", help="Print only counts, for the server's operator; site.toml must allow it."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Which cases the last training left out, and why: for this site's own eyes.
+    """List the cases that the last training left out, and why. Only for staff of this site.
 
     Exit code 6: --for-server, and `case_counts` of the table share in site.toml is not true.
     Example: consilium site cases --site-dir /srv/consilium
@@ -119,34 +130,36 @@ def cases(
     from client.data.cases import counts_for_server, load_cases
 
     if for_server:
-        typer.echo(json.dumps(counts_for_server(site_dir)))
+        say(json.dumps(counts_for_server(site_dir)))
         return
     record = load_cases(site_dir)
     if as_json:
         problems, doubled = ([one.to_json() for one in found] for found in (record.problems, record.doubled))
         facts = {"listed": record.listed, "patients": record.patients, "patient_identity": record.patient_identity}
-        typer.echo(json.dumps({**facts, "left_out": problems, "doubled": doubled}))
+        say(json.dumps({**facts, "left_out": problems, "doubled": doubled}))
         return
-    typer.echo(f"{record.listed - record.left_out} of {record.listed} cases used, {record.patients} patients")
-    typer.echo(record.patient_identity.sentence)
+    say(f"{record.listed - record.left_out} of {record.listed} cases used, {record.patients} patients")
+    say(record.patient_identity.sentence)
     for problem in record.problems:
-        typer.echo(f"left out {problem.case}: {problem.reason}")
+        say(plain(f"left out {problem.case}: {problem.reason}"))
     for pair in record.doubled:
-        typer.echo(f"warning: {pair.sentence}")
+        say(f"warning: {pair.sentence}")
 
 
 @site_app.command("doctor")
 def doctor(
     site_dir: Annotated[
-        Path | None, typer.Option("--site-dir", help="The site's directory: whether it can take part.")
+        Path | None, typer.Option("--site-dir", help="The site's directory; checks whether the site can take part.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="A dataset, in any layout: whether every case can be used.")
+        Path | None, typer.Option("--data", help="A dataset in any layout; checks whether every case can be used.")
     ] = None,
     study: Annotated[
-        Path | None, typer.Option("--study", help="The study the data is for; else the site's copy.")
+        Path | None, typer.Option("--study", help="The study file to check the data for; by default the site's copy.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="msd, nnunet, bids, table or brats; found by itself.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="msd, nnunet, bids, table or brats; recognised if not given.")
+    ] = None,
     label_map: Annotated[
         Path | None, typer.Option(help="TOML with the tables labels, channels and bids; else as in site.toml.")
     ] = None,
@@ -155,7 +168,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, without cases' names.")] = False,
 ) -> None:
-    """Check what could stop this site, and say what to do about it. Changes nothing.
+    """Check what could stop this site from taking part, and print what to do about it. Changes nothing.
 
     With --site-dir: keys, network, proxy, certificate, clock, admission, disk, GPU memory. With --data: the layout, who
     counts as a patient, every case. The terminal names cases; the report and the JSON number them. Exit code 8: at
@@ -170,17 +183,19 @@ def doctor(
         findings = look(options, on_case=on_case)
     if report is not None:
         paths = findings_of.write_report(report, findings)
-        typer.echo(f"report: {paths[1]}", err=True)
-    typer.echo(findings_of.to_json(findings) if as_json else findings_of.to_text(findings))
+        say(f"report: {paths[1]}", err=True)
+    say(findings_of.to_json(findings) if as_json else findings_of.to_text(findings))
     raise typer.Exit(findings_of.exit_code(findings))
 
 
 @site_app.command("serve")
 def serve(
     site_dir: SiteDir,
-    socket: Annotated[Path | None, typer.Option(help="Unix socket; worker.sock in the site's directory.")] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Path of the Unix socket; by default worker.sock in the site's directory.")
+    ] = None,
 ) -> None:
-    """Serve codes until stopped: the long-lived teacher worker behind a Unix socket.
+    """Run the teacher worker, which answers for codes on a Unix socket until it is stopped.
 
     Example: consilium site serve --site-dir /srv/consilium
     """
@@ -195,31 +210,47 @@ def up(
     only: Annotated[
         str | None, typer.Option(help="worker (data and models) or node (the network), for two users or containers.")
     ] = None,
+    every_study: Annotated[
+        bool, typer.Option("--all", help="Also run the daemons of every study that joined this pool's books.")
+    ] = False,
+    log_to: Annotated[list[str] | None, LOG_TO] = None,
 ) -> None:
-    """Run the site's daemons in the foreground: the teacher worker and the SuperNode. What dies is started again.
+    """Run the site's daemons in the foreground: the teacher worker and the SuperNode. One that dies is restarted.
 
-    The doctor's first look comes with it: what it finds wrong is said at once, with what to do.
+    It first runs the checks of `site doctor` and prints what is wrong and what to do.
     Example: consilium site up --site-dir /srv/consilium
     """
     from client.operations.daemons import PARTS, site_up
     from client.operations.findings import to_text
-    from client.operations.readiness import check_site
+    from client.operations.readiness import check_site, check_teachers
+    from client.operations.staff_decisions import check_consent
     from client.policy import load_site
+    from client.site.books import site_directories
 
     if only is not None and only not in PARTS:
         raise InvalidInput("--only", value=only, limit=" or ".join(PARTS))
     config = load_site(site_dir) if only != "node" else None
+    others: tuple[Path, ...] = ()
+    if every_study:
+        if config is None or only is not None:
+            raise InvalidInput("--all", limit="not with --only", remedy="run each directory's parts by themselves")
+        others = tuple(one for one in site_directories(config.books_dir) if one.resolve() != site_dir.resolve())
+    if config is not None:
+        for directory in (site_dir, *others):
+            check_consent(directory)
+            check_teachers(load_site(directory))
 
     def look() -> None:
         if wrong := [finding for finding in check_site(site_dir, starting=True) if not finding.ok]:
-            typer.echo(to_text(wrong), err=True)
+            say(to_text(wrong), err=True)
 
     def ready() -> None:
-        typer.echo(f"connected: {config.site} to {config.server.superlink}" if config and not only else "up", err=True)
+        say(f"connected: {config.site} to {config.server.superlink}" if config and not only else "up", err=True)
 
     if config is not None:
         threading.Thread(target=look, daemon=True).start()  # an absent server takes its time, and keeps nobody waiting
-    site_up(site_dir, parts=PARTS if only is None else (only,), on_ready=ready)
+    parts = PARTS if only is None else (only,)
+    site_up(site_dir, parts=parts, others=others, on_ready=ready, log_to=log_to or ())
 
 
 @site_app.command("status")
@@ -227,45 +258,48 @@ def status(
     site_dir: SiteDir,
     as_json: AsJson = False,
 ) -> None:
-    """How the site's daemons stand, and what it has spent of its patient pool's budget, by its own ledger.
+    """Show the state of the site's daemons and what its own ledger has spent of the patient pool's budget.
 
     Example: consilium site status --site-dir /srv/consilium
     """
     from client.data.cases import delta_warning, has_trained, load_cases
     from client.operations.daemons import daemon_standings
     from client.policy import load_site
-    from client.site.books import empty_slots
+    from client.site.books import empty_slots, read_books
     from client.site.enrolment import signed_status, site_status
 
     facts, daemons = site_status(site_dir), daemon_standings(site_dir)
     if as_json:  # fit to be handed over, so it does not tell how many patients the site has
         said = {**facts, "daemons": {one.daemon: one.state for one in daemons}}
-        typer.echo(json.dumps(signed_status(site_dir, said), indent=1))
+        say(json.dumps(signed_status(site_dir, said), indent=1))
         return
-    typer.echo(status_text(facts))
-    typer.echo(
-        "\n".join(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else ["daemons: never started"])
-    )
+    say(status_text(facts))
+    with read_books(load_site(site_dir)) as ledger:  # in no JSON: it may be handed over
+        left, least = len(ledger.withdrawn_patients()), "at least " if facts.get("at_least") else ""
+    say(f"patients withdrawn: {least}{left}{', counted once for each deal they were in' if left else ''}")
+    say(joined(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else ["daemons: never started"]))
     if has_trained(site_dir):
         warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
         if warning is not None:
-            typer.echo(f"warning: {warning}")
+            say(f"warning: {warning}")
     for voter in empty_slots(load_site(site_dir)):
-        typer.echo(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
+        say(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
 
 
 def joining_text(study: Study, *, file: Path) -> str:
     """What a hospital is promised by the study it is about to ask to join, in lines for a person; ``file`` holds it."""
     from common.privacy.accounting import max_mu_squared
     from common.privacy.consent import guess_sentence
+    from common.study_mechanism import pool_sentence
 
     privacy = study.privacy
     limit = max_mu_squared(privacy.accountant, privacy.budget)
-    return "\n".join(
+    return joined(
         [
             f"study {study.name} guarantees ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant}), "
             f"δ = {delta_text(privacy.delta)}, {privacy.protection}",
             guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True),
+            pool_sentence(study, yours=True),
             f"all of it, before you send the request: `consilium study show {file} --for-site`",
         ]
     )
@@ -278,19 +312,22 @@ def status_text(facts: dict[str, Any]) -> str:
         f"relation {found['relation']}"
         for name, found in facts["spent"].items()
     ]
+    doubt = facts.get("at_least")
     studies = [f"  {study['name']} ({study['id'][:16]}…): {study['state']}" for study in facts["studies"]]
-    return "\n".join(
+    return joined(
         [
             f"site {facts['site']}, patient pool {facts['pool']}",
-            f"spent of the pool's cap: {facts['share_spent']:.2%} of ε = {epsilon_text(facts['cap']['epsilon'])} "
-            f"({facts['cap']['accountant']}), δ = {delta_text(facts['cap']['delta'])}",
+            f"the pool's cap: ε = {epsilon_text(facts['cap']['epsilon'])} ({facts['cap']['accountant']}), "
+            f"δ = {delta_text(facts['cap']['delta'])}; spent of it{', at least' if doubt else ''}:",
             *spent,
+            f"  which is {'at least ' if doubt else ''}{facts['share_spent']:.2%} of the cap's Σμ²: that share adds up "
+            "query by query, ε does not",
             *(f"from row {stated['row']} on, {stated['sentence']}" for stated in facts["patient_identity"]),
             *training_lines(facts["trainings"]),
             f"queries accepted: {facts['queries_accepted']}, today {facts['queries_today']} of "
             f"{facts['queries_per_day']}; codes stored {facts['codes_stored']}, receipted {facts['receipted']}, "
             f"refusals {facts['refusals']}",
-            "studies:",
+            "studies, as far as this ledger knows:" if doubt else "studies:",
             *(studies or ["  none"]),
             *([f"peers confirmed: {facts['peers']['confirmed']}"] if "peers" in facts else []),
             *(f"warning: {problem}" for problem in facts.get("peers", {}).get("problems", ())),
@@ -306,15 +343,28 @@ def training_lines(trainings: dict[str, Any]) -> list[str]:
         return []
     head = f"trainings on record: {trainings['count']} ({', '.join(trainings['strategies'])})"
     guarantees = [found for found in trainings["guarantees"] if found is not None]
+    left = trainings.get("adapted")
+    may_leave = (
+        []
+        if left is None
+        else [
+            f"  networks adapted here that may leave, each patient: ε = {epsilon_text(left['epsilon'])} at "
+            f"δ = {delta_text(left['delta'])}, unit {left['unit']}, relation {left['relation']}"
+        ]
+    )
     if not guarantees:
-        return [head, "  no patient-level ε: a teacher was trained without a guarantee"]
-    return [head] + [
+        from common.privacy.patient_guarantee import UNPROTECTED
+
+        return [head, *may_leave, f"  no patient-level ε of all: {UNPROTECTED}"]
+    return [head, *may_leave] + [
         f"  each patient: ε = {epsilon_text(found['epsilon'])} at δ = {delta_text(found['delta'])}, "
         f"unit {found['unit']}, relation {found['relation']} (all trainings composed)"
         for found in guarantees
     ]
 
 
+site_app.command("log")(site_log)
+site_app.command("consent")(consent)
 site_app.command("pause")(pause)
 site_app.command("resume")(resume)
 site_app.command("withdraw")(withdraw)
@@ -323,6 +373,8 @@ site_app.command("recover")(recover)
 site_app.command("take-sealing-key")(take_sealing_key)
 site_app.command("heads")(heads)
 site_app.command("evaluate")(evaluate)
+site_app.command("adapt")(adapt)
 site_app.command("peers")(peers)
+site_app.command("disclose")(disclose)
 site_app.add_typer(student_app, name="student")
 site_app.add_typer(teacher_app, name="teacher")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import InvalidInput
+from common.plain import joined
 from consilium.cli.options import AsJson, SiteDir
+from consilium.cli.say import say
 
 if TYPE_CHECKING:
     from client.site.peers import PeersView
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 
 def peers(
     site_dir: SiteDir,
-    take: Annotated[Path | None, typer.Option(help="The consortium's list, peers.json, from a file.")] = None,
-    fetch: Annotated[bool, typer.Option("--fetch", help="The consortium's list, from the server.")] = False,
+    take: Annotated[Path | None, typer.Option(help="Read the consortium's list from this file (peers.json).")] = None,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Fetch the consortium's list from the server.")] = False,
     confirm: Annotated[
-        str | None, typer.Option(help="Confirm this site by the fingerprint it read out to you; asks for it.")
+        str | None,
+        typer.Option(help="Confirm this site; the command asks for the fingerprint that the site read out to you."),
     ] = None,
     fingerprint: Annotated[
         str | None, typer.Option(help="With --confirm: the fingerprint as that site read it out, SHA256:….")
@@ -31,7 +34,7 @@ def peers(
     distrust: Annotated[str | None, typer.Option(help="Take back this site's confirmation, at once.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The other hospitals of the study by the fingerprints of their keys: confirmed here, or not, or changed.
+    """List the study's other hospitals by key fingerprint, each as confirmed here, not confirmed, or changed.
 
     In a study with a sealed sum this site answers only together with sites it confirmed. Call each of them, at a number
     you did not get from the consortium, and have it read its fingerprint out. Lists and offers alone prove nothing.
@@ -52,13 +55,13 @@ def peers(
         said = fingerprint or typer.prompt(f"the fingerprint that {confirm} read out", err=True)
         known.confirm(site_dir, confirm, said)
     view = known.look(site_dir)
-    if confirm_all and view.standing(known.Standing.NOT_CONFIRMED):
-        typer.echo(peers_text(view), err=True)
+    if confirm_all and view.standing(known.PeerTrust.NOT_CONFIRMED):
+        say(peers_text(view), err=True)
         if not typer.confirm("have you compared each NOT CONFIRMED one with that hospital itself?", err=True):
             raise typer.Exit(1)
         known.confirm_shown(site_dir, view)
         view = known.look(site_dir)
-    typer.echo(json.dumps(view.to_json(), indent=1) if as_json else peers_text(view))
+    say(json.dumps(view.to_json(), indent=1) if as_json else peers_text(view))
 
 
 def consent_to_peers(site_dir: Path) -> str:
@@ -82,4 +85,4 @@ def peers_text(view: PeersView) -> str:
     for known in view.peers:
         told = "" if known.standing == "confirmed" else f" (from {', '.join(known.heard)})"
         lines.append(f"{known.peer.site:{width}}  {known.fingerprint}  {known.standing.value}{told}")
-    return "\n".join([*lines, *(f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems())])
+    return joined([*lines, *(f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems())])

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.errors import InvalidInput
 from consilium.cli.options import AsJson, SiteDir, counting
+from consilium.cli.say import say
 
 if TYPE_CHECKING:
     from client.teachers.evaluation import Evaluation
+    from client.teachers.pulled_student import Pulled
 
 student_app = typer.Typer(no_args_is_help=True, help="The study's student at this site.")
 
@@ -24,18 +27,27 @@ def _student() -> None:
 @student_app.command("pull")
 def pull(
     site_dir: SiteDir,
-    out: Annotated[Path | None, typer.Option(help="Where to put it; student in the site's directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the student; by default student in the site's directory.")
+    ] = None,
+    to_evaluate: Annotated[
+        bool,
+        typer.Option(
+            "--to-evaluate", help="Fetch a student that is not released yet, to evaluate it and to give a verdict."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch the study's student and prove it: signed, by hash, of this study, and true to this site's receipts.
+    """Fetch the study's student and verify it: signature, hash, study, and this site's receipts.
 
+    A study with a gate releases its student once enough hospitals found it better: until then, exit code 6.
     Exit code 5: the server signed what contradicts this site's receipts. Interrupted, run it again.
     Example: consilium site student pull --site-dir /srv/consilium
     """
-    from client.teachers.student import pull as pull_student
+    from client.teachers.pulled_student import pull as pull_student
 
     with counting("student", of_bytes=True) as on_bytes:
-        pulled = pull_student(site_dir, out=out, on_bytes=on_bytes)
+        pulled = pull_student(site_dir, out=out, to_evaluate=to_evaluate, on_bytes=on_bytes)
     statement = pulled.statement
     if as_json:
         facts = {
@@ -47,17 +59,33 @@ def pull(
             "queries": statement.queries,
             "receipts": pulled.receipts,
             "guarantee": pulled.guarantee.to_json(),
+            **({"gate": pulled.gate} if pulled.gate else {}),
         }
-        typer.echo(json.dumps(facts, indent=1))
+        say(json.dumps(facts, indent=1))
         return
-    typer.echo(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
-    typer.echo(
+    say(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
+    say(
         f"signed by the server at row {statement.head.seq} of its ledger; it continues the {pulled.receipts} receipts "
         "this site holds of the study"
         if pulled.receipts
         else "signed by the server; this site holds no receipt of the study to check it against"
     )
-    typer.echo("next: `consilium site evaluate`")
+    if pulled.gate:
+        _say_gate(site_dir, pulled)
+    say("next: `consilium site evaluate`" + (" --verdict" if to_evaluate else ""))
+
+
+def _say_gate(site_dir: Path, pulled: Pulled) -> None:
+    """What hospitals said, and whether this one's word is among it."""
+    from client.teachers.verdict import own_verdict
+
+    say(pulled.gate)
+    own = own_verdict(site_dir, pulled.statement.bundle)
+    if own is not None and own not in (pulled.statement.verdicts or ()):
+        say(
+            f"this site's own verdict, {own.word}, is not among them: the server has not taken it in; tell the other "
+            "sites if it should have"
+        )
 
 
 def evaluate(
@@ -70,11 +98,22 @@ def evaluate(
         bool, typer.Option("--native", help="Score each file's own voxels instead of the study's grid.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with exit code 10 where something speaks against using the student.")
+        bool, typer.Option("--strict", help="End with exit code 10 if the student should not be used.")
     ] = False,
+    verdict: Annotated[
+        Path | None,
+        typer.Option(help="Also write one signed word on the student to this new file, for the consortium."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Also write a signed mean Dice a structure to this new file, for the consortium."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score the student on this site's own labelled cases. Figures and pictures stay here; nothing is sent.
+
+    --verdict writes one word (better, not-better, worse), which you may send: it is made of your cases, under no ε.
+    --figures writes each structure's mean Dice in hundredths, of 5 patients or more, which you may send likewise.
 
     Beside it stand the public start (or the codec's mean shape) and this site's teachers on the same cases: a student
     below public data, or one that lost a structure, is said plainly.
@@ -87,13 +126,26 @@ def evaluate(
 
     from client.teachers.evaluation import WORSE
     from client.teachers.evaluation import evaluate as evaluate_student
+    from client.teachers.figures import give_figures
+    from client.teachers.verdict import give_verdict
 
+    if (verdict is not None or figures is not None) and model is not None:
+        raise InvalidInput("--verdict or --figures with --model", limit="they are on the student that was pulled")
+    if figures is not None and native:
+        raise InvalidInput("--figures with --native", limit="figures on the study's grid, so that hospitals compare")
     torch.set_num_threads(1)
     with counting("cases") as on_case:
         result, folder = evaluate_student(
             site_dir, now=datetime.now(UTC), data=data, model=model, native=native, on_case=on_case
         )
+    said = None if verdict is None else give_verdict(site_dir, result, out=verdict, now=datetime.now(UTC))
+    measured = None if figures is None else give_figures(site_dir, result, out=figures, now=datetime.now(UTC))
     _print(result, folder, as_json=as_json)
+    if measured is not None and not as_json:
+        told = ", ".join(f"{one.structure} {one.hundredths / 100:.2f}" for one in measured.dice)
+        say(f"{figures}: {told}, signed; send it to the consortium if you consent to these figures leaving")
+    if said is not None and not as_json:
+        say(f"{verdict}: {said.word}, signed; send it to the consortium if you consent to that word leaving")
     if strict and result.alarms:
         raise typer.Exit(WORSE)
 
@@ -102,14 +154,12 @@ def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
     from client.teachers.evaluation import PARTS, table
 
     if as_json:
-        typer.echo(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))
+        say(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))
     else:
-        typer.echo(table(result))
+        say(table(result))
         if any(score.part == PARTS[0] for score in result.scores):
-            typer.echo(
+            say(
                 f"cases '{PARTS[0]}' trained this site's teachers. The student saw none of them, only what was "
                 "released of all teachers' votes; for cases nobody used, give --data"
             )
-        typer.echo(
-            f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site"
-        )
+        say(f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,6 +12,7 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import ResultAsJson, SiteDir
+from consilium.cli.say import say
 
 N = TypeVar("N", int, float)
 
@@ -25,7 +27,10 @@ def add(
     ] = None,
     command: Annotated[
         str | None,
-        typer.Option(help="A program in its place: words with {input} and {output}, or {input_dir} and {output_dir}."),
+        typer.Option(
+            help="Use a program as the teacher: a command line with {input} and {output}, or {input_dir} and "
+            "{output_dir}."
+        ),
     ] = None,
     labels: Annotated[
         str | None,
@@ -35,13 +40,15 @@ def add(
         str | None, typer.Option(help="The study's channels in the order the model takes them; the study's by default.")
     ] = None,
     model: Annotated[
-        list[Path] | None, typer.Option(help="With --command: files it is made of; they are hashed. May be repeated.")
+        list[Path] | None,
+        typer.Option(help="With --command: a file or folder that is part of the model; it is hashed. Repeatable."),
     ] = None,
     reads: Annotated[
-        list[Path] | None, typer.Option(help="With --command: what else it may read, not hashed. May be repeated.")
+        list[Path] | None,
+        typer.Option(help="With --command: another path that the program may read; it is not hashed. Repeatable."),
     ] = None,
     activation: Annotated[
-        str, typer.Option(help="What makes probabilities of a model's output: softmax, sigmoid or none.")
+        str, typer.Option(help="Function that turns the model's output into probabilities: softmax, sigmoid or none.")
     ] = "softmax",
     intensity: Annotated[
         str, typer.Option(help="How a TorchScript's input is normalised: z-score, unit (0 to 1) or as-is.")
@@ -52,12 +59,12 @@ def add(
     patch: Annotated[
         str | None, typer.Option(help="Voxels of a TorchScript's sliding window, X,Y,Z; whole volumes by default.")
     ] = None,
-    timeout: Annotated[int, typer.Option(help="Seconds a volume may take.", min=1)] = 600,
-    memory: Annotated[int, typer.Option(help="GiB of memory it may take.", min=1)] = 16,
-    voter: Annotated[int, typer.Option(help="The voter whose teacher it is.", min=0)] = 0,
+    timeout: Annotated[int, typer.Option(help="Time limit in seconds for each volume.", min=1)] = 600,
+    memory: Annotated[int, typer.Option(help="Memory limit in GiB.", min=1)] = 16,
+    voter: Annotated[int, typer.Option(help="Number of the voter that this teacher answers for.", min=0)] = 0,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Let a model that the hospital has vote: a MONAI bundle, a TorchScript file, or a program such as nnU-Net.
+    """Add a hospital's own model as a teacher: a MONAI bundle, a TorchScript file, or a program such as nnU-Net.
 
     It is tried once on a made-up volume, its hash goes into the site's ledger, and the worker asks it about public
     volumes from its next start on: without network, reading its own files, writing nowhere else, its output checked.
@@ -69,7 +76,7 @@ def add(
     """
     from client.foreign.bring import Brought
     from client.foreign.bring import add as add_teacher
-    from client.foreign.declared import Activation, Intensity
+    from client.records.declared import Activation, Intensity
 
     try:
         chosen = Activation(activation), Intensity(intensity)
@@ -93,27 +100,34 @@ def add(
     added = add_teacher(site_dir, brought)
     declared = added.declared
     if as_json:
-        facts = {"voter": voter, "kind": declared.kind, "sha256": declared.served, "tried": added.shares}
-        typer.echo(json.dumps(facts))
+        facts = {
+            "voter": voter,
+            "kind": declared.kind,
+            "sha256": declared.served,
+            "tried": added.shares,
+            "used": asdict(added.used),
+        }
+        say(json.dumps(facts))
         return
-    typer.echo(f"voter {voter}: {declared.kind} {declared.served[:16]}… on record in the site's ledger")
-    typer.echo("tried on a made-up volume: " + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items()))
-    typer.echo("a worker that runs takes it up when `consilium site up` is started again")
+    say(f"voter {voter}: {declared.kind} {declared.served[:16]}… on record in the site's ledger")
+    say("tried on a made-up volume: " + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items()))
+    say(f"at its most it used {added.used}")
+    say("a worker that runs takes it up when `consilium site up` is started again")
 
 
 @teacher_app.command("remove")
 def remove(
     site_dir: SiteDir,
-    voter: Annotated[int, typer.Option(help="The voter whose teacher it is.", min=0)] = 0,
+    voter: Annotated[int, typer.Option(help="Number of the voter that this teacher answers for.", min=0)] = 0,
 ) -> None:
-    """Take away a teacher that was added; a trained one that was there before votes again.
+    """Remove a teacher that was added. A trained teacher that it replaced answers again.
 
     Example: consilium site teacher remove --site-dir /srv/consilium
     """
     from client.foreign.bring import remove as remove_teacher
 
     remove_teacher(site_dir, voter)
-    typer.echo(f"voter {voter}: removed; the site's ledger keeps what it has of it")
+    say(f"voter {voter}: removed; the site's ledger keeps what it has of it")
 
 
 def _three(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...]:

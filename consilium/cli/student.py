@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from consilium.cli.options import StudyDir
+from consilium.cli.options import StudyDir, read_file
+from consilium.cli.say import say
 from server.study.workspace import Workspace
 
 student_app = typer.Typer(
@@ -20,7 +21,7 @@ def student_train(
     directory: StudyDir,
     decisions: Annotated[
         Path | None,
-        typer.Option(help="decisions.jsonl of the dashboard: labels rejected there are left out, from now on."),
+        typer.Option(help="The dashboard's decisions.jsonl; labels rejected in it are left out from now on."),
     ] = None,
 ) -> None:
     """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
@@ -30,7 +31,7 @@ def student_train(
     from server.aggregation.pipeline import locked_events
     from server.postprocess.decisions import take_over
     from server.postprocess.labels import read_released, write_labels
-    from server.postprocess.student import fit_controls, fit_student
+    from server.postprocess.networks import fit_controls, fit_student
 
     with locked_events(Workspace(directory)) as (workspace, events):
         if decisions is not None:
@@ -39,7 +40,7 @@ def student_train(
         write_labels(released, events=events)
         fit_student(released, events=events)
         fit_controls(released, events=events)
-    typer.echo(f"student: {Workspace(directory).student_dir}")
+    say(f"student: {Workspace(directory).student_dir}")
 
 
 @student_app.command("export")
@@ -53,7 +54,29 @@ def student_export(directory: StudyDir) -> None:
 
     with locked_events(Workspace(directory)) as (workspace, events):
         export_student(workspace, events=events)
-    typer.echo(f"bundle: {Workspace(directory).bundle_dir}")
+    say(f"bundle: {Workspace(directory).bundle_dir}")
+
+
+@student_app.command("verdict")
+def student_verdict(
+    directory: StudyDir,
+    files: Annotated[list[Path], typer.Argument(help="Verdicts that hospitals sent, a file each.")],
+) -> None:
+    """Read hospitals' signed verdicts on the student, and print whether they release it.
+
+    Example: consilium student verdict trial north-verdict.json south-verdict.json
+    """
+    from server.aggregation.pipeline import locked_events
+    from server.postprocess.bundle import publish_verdicts
+    from server.study.gate import gate_state, take_verdict
+
+    with locked_events(Workspace(directory)) as (workspace, events):
+        for path in files:
+            taken = take_verdict(workspace, read_file(path))
+            events.emit("verdict-taken", site=taken.site, word=taken.word, bundle=taken.bundle)
+            say(f"{taken.site}: {taken.word}")
+        publish_verdicts(workspace)
+        say(gate_state(workspace).words)
 
 
 @student_app.command("publish")
@@ -61,12 +84,13 @@ def student_publish(
     directory: StudyDir,
     out: Annotated[Path, typer.Option(help="The new folder: bundle, model card, certificate, signed checksums.")],
 ) -> None:
-    """Put student, model card and privacy certificate into one folder, signed with the consortium's key.
+    """Collect student, model card and privacy certificate in one folder, signed with the consortium's key.
 
+    Refused (exit code 6) while the study's gate is shut: `student verdict` takes in what hospitals say.
     Who gets it checks it with openssl and sha256sum, as docs/deployment.md says, against the key in any site's kit.
     Example: consilium student publish trial --out trial-student
     """
     from consilium.reports.publication import publish_student
 
     names = publish_student(Workspace(directory), out)
-    typer.echo(f"{out}: {len(names)} files, signed; MODEL_CARD.md and certificate.pdf are for readers")
+    say(f"{out}: {len(names)} files, signed; MODEL_CARD.md and certificate.pdf are for readers")

@@ -8,27 +8,51 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 import typer
 
-from common.config import DataConfig, PrivacyConfig, Study, load_study
+from common.config import (
+    SEALED_SUM,
+    CodecConfig,
+    DataConfig,
+    GateConfig,
+    PrivacyConfig,
+    Study,
+    load_study,
+    usual_aggregation,
+)
 from common.data.msd import nifti_files, read_dataset
 from common.errors import InvalidInput
+from common.plain import joined
+from common.pool_config import PoolConfig
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
+from consilium.cli.say import console, say
 from consilium.cli.site_peers import consent_to_peers
+from consilium.cli.study_evaluate import evaluate
+from consilium.cli.study_words import (
+    ask_about_spoiled,
+    ask_to_spend,
+    create_and_say,
+    has_answers,
+    print_end,
+    print_status,
+    say_files,
+    say_left_out,
+    say_outlook,
+)
 from server.study.workspace import Workspace
-
-if TYPE_CHECKING:
-    from server.study.status import StudyStatus
 
 study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
 
 SharedLedger = Annotated[
     Path | None,
-    typer.Option(help="Another study's directory or its ledger.sqlite: share its ledger, so that pools have one sum."),
+    typer.Option(
+        help="Another study's directory or its ledger.sqlite; the new study shares that ledger, so each pool "
+        "has one total."
+    ),
 ]
 StandingFile = Annotated[
     Path | None, typer.Option(help="Keep the new ledger's standing in this file, best on another disk.")
@@ -42,7 +66,7 @@ def init(
     labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
     queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled, or rounds.")],
-    quorum: Annotated[int, typer.Option(help="Fewest sites in a release.")],
+    quorum: Annotated[int, typer.Option(help="Smallest number of sites in a release.")],
     spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
@@ -53,6 +77,7 @@ def init(
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,
+    verdicts: options.Verdicts = None,
     codec: options.Codec = "pca",
     joint: Annotated[
         bool,
@@ -62,19 +87,22 @@ def init(
     ] = False,
     protocol: Annotated[
         str,
-        typer.Option(
-            help="Another way to ask, by name: appearance, about what structures look like, in --queries rounds."
-        ),
+        typer.Option(help="Query protocol by name: appearance asks what structures look like, in --queries rounds."),
     ] = "",
     label_maps: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of public label maps: they say which of the two suits the task, in --queries rounds."
-        ),
+        typer.Option(help="Folder of public label maps; they decide which of the two protocols suits the task."),
     ] = None,
     paired: Annotated[
-        int, typer.Option(help="Public volumes with label maps that start, student and controls learn from (joint).")
+        int,
+        typer.Option(
+            help="Number of public volumes with label maps; public start, student and controls learn from them (joint)."
+        ),
     ] = 0,
+    pool_epsilon: Annotated[
+        float | None,
+        typer.Option(help="ε for life of pools that no study had before; room for two such studies unless said."),
+    ] = None,
     ledger: SharedLedger = None,
     standing: StandingFile = None,
 ) -> None:
@@ -84,44 +112,48 @@ def init(
     """
     from common.codecs.paper import codec_terms
     from common.data.grid import asked_at, patch_of
-    from common.protocols.base import halves
-    from common.study_mechanism import usual_aggregation
+    from common.protocol_terms import terms_of
+    from common.study_mechanism import usual_pool_epsilon, usual_verdicts
     from server.planning.recommend import training_for
 
     asked = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
     teacher, student = training_for(asked)
+    mode = aggregation or usual_aggregation(quorum)
+    wanted = usual_verdicts(quorum, sealed=mode == SEALED_SUM) if verdicts is None else verdicts
     data = DataConfig(
         labels=tuple(labels.split(",")),
         spacing_mm=options.triple(spacing, float, what="--spacing"),
         grid=options.triple(grid, int, what="--grid"),
     )
-    if asked == "joint":
+    if terms_of(asked).finer:
         data = asked_at(data)
+    privacy = PrivacyConfig(
+        epsilon=epsilon,
+        delta=delta,
+        planned_queries=queries,
+        quorum=quorum,
+        accountant=accountant,
+        relation=relation,
+        unit=unit,
+        voters_per_site=voters,
+        aggregation=mode,
+        colluders=colluders,
+        spare_draws=spare_draws,
+    )
     study = Study(
         name=name,
         data=data,
-        privacy=PrivacyConfig(
-            epsilon=epsilon,
-            delta=delta,
-            planned_queries=queries,
-            quorum=quorum,
-            accountant=accountant,
-            relation=relation,
-            unit=unit,
-            voters_per_site=voters,
-            aggregation=aggregation or usual_aggregation(quorum),
-            colluders=colluders,
-            spare_draws=spare_draws,
-        ),
+        privacy=privacy,
         codec=replace(
             codec_terms(codec, labels=len(data.labels), grid=data.grid, protocol=asked),
             paired=paired,
         ),
         teacher=teacher,
+        gate=GateConfig(wanted),
+        pool=PoolConfig(usual_pool_epsilon(accountant, privacy.budget) if pool_epsilon is None else pool_epsilon),
         student=student if data.finer == 1 else replace(student, patch=patch_of(data.student.grid)),
     )
-    halves(study)  # refuses a protocol that nobody registered
-    _create(directory, study, ledger=ledger, standing=standing)
+    create_and_say(directory, study, ledger=ledger, standing=standing)
 
 
 def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> str:
@@ -130,13 +162,16 @@ def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) 
     from server.planning.recommend import protocol_for
 
     if sum(map(bool, (joint, protocol, label_maps))) > 1:
-        raise InvalidInput("--joint, --protocol, --label-maps", limit="one of them: each says how to ask")
+        raise InvalidInput(
+            "--joint, --protocol, --label-maps", limit="only one of the three, because each chooses the query protocol"
+        )
     if label_maps is None:
-        return "joint" if joint else protocol or "per-volume"
+        return CodecConfig(joint=joint, protocol=protocol).protocol_name
     maps, count = read_maps(label_maps)
+    say_files("public label maps", label_maps)
     found = mean_shape_dice(maps, labels=count)
     asked = protocol_for(found, paired=paired)
-    typer.echo(f"asked by the protocol {asked}: these maps' mean shape has Dice {found:.2f}")
+    say(f"asked by the protocol {asked}: these maps' mean shape has Dice {found:.2f}")
     return asked
 
 
@@ -150,21 +185,34 @@ def template(
     """
     from server.study import templates as studies
 
-    typer.echo(studies.template(name), nl=False)
+    say(studies.template(name), nl=False)
 
 
 @study_app.command("create")
 def create(
     directory: options.StudyDir,
-    study: Annotated[Path, typer.Option(help="The study file: a template you edited, or one of your own.")],
+    study: Annotated[
+        Path | None, typer.Option(help="The study file: a template you edited, or one of your own.")
+    ] = None,
+    template: Annotated[str, typer.Option(help="A template as it stands: paper-ae or paper-pca.")] = "",
     ledger: SharedLedger = None,
     standing: StandingFile = None,
 ) -> None:
     """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
 
+    Settings that the file leaves out get the defaults of `study init`: sealed-sum from a quorum of 3, with a gate.
     Example: consilium study create trial --study study.toml
+    Example: consilium study create trial --template paper-ae
     """
-    _create(directory, load_study(study), ledger=ledger, standing=standing)
+    from server.study import templates as studies
+    from server.study.draft import parse_draft, read_draft
+
+    if (study is None) == (not template):
+        raise InvalidInput("study create", limit="one of --study and --template", remedy="give --study FILE")
+    draft = parse_draft(studies.template(template)) if study is None else read_draft(study)
+    create_and_say(directory, draft.study, ledger=ledger, standing=standing)
+    for sentence in draft.filled_in:
+        say(sentence)
 
 
 @study_app.command("show")
@@ -172,7 +220,8 @@ def show(
     path: Annotated[Path, typer.Argument(help="A study file or a study's directory.")],
     for_site: Annotated[bool, typer.Option("--for-site", help="What a hospital reads before it consents.")] = False,
     patients: Annotated[
-        int | None, typer.Option(help="With --for-site: your patients, to see whether δ is small enough for them.")
+        int | None,
+        typer.Option(help="With --for-site: number of your patients, to check whether δ is small enough for them."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -181,18 +230,19 @@ def show(
     Example: consilium study show study.toml --for-site --patients 120
     """
     from server.study import consent_text as describe
+    from server.study.status import spending_of
 
     study = load_study(path / "study.toml" if path.is_dir() else path)
     sites = len(Workspace(path).registered()) if path.is_dir() and not for_site else 0
+    spending = spending_of(Workspace(path)) if path.is_dir() else None
     if as_json:
-        typer.echo(json.dumps(describe.facts(study, sites=sites), indent=1))
+        say(json.dumps(describe.facts(study, sites=sites, spending=spending), indent=1))
     elif for_site:
-        typer.echo(describe.for_site(study, patients=patients))
-        site = path if path.is_dir() else path.parent
-        if study.privacy.sealed and (site / "site.toml").exists():
-            typer.echo(consent_to_peers(site))
+        say(describe.for_site(study, patients=patients, spending=spending))
+        if study.privacy.sealed and ((site := path if path.is_dir() else path.parent) / "site.toml").exists():
+            say(consent_to_peers(site))
     else:
-        typer.echo(describe.for_consortium(study, sites=max(sites, study.privacy.quorum)))
+        say(describe.for_consortium(study, sites=max(sites, study.privacy.quorum), spending=spending))
 
 
 @study_app.command("publish")
@@ -209,7 +259,7 @@ def publish(
         typer.Option(help="Dataset (MSD) of labelled public cases to score student and controls on, at any time."),
     ] = None,
 ) -> None:
-    """Publish the public volumes: they get content hashes, and the queries their order.
+    """Publish the public volumes. This fixes their content hashes and the order of the queries.
 
     Example: consilium study publish trial --images public/images --validation validation
     Example: consilium study publish trial --images public/images --paired public/paired
@@ -219,52 +269,76 @@ def publish(
     if images is None and (validation is None or paired is not None):
         raise InvalidInput("--images is missing", limit="a folder of public volumes", remedy="--images public/images")
     labelled = None if validation is None else read_dataset(validation)  # before anything is written
+    if labelled is not None:
+        say_left_out("validation", labelled)
     if images is not None:
         files = nifti_files(images, what="folder of public volumes")
+        say_files("public volumes", images)
         pairs = None if paired is None else read_dataset(paired)
+        if pairs is not None:
+            say_left_out("paired", pairs)
         volumes = setup.publish_volumes(Workspace(directory), files, paired=pairs)
         with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
-        typer.echo(f"published {len(volumes)} volumes{with_maps}")
+        say(f"published {len(volumes)} volumes{with_maps}")
     if labelled is not None:
         cases = setup.publish_validation(Workspace(directory), labelled)
-        typer.echo(
-            f"student and controls will be scored on {cases} labelled cases (`consilium study run` ends with it)"
-        )
+        say(f"student and controls will be scored on {cases} labelled cases (`consilium study run` ends with it)")
+
+
+DespiteSpoiled = Annotated[
+    bool,
+    typer.Option(
+        "--despite-spoiled",
+        help="In a sealed sum: continue after a spoiled draw, although one of the sites may spoil more of the budget.",
+    ),
+]
+
+
+Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun; `study watch` follows it.")]
 
 
 @study_app.command("run")
 def run(
     directory: options.StudyDir,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the run has begun; `study watch` follows it.")
-    ] = False,
+    despite_spoiled: DespiteSpoiled = False,
+    detach: Detach = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Spend the budget even where the plan says not to.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
 
     The run goes on at the server when this command ends, and is submitted again should it die: `study watch` attaches
-    again, `study stop` ends it.
+    again, `study stop` ends it. The first spoiled draw of a sealed study ends the run with a question. Where the plan
+    says not to spend the budget, a terminal is asked first.
+    Exit code 3: it ended without all its answers. 4, 6: as the error says.
     Example: consilium study run trial
     """
     from server.operations import supervisor
 
     workspace = Workspace(directory)
+    if workspace.root.is_dir() and not workspace.busy():
+        ask_about_spoiled(workspace, go_on=despite_spoiled)
     if workspace.root.is_dir() and not as_json and not workspace.busy():
         sites = max(len(workspace.registered()), workspace.study().privacy.quorum)
-        say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
+        expected = say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
+        if not expected and not has_answers(workspace):
+            ask_to_spend(go_on=yes)
     with _following(directory) as on_event:
         supervisor.detach(workspace)
         if not detach:
             supervisor.watch(workspace, on_event=on_event)
     if detach:
-        typer.echo(_goes_on(directory))
+        say(_goes_on(directory))
         return
-    _print_end(workspace, as_json=as_json)
+    print_end(workspace, as_json=as_json)
+
+
+study_app.command("evaluate")(evaluate)
 
 
 @study_app.command("watch")
 def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
-    """Follow the run that goes on, from any terminal and at any time: stages, ETA, what sites decline. Changes nothing.
+    """Follow the current run from any terminal: stages, ETA, what sites decline. Changes nothing.
 
     Example: consilium study watch trial
     """
@@ -272,21 +346,20 @@ def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
 
     with _following(directory) as on_event:
         supervisor.watch(Workspace(directory), on_event=on_event)
-    _print_end(Workspace(directory), as_json=as_json)
+    print_end(Workspace(directory), as_json=as_json)
 
 
 @contextmanager
 def _following(directory: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Bars for a run's events; who is interrupted is told that the run is not."""
-    from rich.console import Console
 
     from server.aggregation.progress import StudyProgress, stage_bars
 
     try:
-        with stage_bars(Console(stderr=True)) as bars:
+        with stage_bars(console(stderr=True)) as bars:
             yield StudyProgress(bars, overall=True).on_event
     except KeyboardInterrupt:
-        typer.echo(_goes_on(directory), err=True)
+        say(_goes_on(directory), err=True)
         raise typer.Exit(130) from None
 
 
@@ -298,36 +371,43 @@ def _goes_on(directory: Path) -> str:
 
 
 @study_app.command("resume")
-def resume(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
-    """Go on where a run stopped or died; stored answers are read, never drawn or charged again.
+def resume(
+    directory: options.StudyDir,
+    despite_spoiled: DespiteSpoiled = False,
+    detach: Detach = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Resume a run that stopped or died. Stored answers are read again, never redrawn or charged again.
 
     Example: consilium study resume trial
     """
-    run(directory, as_json=as_json)
+    run(directory, despite_spoiled=despite_spoiled, detach=detach, as_json=as_json)
 
 
 @study_app.command("stop")
 def stop(
     directory: options.StudyDir,
-    now: Annotated[bool, typer.Option("--now", help="End it at once instead of after the running batch.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End the run at once instead of after the current batch.")] = False,
 ) -> None:
-    """Ask a run to stop after its batch; what was answered stays answered.
+    """Stop a run after its current batch. Stored answers are kept.
 
     Example: consilium study stop trial
     """
     from server.operations.supervisor import request_stop
 
     request_stop(Workspace(directory), now=now)
-    typer.echo("stop requested; `consilium study resume` goes on")
+    say("stop requested; `consilium study resume` goes on")
 
 
 @study_app.command("status")
 def status(
     directory: options.StudyDir,
-    watching: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    watching: Annotated[
+        bool, typer.Option("--watch", help="Refresh the display every two seconds, until Ctrl-C.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Where a study stands: stage, answers, what was spent, which site answered last.
+    """Show a study's state: stage, answers, spent budget, and which site answered last.
 
     Example: consilium study status trial --json
     """
@@ -335,42 +415,11 @@ def status(
 
     workspace = Workspace(directory)
     while watching:
-        text = "\n".join(study_status(workspace).lines())
+        text = joined(study_status(workspace).lines())
         click.clear()
-        typer.echo(text)
+        say(text)
         time.sleep(2.0)
-    _print_status(workspace, as_json=as_json)
-
-
-def _print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
-    from server.study.status import study_status
-
-    status = study_status(workspace)
-    typer.echo(json.dumps(status.to_json(), indent=1) if as_json else "\n".join(status.lines()))
-    return status
-
-
-def _print_end(workspace: Workspace, *, as_json: bool) -> None:
-    """Where the study stands now that its run has ended, and what its student is worth."""
-    from server.dashboard.views.verdict import of_measured, read_measured
-
-    warned = _print_status(workspace, as_json=as_json).warnings
-    if as_json or not workspace.bundle_dir.exists():
-        return
-    found = read_measured(workspace.root, workspace.study().id)
-    if found is None:
-        typer.echo(
-            "what the student is worth was not measured: there is no validation set; `consilium study publish "
-            f"{workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
-        )
-        return
-    worth = of_measured(found)
-    typer.echo(f"Dice on the validation set: {found.line()}\n{worth.words}. {worth.basis}")
-    if worth.learned and warned:
-        typer.echo(
-            "the warning above is of the answers alone, before a student was measured: its worth is what was measured; "
-            "that all sites answered well is not"
-        )
+    print_status(workspace, as_json=as_json)
 
 
 @study_app.command("archive")
@@ -378,7 +427,7 @@ def archive(
     directory: options.StudyDir,
     out: Annotated[Path, typer.Option(help="The new file, .tar.gz, readable by you alone.")],
 ) -> None:
-    """Pack a study that ended into one file to keep: what verifies it and makes its results again, and no key.
+    """Pack a finished study into one file: all that verifies it and reproduces its results, without keys.
 
     Deletes nothing. `consilium verify` and `consilium certificate` work on what is unpacked from it.
     Example: consilium study archive trial --out trial.tar.gz
@@ -386,65 +435,9 @@ def archive(
     from consilium.reports.publication import KEPT_OUT, archive_study
 
     made = archive_study(Workspace(directory), out)
-    typer.echo(f"{made.path}: {made.files} files, SHA-256 {made.sha256}")
-    typer.echo(f"left out: {', '.join(KEPT_OUT)}")
-    typer.echo(
+    say(f"{made.path}: {made.files} files, SHA-256 {made.sha256}")
+    say(f"left out: {', '.join(KEPT_OUT)}")
+    say(
         "keep keys/ apart while the patients' pools may be asked again; then delete it together with flower/: who has "
         "both can open the codes that were sealed to it"
     )
-
-
-def _create(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
-    from server.study import consent_text as describe
-    from server.study import create_study as setup
-
-    setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing)
-    typer.echo(describe.for_consortium(study, sites=study.privacy.quorum))
-    neighbour = None if ledger else setup.neighbour_study(directory)
-    if neighbour is not None:
-        typer.echo(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
-    say_outlook(study, hospitals=study.privacy.quorum)
-    typer.echo(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
-
-
-def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> None:
-    """What `consilium plan` says of this study: the verdict on what it asks, and what is recommended in its place.
-
-    ``dimension``: of a code, once it is fitted; until then the most it may have.
-    """
-    from server.planning.planner import Outlook, plan
-    from server.planning.recommend import recommend
-    from server.protocols.base import protocol_of
-
-    privacy = study.privacy
-    terms: dict[str, Any] = {
-        "budget": privacy.budget,
-        "accountant": privacy.accountant,
-        "protection": privacy.protection,
-        "hospitals": hospitals,
-        "colluders": privacy.sealed_colluders,
-    }
-    try:
-        advised = recommend(**terms, paired=study.codec.paired)
-        if study.codec.joint:
-            typer.echo(f"plan: {advised.summary}")
-            return
-        if study.codec.in_proportion:
-            typer.echo(
-                f"plan: {protocol_of(study).wording(study).plan}, whose gain `consilium plan --label-maps` predicts"
-            )
-            return
-        found = plan(
-            **terms,
-            queries=privacy.planned_queries,
-            voters_per_site=privacy.voters_per_site,
-            radius=study.codec.radius,
-            dimension=dimension or study.codec.max_dimension,
-            spare_draws=privacy.spare_draws,
-        )
-    except InvalidInput as error:  # said, and no reason to end: nothing hangs on it
-        typer.echo(f"plan: {error}")
-        return
-    typer.echo(f"plan: {found.summary}")
-    if found.verdict is not Outlook.INFORMATIVE:
-        typer.echo(f"recommended in its place: {advised.summary} (`consilium plan --study` says more)")

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.plain import joined
 from consilium.cli.options import ResultAsJson
+from consilium.cli.say import console, say
 
 if TYPE_CHECKING:
     from client.training.task import OnProgress, SiteReport
@@ -25,7 +27,7 @@ StudyFile = Annotated[
     Path | None, typer.Option("--study", help="The study's TOML file; by default the site's own copy.")
 ]
 LayoutName = Annotated[
-    str | None, typer.Option(help="msd, nnunet, bids, table or brats; found by itself, or as site.toml says.")
+    str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default as site.toml says, else recognised.")
 ]
 LabelMap = Annotated[
     Path | None,
@@ -35,11 +37,13 @@ LabelMap = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Deals synthetic cases to voters; refused for patients, who are dealt at random.", min=0),
+    typer.Option(
+        help="Seed for dealing synthetic cases to voters; refused for real patients, who are dealt at random.", min=0
+    ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Voters trained at once, one thread each; as many as there are cores by default.", min=1),
+    typer.Option(help="Number of voters trained at once, one thread each; by default one per core.", min=1),
 ]
 
 
@@ -52,56 +56,82 @@ def train(
     label_map: LabelMap = None,
     seed: Seed = None,
     jobs: Jobs = None,
-    strategy: Annotated[str, typer.Option(help="standard, or with a guarantee: dp-sgd, dp-bbb.")] = "standard",
+    strategy: Annotated[
+        str, typer.Option(help="Training strategy: standard, or with differential privacy dp-sgd, dp-bbb or dp-mac.")
+    ] = "standard",
     epsilon: Annotated[float | None, typer.Option(help="ε the training may cost each patient.")] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    relation: Annotated[str, typer.Option(help="Which ε is planned: add-remove or replace-one.")] = "add-remove",
+    relation: Annotated[
+        str, typer.Option(help="Neighbouring relation for which ε is planned: add-remove or replace-one.")
+    ] = "add-remove",
     sampling: Annotated[str, typer.Option(help="poisson, or fixed-partition (batches dealt once).")] = "poisson",
-    rate: Annotated[str | None, typer.Option(help="Share of the patients in a step, e.g. 1/4.")] = None,
+    rate: Annotated[str | None, typer.Option(help="Fraction of the patients in each step, e.g. 1/4.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
     learning_rate: Annotated[float | None, typer.Option(help="First learning rate of a private training.")] = None,
-    clip: Annotated[float | None, typer.Option(help="What a patient's gradient is clipped to.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Clipping norm of a patient's gradient.")] = None,
     per_layer: Annotated[
-        bool | None, typer.Option("--per-layer/--whole", help="Clip every layer to it, or all together (default).")
+        bool | None,
+        typer.Option(
+            "--per-layer/--whole", help="Clip the gradient of every layer separately instead of all layers together."
+        ),
+    ] = None,
+    scans: Annotated[
+        int | None,
+        typer.Option(help="Scans or patches of a patient averaged in a step, before its one clip; 1 by default."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Weight of dp-bbb's divergence from its prior.")] = None,
     prior_std: Annotated[float | None, typer.Option(help="Standard deviation of dp-bbb's prior.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train anew: patients pay for this training too.")] = False,
+    mu: Annotated[float | None, typer.Option(help="Weight μ of dp-mac's penalty on its coordinates.")] = None,
+    mu_growth: Annotated[
+        float | None, typer.Option(help="Factor by which dp-mac's μ grows until the last step.")
+    ] = None,
+    z_steps: Annotated[int | None, typer.Option(help="Steps of dp-mac on its coordinates before each sum.")] = None,
+    z_rate: Annotated[float | None, typer.Option(help="Size of those steps, above 0, at most 1.")] = None,
+    noise_multiplier: Annotated[
+        str | None,
+        typer.Option(
+            help="Noise in units of the clip, e.g. 2.449; it costs what the accountant says, at most --epsilon."
+        ),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train again; the patients are charged for this training too.")
+    ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
 
     How many are trained at once changes no weight. Each training goes into the site's ledger before its first step,
     with a private strategy charged in full, and its teacher's hash at its end; a step that was interrupted stays spent.
-    Learning rate, clip and prior are the strategy's unless given: choose them on public data, not on these patients.
+    Teachers from a backup that is older than what was drawn go on only with --again, which charges them anew.
+    Learning rate, clip, prior and penalty are the strategy's unless given: choose them on public data, not on patients.
     Exit code 6: another training or a withdrawal is writing here. 7: a voter's process died; the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
+    Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --noise-multiplier 2.449
     """
     from client.training.command import PrivateOptions, TrainOptions
     from client.training.command import train as train_teachers
 
-    recipe = (learning_rate, clip, per_layer, temperature, prior_std)
-    private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe)
+    recipe = (learning_rate, clip, per_layer, scans, temperature, prior_std, mu, mu_growth, z_steps, z_rate)
+    private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe, noise_multiplier)
     options = TrainOptions(site_dir, data, study, layout, label_map, seed, jobs, private, again)
     try:
-        result = train_teachers(options, progress=_progress, on_warning=lambda text: typer.echo(text, err=True))
+        result = train_teachers(options, progress=_progress, on_warning=lambda text: say(text, err=True))
     except KeyboardInterrupt:
-        typer.echo("interrupted: run the same command again to go on where it stopped", err=True)
+        say("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps(result.to_json(), allow_nan=False))
+        say(json.dumps(result.to_json(), allow_nan=False))
     else:
-        typer.echo(_summary(result.report, result.structures))
+        say(_summary(result.report, result.structures))
         cases = result.cases
-        typer.echo(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
+        say(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
     result.check_finished()
 
 
 @contextmanager
 def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
     """One bar over all voters' steps on stderr, with rate, loss and time left."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text
@@ -111,14 +141,14 @@ def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
             return Text("" if not task.speed else f"{task.speed:.1f} steps/s")
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         Rate(),
         TextColumn("left"),
         TimeLeft(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task("reading cases", total=voters * steps)
         done: dict[int, int] = {}
 
@@ -153,4 +183,4 @@ def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
     if report.problems:
         lines.append(f"{len(report.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in report.problems]
-    return "\n".join(lines)
+    return joined(lines)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConsiliumError
+from common.https import opener
 from common.objects import write_atomically
 from common.process import DaemonSpec, ProcessGroup, base_env
 from common.sockets import free_ports
@@ -80,7 +80,7 @@ def _daemon(study: Path, state: Path, *, port: int) -> DaemonSpec:
 
 def _answers(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}/healthz", timeout=2) as answer:
+        with opener(plain=True, proxies=False).open(f"http://{HOST}:{port}/healthz", timeout=2) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

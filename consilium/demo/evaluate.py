@@ -1,4 +1,4 @@
-"""What only a demo can score: teachers, ensemble and labels on held-out truth, beside the study's own scores of it.
+"""Scores what only a demo can: teachers, ensemble and labels on held-out truth, beside the study's own scores.
 
 Reads every party's data, as no party of a real study can. Nothing computed here flows back into the study.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ from common.canonical import sha256_file
 from common.config import Study
 from common.data.dataset import Dataset
 from common.data.grid import Triple
-from common.data.msd import Case, read_dataset
+from common.data.msd import Case, case_id, nifti_files, read_dataset
+from common.data.split import read_left_out
 from common.data.volume import load_label, load_volume
 from common.events import read_events
-from common.metrics import Structures, hd95_mm, mean_present
+from common.ledger.spending import Spending
+from common.metrics import Score, Structures, hd95_mm, mean_present, score
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
@@ -41,11 +42,10 @@ from consilium.reports.report_pictures import Picture
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import Released, read_released
-from server.postprocess.scores import STUDENT, kept_scores
-from server.postprocess.student import load_student
-from server.protocols.base import protocol_of
-from server.protocols.controls import CONTROLS
-from server.protocols.student import Score, score
+from server.postprocess.networks import load_student
+from server.postprocess.scores import kept_scores
+from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.query_protocol import protocol_of
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
 
@@ -87,15 +87,16 @@ def report_facts(
     labels = released.labels()
     told = [volume for volume in labels if volume in public]
     decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], members) if told else None
+    used, left_out = read_left_out(places.split / "split.json")
     with Ledger.open(workspace.ledger_file) as ledger:
-        guarantees = ledger.study_guarantees(study.id)
-        worst = max(ledger.spent(site.pool, study.id).mu_squared for site in workspace.sites())
+        ledger.check_newest()
+        spending = ledger.study_spending(study.id)
         answers = ledger.answers(study.id)
         head, rows = ledger.head(), ledger.row_count
-        spent = {site.name: ledger.pool_guarantees(site.pool)[study.privacy.accountant] for site in workspace.sites()}
+        spent = {site.name: ledger.pool_spending(site.pool).by(study.privacy.accountant) for site in workspace.sites()}
     return ReportFacts(
         study=study,
-        privacy=_privacy(study, guarantees, worst, answers),
+        privacy=privacy_facts(study, spending, answers),
         teachers=tuple(teachers),
         ensemble=_score([_hard(total) for total in sums], truths, members, spacing_mm=study.data.spacing_mm),
         mean_shape=_score([mean_shape] * len(truths), truths, members, spacing_mm=study.data.spacing_mm),
@@ -122,6 +123,8 @@ def report_facts(
         spacing_mm=study.data.spacing_mm,
         finished=datetime.now(UTC),
         known=known,
+        cases_used=used,
+        left_out=left_out,
     )
 
 
@@ -146,15 +149,15 @@ def _teachers(
     return teachers, sums
 
 
-def _privacy(
-    study: Study, guarantees: Mapping[AccountantName, Guarantee], spent: Fraction, answers: Sequence[StoredAnswer]
-) -> PrivacyFacts:
-    privacy = study.privacy
+def privacy_facts(study: Study, spending: Spending, answers: Sequence[StoredAnswer]) -> PrivacyFacts:
+    """What a report says of a study's privacy: its terms, what was spent of them, and by how many answers."""
+    privacy, paper = study.privacy, AccountantName.PAPER
     return PrivacyFacts(
-        epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
-        epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
-        mu_squared=spent,
-        epsilon_paper=guarantees[AccountantName.PAPER].epsilon if privacy.accountant is AccountantName.PAPER else None,
+        epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
+        epsilon_rdp=spending.by(AccountantName.RDP).epsilon,
+        mu_squared=spending.mu_squared,
+        largest_roster=spending.largest_roster,
+        epsilon_paper=spending.by(paper).epsilon if privacy.accountant is paper else None,
         delta=privacy.delta,
         unit=str(privacy.unit),
         relation=str(privacy.relation),
@@ -224,7 +227,7 @@ def _label(case: Case, study: Study) -> np.ndarray:
 
 
 def _mean_shape(places: Places, study: Study) -> np.ndarray:
-    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    maps = nifti_files(places.split / "public" / "label-maps", what="public label maps")
     classes = len(study.data.labels)
     total: np.ndarray = sum(
         (one_hot(load_label(path, study.data), classes) for path in maps),
@@ -237,8 +240,8 @@ def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, 
     """The demo's own truth for the public volumes, by content hash; the study never sees it."""
     cases = {case.id: case for case in dataset.labelled}
     truths = {}
-    for path in sorted((places.split / "public" / "images").glob("*.nii.gz")):
-        case = cases.get(path.name.removesuffix(".nii.gz").removesuffix("_0000"))
+    for path in nifti_files(places.split / "public" / "images", what="public images"):
+        case = cases.get(case_id(path.name).removesuffix("_0000"))
         if case is not None:
             truths[sha256_file(path)] = _label(case, study)
     return truths
@@ -251,7 +254,8 @@ def _public_pictures(
     from common.data.volume import volume_from_bytes
 
     study, labels = released.public.study, released.labels()
-    asked = {one.volume: one.centre for one in protocol_of(study).standings(released.public, released.answers, draws=1)}
+    said = protocol_of(study).aggregate(released.public, released.answers)
+    asked = {one.volume: one.centre for one in said.doubts(draws=1)}
     for volume in [each for each in labels if each in asked][:PICTURES]:
         image = volume_from_bytes(places.workspace.objects.get(volume), study.data).image
         steps = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.operations.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
+from client.operations.staff_decisions import consent, has_consented
 from client.site.enrolment import SiteKit, create_site
 from client.site.peers import confirm_shown, look, take
 from client.site.registry import Registry
@@ -65,6 +66,13 @@ def write_sites(
                     file.write(f'\n[dataset]\nabsent = "{absent[name]}"\n')
         directories[name] = directory
     return directories
+
+
+def agree(sites: Mapping[str, Path]) -> None:
+    """Put on record that each hospital consents that has not yet: one person stands in for all of their staff."""
+    for directory in sites.values():
+        if not has_consented(directory):
+            consent(directory, by="whoever runs this on one machine for every hospital", sheet="none was shown")
 
 
 def admit(
@@ -151,6 +159,7 @@ def joined(
         for daemon in group.daemons:
             daemon.wait_ready()
         on_step("workers")
+        agree(sites)
         workers = [
             group.begin(worker(directory, socket=node.socket))
             for directory, node in zip(sites.values(), nodes, strict=True)

@@ -1,4 +1,4 @@
-"""What a demo is asked for, and where its parts lie."""
+"""Defines a demo's options and where its parts lie."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DemoOptions:
     ``absent``: SITE=CHANNEL, comma-separated.
 
     None stands for what the data says (``hospitals``, ``queries``: public volumes) or the planner recommends
-    (``voters`` a site; ``joint``: how to ask, by the public label maps). ``paired``: public cases that keep their label
-    maps. ``strategy`` trains the teachers; a private one may cost each patient
+    (``voters`` a site; ``rounds``: how to ask, by the public label maps). ``paired``: public cases that keep their
+    label maps. ``strategy`` trains the teachers; a private one may cost each patient
     ``training_epsilon`` at the study's δ.
     """
 
@@ -37,7 +37,7 @@ class DemoOptions:
     colluders: int = 1
     spare_draws: int = 0
     codec: str = "pca"
-    joint: bool | None = None
+    rounds: bool | None = None
     paired: int = 0
     seed: int = 0
     data: str | None = None

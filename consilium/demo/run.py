@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from client.data.case_checks import readable
 from client.training.side_by_side import default_jobs
 from common.codecs.paper import codec_terms
 from common.config import (
@@ -28,10 +30,11 @@ from common.config import (
     PrivacyConfig,
     Study,
     TrainingConfig,
+    usual_aggregation,
 )
-from common.data.dataset import Dataset
+from common.data.dataset import Dataset, left_out_lines
 from common.data.grid import choose_both
-from common.data.msd import read_dataset
+from common.data.msd import nifti_files, read_dataset
 from common.data.patients import read_table
 from common.data.split import (
     Split,
@@ -46,7 +49,7 @@ from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.privacy.mechanism import HONEST_SITES
-from common.study_mechanism import usual_aggregation
+from common.protocol_terms import PLAIN, suited, terms_of
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import joined, serving, write_server, write_sites
 from consilium.demo.options import DemoOptions, Places, dataset_of
@@ -61,11 +64,14 @@ from server.study import create_study as setup
 HOSPITALS = 3  # where nothing says how many
 SITES = "sites.csv"
 PATIENTS, VOLUMES, MAPS = 24, 16, 24  # of phantoms: a hospital, without a label, with nothing but a label map
-CLINIC = Drawing(cut_mm=(-2.0, 4.0), clutter=0.0, noise=0.5)
+TESTED = 45
+"""Phantoms to score on: enough that an interval of the gain is half as wide as the gain, or less."""
+CLINIC = Drawing(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
+"""Bodies that differ so much in place that one mean shape, or another volume's answer, is a poor label."""
 ATLAS = replace(CLINIC, border_mm=6.0)
 KNOWN = (
     f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "
-    f"{ATLAS.border_mm:g} mm before that, and no public image has a label: only the hospitals know."
+    f"{ATLAS.border_mm * ATLAS.size:g} mm before that, and no public image has a label: only the hospitals know."
 )
 """What the phantoms' hospitals know and public data does not."""
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
@@ -97,33 +103,15 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
     from consilium.reports.study_report import write_report
 
-    places = Places(out)
-    _claim(out, options)
     seconds = _Stopwatch(out / "seconds.json", watch)
-    with seconds.stage("data"):
-        source = _data(places, options)
-    with seconds.stage("study"):
-        study = _study(places, options, watch)
-    names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
-    sites = write_sites(
-        places.workspace, places.sites, names=names, data=places.split / "sites", absent=options.lacking
-    )
-    private = options.private(begun=places.workspace.start_file.exists())
-    steps = study.teacher.steps if private is None else private.steps
+    places, source, sites, teach = _prepared(out, options, watch=watch, seconds=seconds)
     federation = None
     with ExitStack() as stack:
         if not options.simulated:  # the server starts while hospitals train
             group = stack.enter_context(serving(places.workspace))
             if show_dashboard:
                 stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
-        with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
-            train_all(
-                sites,
-                private=private,
-                seed=options.seed,
-                processes=default_jobs(study.privacy.voters_per_site * len(names)),
-                on_steps=lambda done, total: watch.advance("teachers", done, total),
-            )
+        teach()
         if options.simulated:
             with seconds.stage("study run"):
                 simulate(places.workspace, sites, on_event=watch.event)
@@ -143,13 +131,54 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     return out / "report.html"
 
 
+def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
+    """Make all of a demo that is there before anybody is asked: data, study, public start, sites and teachers."""
+    places, _, _, teach = _prepared(out, options, watch=watch, seconds=_Stopwatch(out / "seconds.json", watch))
+    teach()
+    return places
+
+
+def _prepared(
+    out: Path, options: DemoOptions, *, watch: Watch, seconds: _Stopwatch
+) -> tuple[Places, Path, dict[str, Path], Callable[[], None]]:
+    """Data, study and sites, and what trains the sites' teachers: the server may start meanwhile."""
+    places = Places(out)
+    _claim(out, options)
+    with seconds.stage("data"):
+        source = _data(places, options, on_case=partial(watch.advance, "reading cases"), tell=watch.say)
+    with seconds.stage("study"):
+        study = _study(places, options, watch)
+    names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
+    sites = write_sites(
+        places.workspace, places.sites, names=names, data=places.split / "sites", absent=options.lacking
+    )
+    private = options.private(begun=places.workspace.start_file.exists())
+    steps = study.teacher.steps if private is None else private.steps
+
+    def teach() -> None:
+        with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
+            train_all(
+                sites,
+                private=private,
+                seed=options.seed,
+                processes=default_jobs(study.privacy.voters_per_site * len(names)),
+                on_steps=lambda done, total: watch.advance("teachers", done, total),
+            )
+
+    return places, source, sites, teach
+
+
 def take_home(site_dir: Path) -> None:
     """What a hospital does at the end: pull the student, check it against its receipts, score it on its own cases."""
     from client.teachers.evaluation import evaluate
-    from client.teachers.student import pull
+    from client.teachers.pulled_student import pull
 
     pull(site_dir)
     evaluate(site_dir, now=datetime.now(UTC))
+
+
+_RENAMED = {"joint": "rounds"}
+"""Options of a demo by the names that 0.2.0 kept them under."""
 
 
 def _claim(out: Path, options: DemoOptions) -> None:
@@ -157,6 +186,7 @@ def _claim(out: Path, options: DemoOptions) -> None:
     wanted = asdict(options)
     if path.exists():
         held = json.loads(path.read_text(encoding="utf-8"))
+        held = {_RENAMED.get(key, key): value for key, value in held.items()}
         if asdict(DemoOptions()) | held != wanted:  # an older demo says nothing of options it did not have
             raise InvalidInput(
                 "output directory holds a demo with other options", value=str(out), remedy="choose another --out"
@@ -166,7 +196,14 @@ def _claim(out: Path, options: DemoOptions) -> None:
     write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
 
-def _data(places: Places, options: DemoOptions) -> Path:
+def _data(
+    places: Places,
+    options: DemoOptions,
+    *,
+    on_case: Callable[[int, int], None] = lambda done, total: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Deal the data, once; ``tell`` hears how many cases are used, which are left out, and why."""
     source = Path(options.data) if options.data else places.source
     if (places.split / "split.json").exists():
         return source
@@ -174,7 +211,10 @@ def _data(places: Places, options: DemoOptions) -> Path:
         dataset, sites = dataset_of(source, options), source / SITES
         if options.hospitals is None and sites.exists() and len({row["site"] for row in read_table(sites)}) > 1:
             dataset = with_sites(dataset, sites)
+        dataset = readable(dataset, on_case=on_case)
         split = plan_split(dataset, _counts(dataset, options), seed=options.seed)
+        for sentence in left_out_lines(len(split.cases), split.problems):
+            tell(sentence)
     else:
         dataset, split = _phantoms(places, options)
     shutil.rmtree(places.split, ignore_errors=True)
@@ -201,7 +241,7 @@ def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
     """The hospitals' phantoms, dealt; the public label maps are of others, and drawn by the atlas's rule."""
     hospitals = options.hospitals or HOSPITALS
     counts = SplitCounts(
-        public_images=options.queries or VOLUMES, label_maps=0, paired=options.paired, validation=3, test=15
+        public_images=options.queries or VOLUMES, label_maps=0, paired=options.paired, validation=3, test=TESTED
     )
     total = PATIENTS * hospitals + counts.set_aside
     for directory, cases, first, drawing in (
@@ -219,13 +259,14 @@ def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
 
 def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
     workspace = places.workspace
-    maps = sorted((places.split / "public" / "label-maps").glob("*.nii.gz"))
+    maps = nifti_files(places.split / "public" / "label-maps", what="public label maps")
     patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     if not workspace.study_file.exists():
         setup.create_study(workspace, terms(options, places, maps, patients))
     if not (workspace.root / "public.json").exists():
         pairs = read_dataset(places.split / "public" / "paired") if options.paired else None
-        setup.publish_volumes(workspace, sorted((places.split / "public" / "images").glob("*.nii.gz")), paired=pairs)
+        images = nifti_files(places.split / "public" / "images", what="public images")
+        setup.publish_volumes(workspace, images, paired=pairs)
     if not workspace.validation():
         setup.publish_validation(workspace, read_dataset(places.split / "test"))
     if not (workspace.root / "codec.json").exists():
@@ -245,7 +286,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
         teacher, student = training_for(protocol)
     else:
         data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
-    rounds = protocol != "per-volume"
+    rounds = terms_of(protocol).framed
     codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, protocol=protocol)
     codec = replace(codec, paired=options.paired)
     if options.data is None and rounds:
@@ -287,11 +328,11 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
 
 
 def _protocol(options: DemoOptions, maps: Sequence[Path]) -> str:
-    """As the options say; where they say nothing, for the one codec that rounds are made with, as the planner says."""
-    if options.joint is False or (options.joint is None and options.codec != "pca"):
-        return "per-volume"
-    if not options.data or options.joint or options.strategy != "standard" or len(maps) < LEAST_MAPS:
-        return "joint"
+    """The protocol the options choose; otherwise, with a PCA codec, the one the planner recommends."""
+    if options.rounds is False or (options.rounds is None and options.codec != "pca"):
+        return PLAIN
+    if not options.data or options.rounds or options.strategy != "standard" or len(maps) < LEAST_MAPS:
+        return suited(placed=True)
     found, labels = read_maps(maps[0].parent)
     return protocol_for(mean_shape_dice(found, labels=labels), paired=options.paired)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from client.operations.serve import open_worker
 from common.events import read_events
-from consilium.audit.world import Wire
-from consilium.demo.federation import admit, introduce
+from consilium.demo.federation import admit, agree, introduce
+from consilium.in_process import Wire
 from server.aggregation.pipeline import run_study
 from server.operations.supervisor import POLL_S, OnEvent
 from server.study.workspace import Workspace
@@ -29,6 +29,7 @@ def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEve
     No reply waits for the end of a tick: there is nobody who could watch the clock.
     """
     names = list(sites)
+    agree(sites)
     admit(workspace, sites, register=lambda _key, name: FIRST_NODE + names.index(name))
     if workspace.study().privacy.sealed:
         introduce(workspace, dict(sites))

@@ -2,9 +2,10 @@
 
 Every figure comes from a copy of the ledger that was verified first; a ledger that does not verify gets no certificate.
 Every ε stands with accountant, δ, unit and relation. The guarantee is the study's budget, what was promised and can
-still be spent under the same consent; what was spent of it stands beside it. The certificate says what it rests on and
-what nobody can show: it proves accounting, and that the noise was added is a promise of the server's operator or, in a
-sealed study, of the hospitals.
+still be spent under the same consent, or what was spent, where that is more; what was spent stands beside it. The
+certificate says what it rests on and what nobody can show: it proves accounting, and that the noise was added is a
+promise of the server's operator or, in a sealed study, of the hospitals. A ledger that is older than its standing gets
+no certificate either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -29,28 +29,23 @@ from common.canonical import sha256_bytes, sha256_file
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import ReleaseRecord, Roster, RosterRecord
-from common.ledger.records import RecoveredRecord, RefusalRecord, ReuseRecord, parse_record
+from common.ledger.records import LostRecord, RecoveredRecord, RefusalRecord, ReuseRecord, parse_record
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
+from common.ledger.spending import Spending
 from common.objects import write_atomically
-from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
+from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
-from common.privacy.consent import (
-    group_guarantees,
-    group_sentence,
-    guess_right_at_most,
-    guess_sentence,
-    spent_sentence,
-)
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, Mechanism, Relation, Unit
 from common.study_mechanism import sealed_sentences
-from consilium.reports.certificate_pdf import render
+from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.patient_report import release_guarantee
 from consilium.reports.report_facts import SIMULATION
 from consilium.reports.site_accounts import site_facts
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
+from server.protocols.query_protocol import protocol_of
 from server.study.consent_text import sealed_facts
 from server.study.workspace import Workspace
 
@@ -103,11 +98,10 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A written certificate: its files and pages, and what it says is guaranteed and was spent of it."""
+    """A written certificate: its files, and what it says is guaranteed and was spent of it."""
 
     pdf: Path
     json: Path
-    pages: int
     guaranteed: Guarantee
     spent: Guarantee
     answers: int
@@ -120,10 +114,11 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issu
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(out / "certificate.json", text.encode())
+    paper = certificate_paper(facts, document_sha256=sha256_bytes(text.encode()))
+    write_atomically(out / "certificate.pdf", paper.pdf())
     return Issued(
         pdf=out / "certificate.pdf",
         json=out / "certificate.json",
-        pages=render(facts, out / "certificate.pdf", document_sha256=sha256_bytes(text.encode())),
         guaranteed=release_guarantee(facts["guarantee"]),
         spent=release_guarantee(facts["spent"]),
         answers=facts["answers"],
@@ -136,7 +131,7 @@ def certificate_facts(
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> dict[str, Any]:
-    """Everything the certificate states, JSON-ready. LedgerCorrupt if the ledger does not verify.
+    """Everything the certificate states, JSON-ready. LedgerCorrupt if the ledger does not verify, or is an older copy.
 
     The ledger may be in use: a copy of one moment is verified and read.
     """
@@ -149,6 +144,8 @@ def certificate_facts(
             limit="a study between hospitals: here one person held every party's data and keys",
             remedy="show the simulation's report.html",
         )
+    with Ledger.open(workspace.ledger_file) as original:
+        original.check_newest()  # the copy has no standing beside it
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "ledger.sqlite"
         report = backup(workspace.ledger_file, copy)
@@ -160,13 +157,13 @@ def certificate_facts(
                 raise InvalidInput(
                     "study", value=study.id, limit="one its ledger knows", remedy="restore the study.toml it ran with"
                 )
-            rosters = (answer.roster for answer in ledger.answers(study.id))
-            sites = max((len(workspace.registered()), *map(len, rosters)))
+            spending = ledger.study_spending(study.id)
+            sites = max(len(workspace.registered()), spending.largest_roster)
             return {
                 "certificate": CERTIFICATE_SCHEMA,
                 "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),
-                "study": _study_facts(study, sites=sites),
-                **_spent_facts(ledger, study, sites=sites),
+                "study": _study_facts(study, sites=sites, spending=spending),
+                **_spent_facts(ledger, study, sites=sites, spending=spending),
                 **_history(ledger, study),
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
@@ -178,12 +175,14 @@ def certificate_facts(
             }
 
 
-def _study_facts(study: Study, *, sites: int) -> dict[str, Any]:
-    privacy = study.privacy
+def _study_facts(study: Study, *, sites: int, spending: Spending) -> dict[str, Any]:
+    privacy, agenda = study.privacy, protocol_of(study).agenda(study)
     return {
         "name": study.name,
         "id": study.id,
         "structures": list(study.data.labels[1:]),
+        "asked_about": agenda.which,
+        "a_sum_for": agenda.each,
         "budget_epsilon": privacy.epsilon,
         "delta": privacy.delta,
         "accountant": str(privacy.accountant),
@@ -194,81 +193,64 @@ def _study_facts(study: Study, *, sites: int) -> dict[str, Any]:
         "voters_per_site": privacy.voters_per_site,
         "clipping_norm": study.codec.radius,
         "edition": privacy.edition,
-        **({"sealed_sum": sealed_facts(study, sites=sites)} if privacy.sealed else {}),
+        **({"sealed_sum": sealed_facts(study, sites=sites, spending=spending)} if privacy.sealed else {}),
         "terms": study.to_json(),
     }
 
 
-def _spent_facts(ledger: Ledger, study: Study, *, sites: int) -> dict[str, Any]:
-    privacy = study.privacy
-    terms = privacy.budget, privacy.protection
-    worst = max((ledger.spent(pool.pool, study.id).mu_squared for pool in ledger.pools()), default=Fraction(0))
-    limit = max_mu_squared(privacy.accountant, privacy.budget)
-    by = {name: guarantee(worst, *terms, name) for name in _shown(worst)}
-    spent = by[str(privacy.accountant)]
-    promised = Guarantee(privacy.epsilon, privacy.delta, str(privacy.accountant), privacy.protection)
-    if worst > limit:  # charges entered again after a restored backup may pass a budget: then no less was lost
-        promised, limit = spent, worst
-    groups = group_guarantees(limit, *terms, privacy.accountant)
+def _spent_facts(ledger: Ledger, study: Study, *, sites: int, spending: Spending) -> dict[str, Any]:
     pools = []
     for pool in ledger.pools():
-        inside = ledger.spent(pool.pool, study.id)
-        own = guarantee(inside.mu_squared, privacy.budget, privacy.protection, privacy.accountant)
-        life = ledger.pool_guarantees(pool.pool)[pool.accountant]
+        inside, life = ledger.spending_in_study(study.id, pool.pool), ledger.pool_spending(pool.pool)
         pools.append(
             {
                 "pool": pool.pool,
                 "site": pool.site,
-                "releases": inside.releases,
-                "study": own.to_json(),
-                "lifetime_releases": ledger.spent(pool.pool).releases,
-                "lifetime": life.to_json(),
+                "releases": inside.spend.releases,
+                "study": inside.spent.to_json(),
+                "lifetime_releases": life.spend.releases,
+                "lifetime": life.spent.to_json(),
                 "cap_epsilon": pool.budget.epsilon,
             }
         )
     return {
-        "guarantee": promised.to_json(),
-        "spent": spent.to_json(),
-        "spent_by": [item.to_json() for item in by.values()],
-        "groups": [item.to_json() for item in groups],
+        "guarantee": spending.guaranteed.to_json(),
+        "spent": spending.spent.to_json(),
+        "spent_by": [item.to_json() for item in spending.by_all()],
+        "groups": [item.to_json() for item in spending.groups()],
         "guess_right_at_most": {
-            "guaranteed": guess_right_at_most(limit),
-            "spent": guess_right_at_most(worst),
+            "guaranteed": spending.odds_guaranteed,
+            "spent": spending.odds_spent,
         },
         "in_words": [
-            *in_words(promised, groups, limit=limit, spent=worst, colluders=privacy.sealed_colluders),
-            *sealed_sentences(study, sites=sites),
+            *in_words(spending, colluders=study.privacy.sealed_colluders),
+            *sealed_sentences(study, sites=sites, spent=spending.mu_squared),
         ],
         "pools": pools,
     }
 
 
-def _shown(mu_squared: Any) -> tuple[str, ...]:
-    return tuple(name for name in ACCOUNTANTS if name != "pld" or mu_squared == 0 or 2**-20 < mu_squared <= 64**2)
-
-
-def in_words(
-    promised: Guarantee, groups: tuple[Guarantee, ...], *, limit: Fraction, spent: Fraction, colluders: int | None
-) -> list[str]:
+def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
     """The guarantee for a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
 
-    ``limit``: the Σμ² the guarantee admits in all; ``spent``: how much of it was spent; ``colluders`` of a sealed sum.
+    ``colluders`` of a sealed sum.
     """
-    protection = promised.protection
+    promised, protection = spending.guaranteed, spending.protection
     hidden = "everything one hospital holds" if protection.unit is Unit.HOSPITAL else "one patient of one hospital"
     if protection.relation is Relation.ZERO_OUT:
         other = "had been left out, its code counting as zero"
     else:
         whose = "another hospital's data" if protection.unit is Unit.HOSPITAL else "any other patient"
         other = f"had been exchanged for {whose}"
+    holds = spending.warning or (
+        "That is the study's budget: it holds for all that was released and for all that can still be."
+    )
     return [
         f"Whatever is released in this study looks almost the same if {hidden} {other}. How nearly the same is what "
         f"ε = {epsilon_text(promised.epsilon)} and δ = {delta_text(promised.delta)} say ({promised.accountant} "
-        f"accountant, {protection}). That is the study's budget: it holds for all that was released and for all that "
-        "can still be.",
-        f"{guess_sentence(protection, limit, colluders=colluders)} "
-        f"{spent_sentence(spent, sealed=colluders is not None)}",
-        group_sentence(groups),
+        f"accountant, {protection}). {holds}",
+        f"{spending.odds_sentence(colluders=colluders)} {spending.odds_spent_sentence(sealed=colluders is not None)}",
+        spending.groups_sentence(),
         "Whatever is computed from the releases, the student model and its predictions included, is covered and costs "
         "nothing more. A person known at several hospitals is protected once for each and adds up.",
     ]
@@ -279,7 +261,7 @@ def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
     named: dict[str, Roster] = {}
     refusals: list[dict[str, Any]] = []
     drawn: set[tuple[str, int | None]] = set()
-    recovered = reused = answers = lost = 0
+    recovered = reused = answers = lost = by_standing = 0
     for row in ledger.rows():
         record = parse_record("server", row.kind, row.body)
         if isinstance(record, RosterRecord):
@@ -304,6 +286,8 @@ def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
             )
         elif isinstance(record, RecoveredRecord) and record.release.study_id == study.id:
             recovered += 1
+        elif isinstance(record, LostRecord):
+            by_standing += max((spend.releases for spend in record.studies.get(study.id, {}).values()), default=0)
         elif isinstance(record, ReuseRecord) and record.study_id == study.id:
             reused += len(record.query_ids)
     batches = []
@@ -328,6 +312,7 @@ def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
         "mechanisms": _mechanisms([record.query.mechanism for *_, record in releases], study),
         "refusals": refusals,
         "recovered_charges": recovered,
+        **({"charges_by_standing": by_standing} if by_standing else {}),
         "reused_answers": reused,
     }
 

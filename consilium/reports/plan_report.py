@@ -9,9 +9,11 @@ from rich.table import Table
 
 from common.errors import InvalidInput
 from common.privacy.accounting import max_mu_squared
-from common.privacy.coalitions import against_whom, coalition_sentences, spare_sentence
+from common.privacy.coalitions import against_whom, coalition_sentences, spare_sentence, trade_sentences
 from common.privacy.consent import warn_about
+from common.privacy.figures import noise_text
 from common.privacy.mechanism import Unit
+from common.privacy.shares import push_unseen
 from server.planning.planner import INFORMATIVE_FROM, PRIOR_BELOW, Plan, capacity_bits, explained_at_most
 
 CHART_ENDINGS = (".png", ".svg", ".pdf")
@@ -46,10 +48,14 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> 
     rows += [
         ("queries N", f"{plan.queries} planned, {plan.queries_left} left in the budget"),
         ("voters", voters),
-        ("noise σ on the sum", f"{float(plan.noise_std):.6g} grid steps (exactly {plan.noise_std})"),
-        ("noise multiplier z", f"{plan.noise_multiplier:.6g}"),
+        ("noise σ on the sum", f"{noise_text(plan.noise_std)} grid steps (exactly {plan.noise_std})"),
+        ("noise multiplier z", noise_text(plan.noise_multiplier)),
         *_sealed_rows(plan),
-        ("noise on the mean", f"{plan.noise_per_coordinate:.6g} a coordinate, about {plan.noise_norm:.4g} in norm"),
+        *_trade_rows(plan),
+        (
+            "noise on the mean",
+            f"{noise_text(plan.noise_per_coordinate)} a coordinate, about {noise_text(plan.noise_norm, 4)} in norm",
+        ),
         ("code norm C", f"{plan.code_norm:.6g} at most, over {plan.mechanism.dimension} coordinates"),
         ("information ceiling", f"{plan.ceiling_bits:.1f} bits in all, {plan.bits_per_query:.3g} bits an answer"),
     ]
@@ -83,11 +89,22 @@ def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
     )
     sentences = coalition_sentences(found, least=plan.hospitals, most=plan.hospitals, colluders=colluders)
     return [
-        ("noise in the sum", f"{plan.noise_overhead:.4f} σ, in {plan.hospitals} shares drawn at the hospitals"),
+        (
+            "noise in the sum",
+            f"{noise_text(plan.noise_overhead, 5)} σ, in {plan.hospitals} shares drawn at the hospitals",
+        ),
         ("smallest roster", f"{plan.smallest_roster} hospitals, two beside {colluders} that may collude"),
         ("sealed sum", sentences[1]),
         ("", spare_sentence(answers=plan.queries, spare=plan.spare_draws)),
     ]
+
+
+def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What one dishonest hospital can do, in both modes, and in this plan's in figures."""
+    chosen, other = trade_sentences(sealed=plan.mechanism.colluders is not None)
+    push = push_unseen(plan.mechanism, sites=plan.hospitals)
+    far = "as far as an honest one" if plan.mechanism.colluders is None else f"{push:.1f} times as far as an honest one"
+    return [("one dishonest site", f"can push an answer {far}, unseen by any test of it"), ("", chosen), ("", other)]
 
 
 def plan_figure(plan: Plan) -> Any:

@@ -1,7 +1,7 @@
 """After a study: student, model card and certificate in one signed folder, and the study in one file to keep.
 
-Neither holds a key. Refuses a ledger that does not verify, a study without an exported student, a folder or file that
-is there already, and a study whose run goes on.
+Neither holds a key. Refuses a ledger that does not verify or is an older copy, a study without an exported student, a
+bundle that guarantees more than still holds, a folder or file that is there already, and a study whose run goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from common.ledger.keys import load_signing_key, public_pem
 from common.models.student_bundle import README
 from consilium.reports.certificate import Sources, issue_certificate
 from server.ledger.backup import backup
-from server.operations.objects_app import STUDENTS, said_file
+from server.public.said import STUDENTS, said_file
+from server.study.evaluated import evaluated, figures_on
+from server.study.gate import check_released
+from server.study.status import bundle_problem, spending_of
 from server.study.workspace import LEDGER_RECORD, Workspace
 
 HEADER = "# consilium/student/v1\n"
@@ -43,6 +46,9 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
     statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     if not workspace.bundle_dir.is_dir() or not statement.exists():
         raise InvalidInput("student to publish", value=str(workspace.bundle_dir), remedy="`consilium student export`")
+    if (problem := bundle_problem(workspace, spending_of(workspace))) is not None:
+        raise InvalidInput("student to publish", value=str(workspace.bundle_dir), limit=problem)
+    check_released(workspace)
     if out.exists():
         raise InvalidInput("folder to publish", value=str(out), limit="one that is not there", remedy="another --out")
     key = load_signing_key(workspace.signing_key_file)
@@ -50,7 +56,12 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch) / "folder"
         shutil.copytree(workspace.bundle_dir, folder / "bundle")
-        shutil.copy(folder / "bundle" / README, folder / "MODEL_CARD.md")
+        card = (folder / "bundle" / README).read_text(encoding="utf-8") + _measured(workspace)
+        (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+        if figures := figures_on(workspace):
+            (folder / "figures").mkdir()
+            for number, site in enumerate(sorted(figures), start=1):
+                (folder / "figures" / f"{number}.json").write_bytes(figures[site].render())
         shutil.copy(statement, folder / "statement.json")
         if workspace.scores_file.exists():
             shutil.copy(workspace.scores_file, folder / "scores.json")
@@ -62,6 +73,15 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         (folder / "SHA256SUMS.sig").write_bytes(key.sign(sums.encode()))
         folder.rename(out)
     return (*names, "SHA256SUMS", "SHA256SUMS.sig")
+
+
+def _measured(workspace: Workspace) -> str:
+    """The model card's section of what hospitals measured; empty where none sent figures."""
+    found = evaluated(workspace)
+    if not found.gave:
+        return ""
+    lines = "".join(f"- {line}.\n" for line in found.lines)
+    return f"\n## As hospitals measured it\n\n{lines}\nEach hospital's signed figures are in `figures/`.\n"
 
 
 def archive_study(workspace: Workspace, out: Path) -> Archive:

@@ -1,4 +1,4 @@
-"""What the demo's report says, as frozen facts.
+"""Defines the demo report's content as frozen facts.
 
 Refuses scores whose classes are not the study's, and controls of another name.
 """
@@ -13,16 +13,16 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from common.config import Study
+from common.data.dataset import Problem
 from common.errors import InvalidInput
-from common.intervals import mean_interval
+from common.ledger.charges import Spend
+from common.ledger.spending import Spending
+from common.worth import ONE_RUN, GainWord, Worth, control_name, of_means, worth
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
 SIMULATION = "simulation"
 """The name of every simulated study: it stands in the consent text, whose hash is the study's id."""
-
-NOTHING = 0.005
-"""A gain in Dice below this is called none."""
 
 CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -70,7 +70,8 @@ class PrivacyFacts:
     ``planned_epsilon`` is the budget, hence the guarantee; ``mu_squared`` is the Σμ² of the pool it cost most, whose
     ``epsilon_exact`` and ``epsilon_rdp`` were spent at ``delta`` for ``unit`` under ``relation``; ``accountant`` is
     the one that gates; where that is the paper's, ``epsilon_paper`` is given. ``noise_multiplier`` is z = σ/Δ of one
-    release, ``voters`` the teachers summed in a release over all sites, ``clipping_norm`` is C.
+    release, ``voters`` the teachers summed in a release over all sites, ``clipping_norm`` is C; ``largest_roster``
+    is how many sites the largest roster of all charges has, lost draws among them.
     """
 
     epsilon_exact: float
@@ -87,6 +88,7 @@ class PrivacyFacts:
     voters: int
     clipping_norm: float
     epsilon_paper: float | None = None
+    largest_roster: int = 0
 
     @property
     def epsilon_gate(self) -> float:
@@ -130,7 +132,7 @@ class ReportFacts:
     :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page; ``known`` says what the
     hospitals know and public data does not, where the data were made so; ``student_ece`` is the student's expected
     calibration error in the voxels of structures; ``run_seconds`` are the stages within what ``seconds`` calls the
-    study's run."""
+    study's run; ``cases_used`` of the data went somewhere, those ``left_out`` nowhere."""
 
     study: Study
     privacy: PrivacyFacts
@@ -155,9 +157,17 @@ class ReportFacts:
     finished: datetime | None = field(default=None)
     known: str = ""
     student_ece: float = math.nan
+    cases_used: int = 0
+    left_out: tuple[Problem, ...] = ()
+
+    @property
+    def spending(self) -> Spending:
+        """What was spent of the study's budget, as what stands in words is worked out from it."""
+        largest = max((self.privacy.largest_roster, len(self.sites), *(len(one.roster) for one in self.releases)))
+        return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
     def __post_init__(self) -> None:
-        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm"):
+        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm", "left_out"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.controls.keys() != CONTROLS.keys():
             raise InvalidInput("controls", value=sorted(self.controls), limit=", ".join(CONTROLS))
@@ -188,53 +198,32 @@ class ReportFacts:
         return DiceScore(_mean([teacher.score.mean for teacher in self.teachers]), tuple(map(_mean, columns)))
 
     @property
-    def best_control(self) -> tuple[str, float] | None:
-        """Name and mean Dice of the control that scores highest; None where none could be scored."""
-        scored = {n: s.mean for n, s in self.controls.items() if s is not None and math.isfinite(s.mean)}
-        return max(scored.items(), key=lambda item: item[1]) if scored else None
+    def worth(self) -> Worth | None:
+        """The student's worth over the best of its controls; None where none was scored."""
+        scored = {name: one for name, one in self.controls.items() if one is not None and math.isfinite(one.mean)}
+        if not scored or not math.isfinite(self.student.mean):
+            return None
+        best = max(scored, key=lambda name: scored[name].mean)
+        ours, theirs = self.student.cases, scored[best].cases
+        pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
+        name = control_name(best)
+        return worth(pairs, reference=name) or of_means(self.student.mean, scored[best].mean, reference=name)
 
     @property
     def bought(self) -> str:
-        """What the budget bought in this run, in words: the student's gain over the best control, good or bad."""
-        best, student, most = self.best_control, self.student.mean, self.ensemble.mean
-        if best is None or not math.isfinite(student):
+        """What the budget bought in this run: the verdict with its figures, and how far that is of the way."""
+        found, most = self.worth, self.ensemble.mean
+        if found is None:
             return "What the budget bought could not be measured: no control was scored."
-        name, control = best
-        over = f"the best that the same recipe makes without the hospitals' answers, {CONTROLS[name][0].lower()}"
-        gain, within = student - control, self._within(name)
-        if gain < NOTHING:
-            return f"The budget bought nothing in this run: the student's Dice is {gain:+.3f} over {over}{within}."
-        way = f", {min(1.0, gain / (most - control)):.0%} of the way to all teachers together without noise"
-        return f"The budget bought Dice {gain:+.3f} over {over}{within}{way if most > control else ''}."
+        if not (math.isfinite(most) and most > found.other and found.word is GainWord.PROVEN):
+            return found.sentence
+        share = min(1.0, found.gain / (most - found.other))
+        return f"{found.sentence} That is {share:.0%} of the way to all teachers together without noise."
 
     @property
     def certainty(self) -> str:
-        """What the interval of the gain over the best control counts, or that there is none."""
-        best = self.best_control
-        if best is None or self._interval(best[0]) is None:
-            return "These are figures of one run, with no interval."
-        return "These are figures of one run: its interval counts the cases, not other draws of noise or other splits."
-
-    def _within(self, control: str) -> str:
-        """The interval of the gain over a control in words, where there is one."""
-        found = self._interval(control)
-        if found is None:
-            return ""
-        low, high, cases = found
-        doubt = "; the interval holds 0" if low <= 0 <= high else ""
-        return f" (95 % interval {low:+.3f} to {high:+.3f}, paired over {cases} cases{doubt})"
-
-    def _interval(self, control: str) -> tuple[float, float, int] | None:
-        """The 95 % interval of the gain over a control and its number of cases; None for fewer than two to pair."""
-        other = self.controls[control]
-        if other is None or len(self.student.cases) != len(other.cases):
-            return None
-        gains = [a - b for a, b in zip(self.student.cases, other.cases, strict=True) if math.isfinite(a - b)]
-        if len(gains) < 2:
-            return None
-        gain, half = mean_interval(gains)
-        assert half is not None  # of two cases or more
-        return gain - half, gain + half, len(gains)
+        """What the interval counts, or that there is none."""
+        return "There is no interval." if self.worth is None or self.worth.interval is None else ONE_RUN
 
     def _scores(self) -> list[DiceScore]:
         named = [teacher.score for teacher in self.teachers]

@@ -20,6 +20,7 @@ from matplotlib.patheffects import Stroke, withStroke
 from PIL import Image
 
 from common.errors import InvalidInput
+from common.planes import PLANES
 
 MAX_PICTURE_BYTES = 2_000_000
 """Bytes of all PNGs together; more pictures are drawn smaller, so that the page stays under 3 MB."""
@@ -71,30 +72,6 @@ class Picture:
         object.__setattr__(self, "outlines", MappingProxyType(frozen))
 
 
-@dataclass(frozen=True, slots=True)
-class ViewPlane:
-    """How one plane of an RAS+ volume is shown, as radiologists read it: the patient's right on the left of an axial
-    or coronal picture, anterior on the left of a sagittal one, superior (axial: anterior) on top."""
-
-    fixed: int
-    across: int
-    up: int
-    letters: tuple[str, str, str, str]  # left, right, top, bottom
-
-    def cut(self, volume: Shaped[np.ndarray, "x y z"], index: int) -> Shaped[np.ndarray, "v u"]:
-        """The slice as ``[row from the bottom, column from the left]``."""
-        plane: np.ndarray[Any, Any] = np.take(volume, index, axis=self.fixed).T[:, ::-1]
-        return plane
-
-
-VIEWS: Mapping[str, ViewPlane] = MappingProxyType(
-    {
-        "axial": ViewPlane(fixed=2, across=0, up=1, letters=("R", "L", "A", "P")),
-        "coronal": ViewPlane(fixed=1, across=0, up=2, letters=("R", "L", "S", "I")),
-        "sagittal": ViewPlane(fixed=0, across=1, up=2, letters=("A", "P", "S", "I")),
-    }
-)
-
 _BACKGROUND, _TEXT = "#0b0e11", "#e6e9ec"
 _DRAWING = threading.Lock()  # matplotlib's font cache is shared
 
@@ -117,8 +94,8 @@ def centre_of(picture: Picture) -> tuple[int, int, int]:
 def draw_picture(picture: Picture, spacing_mm: Sequence[float], *, dpi: float = 110) -> bytes:
     """Three planes side by side at one scale as a PNG; dark as a reading room in either colour scheme."""
     size = [n * s for n, s in zip(picture.image.shape, spacing_mm, strict=True)]
-    widths = [size[view.across] for view in VIEWS.values()]
-    height = max(size[view.up] for view in VIEWS.values())
+    widths = [size[view.across] for view in PLANES.values()]
+    height = max(size[view.up] for view in PLANES.values())
     gap = frame = 0.025 * sum(widths)
     footer = 0.06 * sum(widths)  # names of the planes and the scale bar
     total_width = sum(widths) + 2 * gap + 2 * frame
@@ -129,7 +106,7 @@ def draw_picture(picture: Picture, spacing_mm: Sequence[float], *, dpi: float = 
     low, high = (float(v) for v in np.percentile(picture.image, (1.0, 99.5)))
     centre = centre_of(picture)
     left = frame
-    for (plane, view), width in zip(VIEWS.items(), widths, strict=True):
+    for (plane, view), width in zip(PLANES.items(), widths, strict=True):
         tall = size[view.up]
         bottom = footer + (height - tall) / 2
         axes = figure.add_axes(

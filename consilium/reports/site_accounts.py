@@ -1,4 +1,4 @@
-"""What hospitals say their own ledgers say, as a certificate states it: whose word it is, and when it was signed.
+"""Words what hospitals state about their own ledgers, for a certificate: who states it, and when it was signed.
 
 Refuses what is no report, speaks for another site, or was changed after it was signed.
 """
@@ -59,7 +59,6 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
         data = read_json(path, most_bytes=MAX_REPORT_BYTES)
         wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms")
         report: dict[str, Any] = {key: data[key] for key in wanted}
-        report["patients_withdrawn"] = data.get("patients_withdrawn")
         gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
         report["patient"] = patient_lines(data.get("trainings"), gate)
         report["patient_is"] = identity_lines(data.get("patient_identity"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,22 +19,22 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from common.privacy.consent import guess_sentence, spent_sentence
-from common.privacy.figures import delta_text, epsilon_text
+from common.intervals import mean_interval
+from common.objects import write_atomically
+from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.study_mechanism import sealed_sentences
-from consilium.reports.report_facts import CONTROLS, NOTHING, DiceScore, PrivacyFacts, ReportFacts
+from consilium.reports.report_facts import CONTROLS, DiceScore, PrivacyFacts, ReportFacts
 from consilium.reports.report_pictures import OUTLINES, draw_pictures
-from server.study.consent_text import BatchRoster, sealed_facts, study_limit
+from server.study.consent_text import BatchRoster, sealed_facts
 
 REPORT_SCHEMA = 1
 
 
 def write_report(out: Path, facts: ReportFacts) -> None:
     """Write ``out/report.json`` and ``out/report.html``; each appears whole or not at all, an old one is replaced."""
-    out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report_json(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    _replace(out / "report.json", text)
-    _replace(out / "report.html", render_html(facts))
+    write_atomically(out / "report.json", text.encode())
+    write_atomically(out / "report.html", render_html(facts).encode())
 
 
 def report_json(facts: ReportFacts) -> dict[str, Any]:
@@ -61,11 +60,16 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "codec": study.codec.name,
             "quorum": study.privacy.quorum,
             "voters_per_site": study.privacy.voters_per_site,
-            **({"sealed_sum": sealed_facts(study, sites=_most_sites(facts))} if study.privacy.sealed else {}),
+            **({"sealed_sum": _sealed_json(facts)} if study.privacy.sealed else {}),
         },
         **({"simulation": True} if facts.simulated else {}),
         "known": facts.known,
+        "data": {
+            "used": facts.cases_used,
+            "left_out": [{"case": problem.case, "reason": problem.reason} for problem in facts.left_out],
+        },
         "bought": facts.bought,
+        "worth": None if facts.worth is None else facts.worth.to_json(),
         "student": {"dice": dice(facts.student), "ece": facts.student_ece},
         "controls": {
             name: {"dice": None if (score := facts.controls[name]) is None else dice(score)} for name in CONTROLS
@@ -91,9 +95,8 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     return plain
 
 
-def _most_sites(facts: ReportFacts) -> int:
-    """Sites that may answer, or did."""
-    return max((len(facts.sites), *(len(release.roster) for release in facts.releases)))
+def _sealed_json(facts: ReportFacts) -> dict[str, object]:
+    return sealed_facts(facts.study, spending=facts.spending)
 
 
 def _privacy_json(privacy: PrivacyFacts) -> dict[str, object]:
@@ -106,6 +109,7 @@ def _privacy_json(privacy: PrivacyFacts) -> dict[str, object]:
         **({} if privacy.epsilon_paper is None else {"epsilon_paper": privacy.epsilon_paper}),
         "accountant": privacy.accountant,
         "planned_epsilon": privacy.planned_epsilon,
+        "guaranteed_epsilon": privacy.epsilon_guaranteed,
         "noise_multiplier": privacy.noise_multiplier,
         "queries": privacy.queries,
         "planned_queries": privacy.planned_queries,
@@ -148,12 +152,13 @@ def render_html(facts: ReportFacts) -> str:
     environment.filters |= {
         "epsilon": _epsilon_or_unknown,
         "delta": delta_text,
+        "noise": noise_text,
         "dice": _format_dice,
         "mm": _format_mm,
         "duration": format_duration,
         "number": lambda value: f"{value:,}".replace(",", "\u202f"),
     }
-    terms = facts.study.privacy
+    terms, spending = facts.study.privacy, facts.spending
     images = [
         "data:image/png;base64," + base64.b64encode(image).decode("ascii")
         for image in draw_pictures(facts.pictures, facts.spacing_mm)
@@ -162,13 +167,15 @@ def render_html(facts: ReportFacts) -> str:
         facts=facts,
         privacy=facts.privacy,
         groups=_dice_groups(facts),
-        verdict=_verdict(facts),
-        share_spent=_share(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
+        beside=_beside(facts),
+        gain_bars=_gain_bars(facts),
+        share_spent=_share_spent(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
         share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
         attendance=_attendance(facts.releases),
-        sealed=sealed_sentences(facts.study, sites=_most_sites(facts)),
-        in_words=guess_sentence(terms.protection, study_limit(facts.study), colluders=terms.sealed_colluders),
-        so_far=spent_sentence(facts.privacy.mu_squared, sealed=terms.sealed),
+        sealed=sealed_sentences(facts.study, sites=spending.largest_roster, spent=spending.mu_squared),
+        in_words=spending.odds_sentence(colluders=terms.sealed_colluders),
+        so_far=spending.odds_spent_sentence(sealed=terms.sealed),
+        passed=spending.warning,
         pictures=list(zip(facts.pictures, images, strict=True)),
         outlines=OUTLINES,
     )
@@ -241,28 +248,38 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
     )
 
 
-def _verdict(facts: ReportFacts) -> str:
-    """What the student's figure is worth over mean shape, mean teacher and the best control, favourable or not."""
+@dataclass(frozen=True, slots=True)
+class GainBar:
+    """One bar of the first chart: a mean Dice, and half its 95 % interval over the cases where they are known."""
+
+    name: str
+    dice: float
+    half: float | None
+    main: bool = False
+
+
+def _gain_bars(facts: ReportFacts) -> tuple[GainBar, ...]:
+    """The student, its controls, the teachers and the mean shape, as far as each was scored."""
+    named = [("Student", facts.student), *((CONTROLS[name][0], one) for name, one in facts.controls.items())]
+    named += [("Mean teacher", facts.mean_teacher), ("Teachers together, without noise", facts.ensemble)]
+    named += [("Mean shape", facts.mean_shape)]
+    bars = []
+    for name, one in named:
+        if one is not None and math.isfinite(one.mean):
+            cases = [case for case in one.cases if math.isfinite(case)]
+            half = mean_interval(cases)[1] if cases else None
+            bars.append(GainBar(name, one.mean, half, name == "Student"))
+    return tuple(bars)
+
+
+def _beside(facts: ReportFacts) -> str:
+    """Where the student's figure lies beside the mean shape's and the mean teacher's; no verdict."""
     student, shape, teacher = facts.student.mean, facts.mean_shape.mean, facts.mean_teacher
     if not math.isfinite(student) or not math.isfinite(shape):
         return "The student could not be scored against the mean shape."
-    gain = student - shape
-    if abs(gain) < NOTHING:
-        text = "The student is as good as the mean shape"
-    else:
-        text = f"The student is {abs(gain):.3f} Dice {'better' if gain > 0 else 'worse'} than the mean shape"
+    text = f"The student has Dice {student:.3f}, the mean shape {shape:.3f}"
     if teacher is not None and math.isfinite(teacher.mean):
-        gap = teacher.mean - student
-        text += f" and {abs(gap):.3f} {'below' if gap >= 0 else 'above'} the mean teacher"
-    best = facts.best_control
-    if best is not None:
-        name, control = best
-        side = "above" if student >= control else "below"
-        text += f"; it is {abs(student - control):.3f} {side} the best of its controls, {CONTROLS[name][0].lower()}"
-    if (gain if best is None else student - best[1]) < NOTHING:
-        return text + ". In this run the hospitals' answers taught it nothing that it would not know without them."
-    if gain < NOTHING:
-        return text + ". In this run the hospitals' answers helped it, but the public label maps alone do as well."
+        text += f", the mean teacher {teacher.mean:.3f}"
     return text + "."
 
 
@@ -293,6 +310,11 @@ def _share(part: float, whole: float) -> float:
     return round(100 * min(1.0, max(0.0, part / whole)), 2)
 
 
+def _share_spent(epsilon: float, budget: float) -> float:
+    """A percentage rounded up to a tenth; above 100 where more was spent than the budget."""
+    return math.ceil(1000 * epsilon / budget) / 10 if math.isfinite(epsilon) and budget > 0 else 0.0
+
+
 def _format_mm(value: float) -> str:
     return f"{value:.1f}" if math.isfinite(value) else "–"
 
@@ -311,9 +333,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

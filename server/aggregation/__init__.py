@@ -1,1 +1,1 @@
-"""From offers to stored answers: the core, the stages of a run, what an operator sees of its progress."""
+"""Holds the core: it offers queries, stores answers, runs the stages, and reports progress."""

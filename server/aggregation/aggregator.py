@@ -22,6 +22,7 @@ from common.canonical import digest
 from common.config import Study
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
+from common.evidence import SiteWords
 from common.ledger.charges import RosterEntry
 from common.messages import (
     AnyMessage,
@@ -38,7 +39,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import Answering, Batch, Next, Opened
+from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now, unusable
 from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
@@ -54,7 +55,7 @@ class Aggregator:
 
     ``sites`` tells who is registered now; it is asked before every batch, so a site may join in the middle of a run.
     ``before`` queries of the study's plan were answered before these, which a later query may depend on.
-    ``keep_status`` takes what a site shares about itself.
+    ``keep_status`` takes what a site shares about itself, ``keep_words`` what it signed in a sealed sum.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Aggregator:
         retry_pause_s: float = 5.0,
         before: int = 0,
         keep_status: Callable[[Site, str], None] = lambda site, text: None,
+        keep_words: Callable[[SiteWords], None] = lambda words: None,
     ) -> None:
         if (registered := len(sites())) < study.privacy.quorum:
             raise QuorumNotReached(
@@ -81,8 +83,10 @@ class Aggregator:
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
         self._retry_pause_s, self._before = retry_pause_s, before
+        self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._away: frozenset[int] = frozenset()
+        self._left_out: frozenset[str] = frozenset()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Planned queries that have no stored answer yet."""
@@ -150,7 +154,8 @@ class Aggregator:
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
         """For how many more such queries each site's pool has room; sites without any are left out.
 
-        Public state: an exhausted pool is left out before anything is offered. The ledger decides at the release.
+        Public state: an exhausted pool is left out before anything is offered, and a site that was waited for in vain
+        in this run where the others are enough. The ledger decides at the release.
         """
         protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
         room: dict[Site, int] = {}
@@ -162,7 +167,8 @@ class Aggregator:
             in_study /= query.mechanism.mu_squared(self._study.privacy.protection)
             if (queries := min(floor(in_all), floor(in_study)) - in_flight.get(site.name, 0)) > 0:
                 room[site] = queries
-        return room
+        others = {site: queries for site, queries in room.items() if site.name not in self._left_out}
+        return others if len(others) >= self._study.privacy.quorum else room
 
     # --- offering
 
@@ -177,7 +183,8 @@ class Aggregator:
         online = self._await_sites(able, transport)
         undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
         if undecided:
-            offers = {node: (by_node[node], lambda: batch.offer) for node in undecided}
+            offer = issued_now(batch.offer)
+            offers = {node: (by_node[node], lambda: offer) for node in undecided}
             deadline_s = self._study.collection.offer_deadline_s
             for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
                 self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
@@ -198,7 +205,7 @@ class Aggregator:
 
     def _unable(self, site: Site) -> str:
         """Why a site is offered nothing."""
-        return "budget"
+        return "left-out" if site.name in self._left_out else "budget"
 
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
         """Nodes of these sites that are online, once all are or the time is up.
@@ -253,13 +260,16 @@ class Aggregator:
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
             waiting = {site.node_id: missing for site in roster if (missing := answering.missing(site.name))}
-            if not waiting or self._clock() >= until:
+            if not waiting or (attempt > 1 and self._clock() >= until):  # once at least, however long we were held up
                 break
             reachable = self._reachable(batch, attempt, waiting, roster, transport)
             if reachable:
                 self._ask(batch, attempt, reachable, roster, ahead, transport, answering.take, until=until)
             if not answering.complete:
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        for name in [site.name for site in roster if answering.missing(site.name)]:
+            self._left_out |= {name}
+            self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=name, reason="patience")
         answered, quorum = len(answering.heard), self._study.privacy.quorum
         if answered < quorum:
             self._below_quorum(batch, answered, transport)
@@ -345,6 +355,7 @@ class Aggregator:
         """What each node is sent in one attempt: receipts it is owed, a request for its codes, the batch ``ahead``."""
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
         offered: set[int] = set()
+        offer = None if ahead is None else issued_now(ahead.offer)
         if ahead is not None:
             undecided = ahead.able - ahead.answers.keys()
             offered = {node for node in transport.online() & by_node.keys() if by_node[node].name in undecided}
@@ -360,16 +371,18 @@ class Aggregator:
                     deadline_s=max(1, int(self._study.collection.deadline_s)),
                     queries=missing[node],
                     draw=batch.offer.draw,
-                    members=batch.members,
+                    members=None if batch.roster is None else batch.roster.members,
                 )
                 parts.append(request)
-            if ahead is not None and node in offered:
-                parts.append(ahead.offer)
+            if offer is not None and node in offered:
+                parts.append(offer)
             return Several(tuple(parts))
 
         return {node: (by_node[node], partial(question, node)) for node in sorted(missing.keys() | offered)}
 
-    def _check_code(self, code: NDArray[np.int64], query: QuerySpec) -> None:
+    def _check_code(
+        self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes
+    ) -> None:
         """Refused (``code-norm``) for a code longer than m·R."""
         if not within(code, bound_int=query.mechanism.site_radius_int):
             raise Refused("code-norm")
@@ -378,22 +391,22 @@ class Aggregator:
         self, message: CodesReply | None, problem: str, *, batch: Batch, attempt: int, site: Site
     ) -> Opened | None:
         by_id = {query.id: query for query in batch.queries}
-        expected = message is not None and (message.batch, message.attempt) == (batch.id, attempt)
-        if message is None or not expected or any(query_id not in by_id for query_id, _ in message.codes):
+        if message is None or (problem := unusable(message, problem, batch=batch, attempt=attempt)):
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
         opened = Opened({}, {})
-        for query_id, sealed in message.codes:
+        signatures = message.signatures or (b"",) * len(message.codes)
+        for (query_id, sealed), signature in zip(message.codes, signatures, strict=True):
             query = by_id[query_id]
             context = SealContext(study=self._study.id, query=query_id, site=site.name, attempt=attempt)
             dimension = query.mechanism.dimension
             try:
                 code = unseal(sealed, private_key=self._sealing_key, context=context, dimension=dimension)
-                self._check_code(code, query)
+                self._check_code(code, query, batch=batch, site=site, signature=signature)
             except Refused as error:
                 opened.refused[query_id] = error.reason
                 continue
-            opened.codes[query_id] = code
+            opened.codes[query_id], opened.signatures[query_id] = code, signature
         if opened.refused:
             query_id, reason = next(iter(opened.refused.items()))
             count = len(opened.refused)

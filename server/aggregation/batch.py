@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.masking import Member
-from common.messages import Offer, OfferReply
+from common.masking import MaskedRoster
+from common.messages import CodesReply, Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
+
+
+def issued_now(offer: Offer) -> Offer:
+    """The offer as it goes out now: a message that is held back and brought later is known by its time."""
+    return replace(offer, issued=time.time_ns() // 1_000_000)
 
 
 @dataclass(slots=True)
 class Batch:
     """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name.
 
-    ``members``: of a sealed sum, once its roster is settled. ``unreached``: sites on the roster that were found offline
+    ``roster``: of a sealed sum, once it is settled. ``unreached``: sites on the roster that were found offline
     when their codes were asked for.
     """
 
@@ -26,7 +32,7 @@ class Batch:
     able: frozenset[str]
     answers: dict[str, str] = field(default_factory=dict)
     replies: dict[str, OfferReply] = field(default_factory=dict)
-    members: tuple[Member, ...] | None = None
+    roster: MaskedRoster | None = None
     unreached: set[str] = field(default_factory=set)
 
     @property
@@ -40,16 +46,29 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One reply's codes by query id, and the ids of those refused with the word why. # sensitive until noised"""
+    """One reply's codes by query id, the ids of those refused with the word why, and what the site signed of its codes,
+    empty in an open study. # sensitive until noised"""
 
     codes: dict[str, NDArray[np.int64]]
     refused: dict[str, str]
+    signatures: dict[str, bytes] = field(default_factory=dict)
+
+
+def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -> str:
+    """Why a reply to one attempt has no codes to take: ``unfinished`` or ``problem``; empty if it has."""
+    if (message.batch, message.attempt) != (batch.id, attempt):
+        return problem
+    known = {query.id for query in batch.queries}
+    return (
+        "unfinished" if not message.codes else "" if known.issuperset(query for query, _ in message.codes) else problem
+    )
 
 
 class Answering:
     """What the roster has said to each query of a batch so far: a running sum, and who needs no asking again.
 
-    A site's first word on a query is its last: a code is added once, and one that was refused counts as the zero code.
+    A site's first codes are its last: each is added once, and what was refused, or did not come with the others, counts
+    as the zero code.
     """
 
     def __init__(self, queries: Sequence[QuerySpec], roster: Iterable[str]) -> None:
@@ -60,14 +79,14 @@ class Answering:
         """Sites of which a code was added."""
 
     def take(self, site: str, opened: Opened) -> None:
-        """Take in one reply of a site. # sensitive"""
+        """Take in one reply of a site: the codes of all queries or, while one is missing, none. # sensitive"""
         for query, code in opened.codes.items():
             if site in self._open[query]:
                 self.sums[query].add(code)
-                self._open[query].discard(site)
                 self.heard.add(site)
-        for query in opened.refused:
-            self._open[query].discard(site)
+        if opened.codes or opened.refused:
+            for sites in self._open.values():
+                sites.discard(site)
 
     def missing(self, site: str) -> tuple[str, ...]:
         """The queries of which nothing came from a site yet."""

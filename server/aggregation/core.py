@@ -23,11 +23,12 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from common.errors import ConsiliumError, InvalidInput
-from common.pki import shared
+from common.objects import shared
+from common.plain import log_to_stderr
 from common.sockets import listen
 from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
-from server.aggregation.relay import Frame, Kind, lifeline, receive, send, unpack_nodes
+from server.aggregation.relay import Kind, RelayFrame, lifeline, receive, send, unpack_nodes
 from server.study.workspace import Workspace
 
 POLL_S = 0.3
@@ -35,6 +36,9 @@ TTL_MARGIN_S = 30.0
 HELLO_S = 30.0
 PATIENCE_S = 600.0
 """What an answer of the ServerApp's may take: Flower's own calls wait for a SuperLink that is away."""
+
+MAX_SAID = 4_000
+"""Longest text of a ServerApp's error that is kept."""
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +56,8 @@ class RelayTransport:
 
     def online(self) -> frozenset[int]:
         with _relay_needed():
-            send(self._connection, Frame(Kind.ONLINE))
-            answer = receive(self._connection)
+            send(self._connection, RelayFrame(Kind.ONLINE))
+            answer = self._receive()
             if answer.kind is not Kind.NODES:
                 raise InvalidInput("answer of the relay", value=answer.kind, limit="nodes")
             return unpack_nodes(answer.body)
@@ -62,9 +66,9 @@ class RelayTransport:
         until = time.monotonic() + timeout_s
         with _relay_needed():
             for node_id, body in bodies.items():
-                send(self._connection, Frame(Kind.BODY, node_id, body))
-            send(self._connection, Frame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
-            if (answer := receive(self._connection)).kind is not Kind.DONE:
+                send(self._connection, RelayFrame(Kind.BODY, node_id, body))
+            send(self._connection, RelayFrame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
+            if (answer := self._receive()).kind is not Kind.DONE:
                 raise InvalidInput("answer of the relay", value=answer.kind, limit="done")
         waiting = set(bodies)
         while waiting and time.monotonic() < until:
@@ -74,27 +78,43 @@ class RelayTransport:
                     yield reply
             if waiting:
                 time.sleep(POLL_S)
+        if waiting:
+            with contextlib.closing(self._replies(frozenset(waiting), last=True)) as replies:
+                for reply in replies:
+                    waiting.discard(reply.node_id)
+                    yield reply
         for node_id in waiting:
             yield Reply(node_id=node_id, body=None, problem="deadline")
 
-    def _replies(self, nodes: frozenset[int]) -> Generator[Reply, None, None]:
-        """The replies that are there, at most one of each of ``nodes``, each as it comes."""
+    def _receive(self) -> RelayFrame:
+        frame = receive(self._connection)
+        if frame.kind is Kind.FAILED:
+            said = frame.body[-MAX_SAID:].decode("utf-8", "replace")
+            log.error("event=relay-failed said=%s", ascii(said))
+            raise EOFError("the relay has failed")
+        return frame
+
+    def _replies(self, nodes: frozenset[int], *, last: bool = False) -> Generator[Reply, None, None]:
+        """The replies that are there, at most one of each of ``nodes``, each as it comes.
+
+        The ``last`` time, one that began to arrive and did not end is ``malformed``.
+        """
         left = set(nodes)
         with _relay_needed():
-            send(self._connection, Frame(Kind.PULL))
-            while (frame := receive(self._connection)).kind is not Kind.DONE:
+            send(self._connection, RelayFrame(Kind.PULL, int(last)))
+            while (frame := self._receive()).kind is not Kind.DONE:
                 if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in left:
                     raise InvalidInput("answer of the relay", value=frame.kind, limit="one reply a node, then done")
                 left.discard(frame.number)
                 try:
                     yield _reply(frame)
                 except GeneratorExit:  # nobody listens any more: what was asked for is read to its end
-                    while receive(self._connection).kind is not Kind.DONE:
+                    while self._receive().kind is not Kind.DONE:
                         pass
                     raise
 
 
-def _reply(frame: Frame) -> Reply:
+def _reply(frame: RelayFrame) -> Reply:
     if frame.kind is Kind.REPLY:
         return Reply(node_id=frame.number, body=frame.body)
     word = frame.body[:32].decode("ascii", "replace")
@@ -128,7 +148,7 @@ def run(study: Path, connection: socket.socket) -> int:
                 log.error("event=run-failed cause=%s", error)
                 status = 1
             with contextlib.suppress(OSError):
-                send(connection, Frame(Kind.END, status))
+                send(connection, RelayFrame(Kind.END, status))
         connection.settimeout(HELLO_S)
         with contextlib.suppress(OSError, EOFError, InvalidInput):
             receive(connection)  # the other end closes first, so that it never finds this one gone
@@ -179,7 +199,7 @@ def _answered(connection: socket.socket) -> bool:
         first = connection.recv(1, socket.MSG_PEEK)
         if first == bytes([Kind.PING]):
             receive(connection)
-            send(connection, Frame(Kind.DONE))
+            send(connection, RelayFrame(Kind.DONE))
     except (OSError, EOFError, InvalidInput):
         return True
     connection.settimeout(None)
@@ -194,7 +214,7 @@ def main() -> None:
     what.add_argument("--socket", type=Path, help="where ServerApps connect")
     what.add_argument("--run", action="store_true", help="run the study once, for the ServerApp at the end of stdin")
     given = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with contextlib.suppress(KeyboardInterrupt):
         if not given.run:

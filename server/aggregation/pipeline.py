@@ -15,17 +15,23 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from common.config import Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
 from common.objects import write_atomically
 from common.sealing_rotation import load_sealing_keys
+from common.witness.memory import FOLDER as WITNESSES
 from server.aggregation.exchange import Transport
 from server.aggregation.sealed_sums import aggregator_of
+from server.aggregation.witnessing import Witnesses
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released, write_labels
-from server.protocols.base import protocol_of
 from server.protocols.controls import CONTROLS
+from server.protocols.query_protocol import protocol_of
+from server.study.evidence import keep_words
+from server.study.pools import check_answers
+from server.study.spoiled import check_answered
 from server.study.workspace import Site, Workspace
 
 log = logging.getLogger(__name__)
@@ -43,10 +49,12 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
         try:
             collect(workspace, transport, events=events)
             if not workspace.stop_file.exists():
+                _check_answered(workspace, study)
                 finish(workspace, events=events)
         except Exception as error:
             reason = str(error) if isinstance(error, ConsiliumError) else type(error).__name__
-            events.emit("run-failed", run=run, reason=reason)
+            code = error.exit_code if isinstance(error, ConsiliumError) else ConsiliumError.exit_code
+            events.emit("run-failed", run=run, reason=reason, code=code)
             raise
         if workspace.stop_file.exists():
             events.emit("stop-requested", run=run)
@@ -61,20 +69,30 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
         Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
         stage(events, "collect", total=study.privacy.planned_queries),
     ):
-        for queries in protocol_of(study).questions(workspace.public(), ledger.answer):
+        check_answered(workspace, ledger, study)
+        for queries in protocol_of(study).configure(workspace.public(), ledger.answer):
             core = aggregator_of(study)(
                 study=study,
                 queries=queries,
-                sites=workspace.sites,
+                sites=workspace.admitted,
                 ledger=ledger,
                 sealing_key=load_sealing_keys(workspace.sealing_key_file),
                 events=events,
                 before=queries[0].round - 1,
                 keep_status=partial(keep_status, workspace.reports_dir),
+                keep_words=partial(keep_words, workspace.evidence_dir),
             )
             core.run(transport, should_stop=workspace.stop_file.exists)
             if workspace.stop_file.exists():
                 break
+        witnesses = Witnesses(workspace.root / WITNESSES, study=study.id, ledger=ledger, events=events)
+        witnesses.ask(workspace.admitted(), transport)
+
+
+def _check_answered(workspace: Workspace, study: Study) -> None:
+    """PoolsSpent where there is nothing to go on with because too few pools have room for one query."""
+    with Ledger.open(workspace.ledger_file) as ledger:
+        check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
 
 
 def keep_status(folder: Path, site: Site, text: str) -> None:
@@ -91,7 +109,7 @@ def keep_status(folder: Path, site: Site, text: str) -> None:
 def finish(workspace: Workspace, *, events: EventLog) -> None:
     """Decode stored answers, train student and controls, export the bundle; post-processing, freely repeatable."""
     from server.postprocess.bundle import export_student  # torch only once the ledger is closed
-    from server.postprocess.student import fit_controls, fit_student
+    from server.postprocess.networks import fit_controls, fit_student
 
     released = read_released(workspace)
     steps = released.public.study.student.steps

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -21,9 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-OnStage: TypeAlias = Callable[[str, int, int], None]
-"""Called as work goes on: the name of what it is at, how much of that is done, of how much."""
-
+from common.plain import plain
+from server.public.material import OnStage
 
 _SHARES = {"collect": 30, "decode": 3, "student": 16, "controls": 48, "export": 3}
 """What each stage is of a run, in percent, as the demo's take their time; the ETA of the whole is by these."""
@@ -43,15 +42,51 @@ class _Eta(ProgressColumn):
         return Text("-:--:--" if eta_s is None else str(timedelta(seconds=round(eta_s))), style="progress.remaining")
 
 
-class _FromTheFirst(Progress):
-    """Drawn from the first bar on: an error before it has no empty line above it."""
+LINE_EVERY_S = 60.0
+"""Off a terminal a stage that goes on has a line this often, beside one when it begins and one when it is done."""
+
+
+class Bars(Progress):
+    """Bars on a terminal, drawn at the first of them, so that an early error prints no blank line; elsewhere lines."""
+
+    def __init__(self, *columns: Any, console: Console, show: bool = True) -> None:
+        self._said: dict[TaskID, float] = {}
+        self._lines = show and not console.is_terminal
+        super().__init__(*columns, console=console, disable=not show or not console.is_terminal)
 
     def __enter__(self) -> Self:
         return self
 
     def add_task(self, *given: Any, **more: Any) -> TaskID:
         self.start()
-        return super().add_task(*given, **more)
+        task = super().add_task(*given, **more)
+        if self._lines:
+            self._say(task, "begins")
+        return task
+
+    def update(self, task_id: TaskID, **changed: Any) -> None:
+        super().update(task_id, **changed)
+        self._perhaps_say(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._perhaps_say(task_id)
+
+    def _perhaps_say(self, task_id: TaskID) -> None:
+        if not self._lines or task_id not in self._said:
+            return
+        task = next(one for one in self.tasks if one.id == task_id)
+        if task.total is not None and task.completed >= task.total:
+            self._say(task_id, f"done after {timedelta(seconds=round(task.elapsed or 0))}")
+            del self._said[task_id]
+        elif self.get_time() - self._said[task_id] >= LINE_EVERY_S:
+            done = f"{task.completed:g}" if task.total is None else f"{task.percentage:.0f} %"
+            self._say(task_id, f"{done} after {timedelta(seconds=round(task.elapsed or 0))}")
+
+    def _say(self, task_id: TaskID, what: str) -> None:
+        task = next(one for one in self.tasks if one.id == task_id)
+        self._said[task_id] = self.get_time()
+        self.console.print(plain(f"{task.description}: {what}"), markup=False, emoji=False, highlight=False)
 
     def stop(self) -> None:
         if self.live.is_started:
@@ -60,8 +95,8 @@ class _FromTheFirst(Progress):
 
 def stage_bars(console: Console) -> Progress:
     """Bars with a stage's name, its share done, the time it took and its ETA; a context manager."""
-    return _FromTheFirst(
-        TextColumn("{task.description:<12}"),
+    return Bars(
+        TextColumn("{task.description:<12}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
@@ -125,21 +160,25 @@ class StudyProgress:
                 self._update(event["stage"], completed=total, total=total)
                 self._task(self._tasks[event["stage"]]).finished_time = event["seconds"]
             case "offer-answered" if not event["accepted"]:
-                self._bars.console.print(f"site {event['site']} declined: {event['reason']}")
+                self._say(f"site {event['site']} declined: {event['reason']}")
             case "ledger-contradicted":
-                self._bars.console.print(
+                self._say(
                     f"site {event['site']} holds a signed head of row {event['ledger_row']} that this ledger does not "
                     "contain: it was rolled back or forked; stop, and see `consilium ledger recover`"
                 )
             case "reply-missing":
-                self._bars.console.print(f"site {event['site']} did not answer ({event['reason']}); it is asked again")
+                self._say(f"site {event['site']} did not answer ({event['reason']}); it is asked again")
             case "code-refused":
-                self._bars.console.print(f"site {event['site']}: a code was refused ({event['reason']})")
+                self._say(f"site {event['site']}: a code was refused ({event['reason']})")
             case "run-restarted":
-                self._bars.console.print("the ServerApp died; submitted again, it resumes from the ledger")
+                self._say("the ServerApp died; submitted again, it resumes from the ledger")
+
+    def _say(self, text: str) -> None:
+        """A line above the bars; what a site said of itself acts on no terminal."""
+        self._bars.console.print(plain(text), markup=False, emoji=False)
 
     def _add(self, name: str, *, total: float, time: str) -> TaskID:
-        task = self._bars.add_task(name, total=total)
+        task = self._bars.add_task(plain(name), total=total)
         self._task(task).start_time = self._bars.get_time() - max(0.0, _seconds_since(datetime.fromisoformat(time)))
         return task
 

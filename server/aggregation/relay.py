@@ -1,4 +1,4 @@
-"""What runs between the core and the ServerApp: frames over a Unix socket, asked by the core and answered in turn.
+"""Carries frames between the core and the ServerApp over a Unix socket.
 
 The ServerApp pushes and pulls what it is told: signed bodies that it cannot make and sealed ones that it cannot open.
 Nothing here imports Flower, the ledger or a key. Refuses a frame of an unknown kind or over its limit.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from common import sockets
 from common.errors import InvalidInput
 
 SOCKET = "core.sock"
@@ -41,7 +42,8 @@ class Kind(IntEnum):
     PUSH = 5
     """Sends the bodies, which live for so many milliseconds; asks for DONE. What was pushed before is forgotten."""
     PULL = 6
-    """Asks for the replies that are there, each once, and DONE."""
+    """Asks for the replies that are there, each once, and DONE; with a number other than 0 for the last time, when what
+    began to arrive and did not end is a PROBLEM."""
     REPLY = 7
     PROBLEM = 8
     """A node's reply is an error; the body is a word for it."""
@@ -50,10 +52,12 @@ class Kind(IntEnum):
     """The core's last word; 0 if the run ended well."""
     PING = 11
     """The first word of who only asks whether the core answers; it is answered by DONE."""
+    FAILED = 12
+    """The ServerApp's last word in place of an answer: what ended it, for the core's log."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RelayFrame:
     """One frame: its kind, the number that goes with it (a node, a run, milliseconds) and a body."""
 
     kind: Kind
@@ -61,17 +65,17 @@ class Frame:
     body: bytes = b""
 
 
-def send(connection: socket.socket, frame: Frame) -> None:
+def send(connection: socket.socket, frame: RelayFrame) -> None:
     """Write one frame."""
     connection.sendall(_HEAD.pack(frame.kind, frame.number, len(frame.body)) + frame.body)
 
 
-def receive(connection: socket.socket) -> Frame:
+def receive(connection: socket.socket) -> RelayFrame:
     """Read one frame. EOFError if the other end is gone, InvalidInput for what is no frame."""
     kind, number, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
     if kind not in Kind.__members__.values() or length > MAX_BODY:
         raise InvalidInput("frame of the relay", value=(kind, length), limit=f"a known kind, {MAX_BODY} bytes")
-    return Frame(Kind(kind), number, _exactly(connection, length))
+    return RelayFrame(Kind(kind), number, _exactly(connection, length))
 
 
 def pack_nodes(nodes: frozenset[int]) -> bytes:
@@ -107,16 +111,7 @@ def lifeline(connection: socket.socket) -> Iterator[None]:
 
 def connect(folder: Path) -> socket.socket:
     """A connection to the core whose socket lies in ``folder``."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    try:
-        connection.connect(f"/proc/self/fd/{here}/{SOCKET}")  # a Unix socket's path has at most 107 bytes
-    except OSError:
-        connection.close()
-        raise
-    finally:
-        os.close(here)
-    return connection
+    return sockets.connect(folder / SOCKET)
 
 
 def answers(folder: Path) -> bool:
@@ -124,7 +119,7 @@ def answers(folder: Path) -> bool:
     try:
         with connect(folder) as connection:
             connection.settimeout(2.0)
-            send(connection, Frame(Kind.PING))
+            send(connection, RelayFrame(Kind.PING))
             return receive(connection).kind is Kind.DONE
     except (OSError, EOFError, InvalidInput):
         return False

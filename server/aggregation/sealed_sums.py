@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, takewhile
 from types import MappingProxyType
 
 import numpy as np
@@ -19,31 +19,40 @@ from numpy.typing import NDArray
 
 from common.config import Study
 from common.errors import QuorumNotReached, Refused
+from common.evidence import SiteWords, is_word_of
 from common.ledger.charges import RosterEntry
-from common.masking import MaskedRoster, Member, is_proper, is_signed
+from common.masking import MaskedRoster, Member, is_signed
 from common.messages import Offer
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
-from common.privacy.shares import unmasked
+from common.privacy.shares import Length, unmasked
+from common.public_keys import point_of
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.batch import Batch, Next, Opened
 from server.aggregation.exchange import Transport
 from server.ledger.server_draws import Draw, StoredAnswer
+from server.study.spoiled import question, spoiled_draws
 from server.study.workspace import Site
 
 
 @dataclass(slots=True)
 class _Sum:
-    """What has come in for one draw: words added up by query, and whose are still missing. None of them is kept."""
+    """What has come in for one draw: words added up by query, and whose are still missing.
+
+    ``keep`` takes each site's signed words, which are the evidence of a dispute, before they are added.
+    """
 
     draw: Draw
     missing: set[str]
+    keep: Callable[[SiteWords], None]
     totals: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
 
     def add(self, site: str, opened: Opened) -> None:
         """Add one site's words, once and only if they are of every query."""
         if site not in self.missing or opened.codes.keys() != {query.id for query in self.draw.queries}:
             return
+        sent = {query: words.view(np.uint64) for query, words in opened.codes.items()}
+        self.keep(SiteWords.of(site, self.draw.roster.id, sent, opened.signatures))
         self.missing.discard(site)
         for query, words in opened.codes.items():
             total = self.totals.setdefault(query, np.zeros(words.size, dtype=np.uint64))
@@ -53,7 +62,12 @@ class _Sum:
 class SealedSums(Aggregator):
     """An :class:`Aggregator` that never holds a site's code."""
 
-    _left_out: frozenset[str] = frozenset()
+    _length: Length | None = None
+    """How long the study's sums are together, once that was read from the ledger."""
+
+    def open_queries(self) -> tuple[QuerySpec, ...]:
+        """As for any study, those that were drawn least often first: they may be accepted already."""
+        return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.last_draw(query.id)))
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """End the draws that an earlier process left open, then answer all open queries."""
@@ -65,6 +79,18 @@ class SealedSums(Aggregator):
 
     # --- offering
 
+    def _plan(
+        self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
+    ) -> Batch | None:
+        """As for any study, of queries that were drawn equally often.
+
+        An offer has one number for the draws of all its queries. Beside a query that was drawn before, one that sites
+        have accepted already would be offered in a later draw, and be charged to them again.
+        """
+        drawn = [self._ledger.last_draw(query.id) for query in queries]
+        alike = tuple(query for query, _ in takewhile(lambda one: one[1] == drawn[0], zip(queries, drawn, strict=True)))
+        return super()._plan(alike, before=before, roster=roster)
+
     def _sites_for(self, names: Iterable[str]) -> tuple[Site, ...]:
         by_name = {site.name: site for site in self._sites()}
         return tuple(by_name[name] for name in names if name in by_name)
@@ -75,9 +101,7 @@ class SealedSums(Aggregator):
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
 
     def _unable(self, site: Site) -> str:
-        if site.name in self._left_out:
-            return "left-out"
-        return super()._unable(site) if site.answer_key else "unsigned"
+        return super()._unable(site) if site.answer_key or site.name in self._left_out else "unsigned"
 
     def _offer(self, queries: tuple[QuerySpec, ...], able: tuple[Site, ...], *, draw: int = 0) -> Offer:
         """The next draw of these queries, offered to the sites that may be on its roster."""
@@ -152,20 +176,19 @@ class SealedSums(Aggregator):
     def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
         """Those of the sites that gave a key of their own for this draw: with another on it nobody sends a word.
 
-        Of two that give the same one the later has copied it.
+        Of two that give the same one, or a twin of it, the later has copied it.
         """
-        given: dict[str, str] = {}
+        given: dict[bytes, str] = {}
         for name, reply in batch.replies.items():  # as they came
             if reply.mask is not None:
-                given.setdefault(reply.mask.key, name)
+                given.setdefault(point_of(reply.mask.key), name)
         signed = []
         for site in accepted:
             mask, draw = batch.replies[site.name].mask, batch.offer.draw_id
             if (
                 mask is not None
                 and draw is not None
-                and given[mask.key] == site.name
-                and is_proper(mask)
+                and given[point_of(mask.key)] == site.name
                 and is_signed(mask, draw, identity=site.answer_key, site=site.name)
             ):
                 signed.append(site)
@@ -174,7 +197,11 @@ class SealedSums(Aggregator):
         return signed
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
-        """The sites without those that others have not confirmed: whoever stands in most ways is left out first."""
+        """The sites without those that have not confirmed each other.
+
+        Whoever is unknown to more sites than may collude is left out, the most unknown first: an honest site says so,
+        too. Otherwise it is whoever says so that is left out, or one word of a dishonest site would evict any other.
+        """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):
             if met := sorted(unknown & strangers.keys()):
@@ -182,28 +209,37 @@ class SealedSums(Aggregator):
         left = {site.name: site for site in sites}
         while left:
             unknown_to = {name: sum(name in strangers[other] for other in left) for name in left}
-            against = {name: unknown_to[name] + len(strangers[name] & left.keys()) for name in left}
-            worst = max(left, key=lambda name: (against[name], unknown_to[name], name))
-            if against[worst] == 0:
+            unknown_there = {name: len(strangers[name] & left.keys()) for name in left}
+            if not any(unknown_there.values()):
                 break
-            del left[worst]
+            credible = {name: said for name, said in unknown_to.items() if said > self._study.privacy.colluders}
+            against = credible or unknown_there
+            del left[max(against, key=lambda name: (against[name], unknown_there[name], name))]
         return tuple(sorted(left.values(), key=lambda site: site.name))
 
     # --- adding up
 
-    def _check_code(self, code: NDArray[np.int64], query: QuerySpec) -> None:
-        """Nothing: masked words are any. The sum has a bound of its own."""
+    def _check_code(
+        self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes
+    ) -> None:
+        """Refused (``unsigned``) for words that the site did not sign as its own for this roster and query.
+
+        Masked words are any; the sum has a bound of its own.
+        """
+        of = {"query": query.id, "site": site.name, "identity": site.answer_key}
+        if batch.roster is None or not is_word_of(code.view(np.uint64), signature, roster=batch.roster.id, **of):
+            raise Refused("unsigned", "words without their site's signature over them")
 
     def _completed(
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> tuple[StoredAnswer, ...]:
         """Wait for the words of the whole roster; the answers, stored. None where the draw was lost."""
-        summed, batch.members = _Sum(draw, set(draw.roster.sites)), draw.roster.members
+        summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._keep_words), draw.roster
         wanted = tuple(query.id for query in draw.queries)
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
             waiting = {site.node_id: wanted for site in roster if site.name in summed.missing}
-            if not summed.missing or self._clock() >= until:
+            if not summed.missing or (attempt > 1 and self._clock() >= until):
                 break
             reachable = self._reachable(batch, attempt, waiting, roster, transport)
             if reachable:
@@ -219,26 +255,38 @@ class SealedSums(Aggregator):
         return answers
 
     def _store(self, draw: Draw, totals: dict[str, NDArray[np.uint64]]) -> tuple[StoredAnswer, ...]:
-        """Each query's noisy sum, put on record. Raises once those that are sound are stored, if one was spoiled."""
-        answers: list[StoredAnswer] = []
-        spoiled: list[QuerySpec] = []
+        """Each query's noisy sum, put on record. Raises once those that are sound are stored, if one was spoiled.
+
+        Where the sums of the study are longer together than honest ones are, all of this draw are spoiled: a site that
+        pushes a little in each was within what noise hides in every one.
+        """
+        sums: dict[str, NDArray[np.int64]] = {}
+        together, sites = self._length or self._length_so_far(), len(draw.roster.members)
         for query in draw.queries:
             try:
-                noisy = unmasked(totals[query.id], query.mechanism, sites=len(draw.roster.members))
+                noisy = unmasked(totals[query.id], query.mechanism, sites=sites)
             except Refused:
-                spoiled.append(query)
                 continue
-            answers.append(self._ledger.store_answer(query.id, draw.roster.draw, noisy))
-        if spoiled:
+            sums[query.id] = noisy
+            together += Length.of(noisy, query.mechanism, sites=sites)
+        if not together.is_honest:
+            sums.clear()
+        self._length = together if sums else None
+        answers = [self._ledger.store_answer(query, draw.roster.draw, noisy) for query, noisy in sums.items()]
+        if spoiled := [query for query in draw.queries if query.id not in sums]:
             self._lose(Draw(tuple(spoiled), draw.roster), "spoiled", sites=draw.roster.sites)
-            raise Refused(
-                "sum-spoiled",
-                f"a site of the roster {', '.join(draw.roster.sites)} spoiled {len(spoiled)} of {len(draw.queries)} "
-                "sums: they are larger than honest codes with their noise can be, are charged and not released; to "
-                "fix: find the site (its version, `consilium site doctor`), or `consilium provision revoke` the one in "
-                "doubt, then `consilium study resume`",
-            )
+            raise Refused("sum-spoiled", question(self._ledger, self._study) or "sum-spoiled")
         return tuple(answers)
+
+    def _length_so_far(self) -> Length:
+        """How long the study's own sums are together, from the last spoiled draw on: those before were asked about."""
+        spoiled = spoiled_draws(self._ledger, self._study)
+        after = spoiled[-1].row if spoiled else 0
+        total = Length()
+        for answer in self._ledger.answers(self._study.id):
+            if answer.seq > after and answer.study_id == self._study.id:
+                total += Length.of(answer.noisy_sum, answer.query.mechanism, sites=len(answer.roster))
+        return total
 
     def _lose(self, draw: Draw, reason: str, *, sites: Iterable[str]) -> None:
         self._ledger.lose_draw(draw, reason)

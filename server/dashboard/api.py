@@ -17,6 +17,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
+from common.planes import PlaneName
 from server.dashboard.jobs import Job, JobState
 from server.dashboard.labels import (
     LabelsPage,
@@ -32,7 +33,6 @@ from server.dashboard.pictures import (
     VOXELS,
     Picture,
     PictureLayer,
-    PlaneName,
     VolumeFacts,
     draw,
     load_picture,
@@ -41,7 +41,7 @@ from server.dashboard.pictures import (
     voxels,
 )
 from server.dashboard.planning import Wishes
-from server.dashboard.reports import SiteReport
+from server.dashboard.reports import HandedReport
 from server.dashboard.rows import (
     KINDS,
     MAX_TEXT,
@@ -56,13 +56,14 @@ from server.dashboard.rows import (
 )
 from server.dashboard.screens import LIVE
 from server.dashboard.security import Decider, Gate, SignedIn
-from server.dashboard.service import Here, Service
+from server.dashboard.service import DashboardService, Here
 from server.dashboard.tables import attached, csv_lines, csv_response, flat_label, flat_site, json_lines
 from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
 from server.dashboard.views.studies import StudyRow
 from server.dashboard.views.study import NoiseView, StudyPage
 from server.postprocess.decisions import Decision, Verdict
+from server.study.status import bundle_problem
 
 BIGGEST = 2**63 - 1
 PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,16}$")]
@@ -95,7 +96,7 @@ class SiteFacts:
     """A site by the server's ledger and log, beside what the hospital handed over itself, if anything."""
 
     standing: SiteView
-    report: SiteReport | None
+    report: HandedReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,12 @@ def table(
     name: Literal["sites", "batches", "refusals", "curve", "labels", "decisions", "studies"],
 ) -> Response:
     """A page's table as CSV."""
+    doubt = service.overview().budget.doubt
     rows: dict[str, Callable[[], Iterable[Any]]] = {
         "sites": lambda: (flat_site(site) for site in service.overview().sites),
         "batches": lambda: map(asdict, service.study().batches),
         "refusals": lambda: map(asdict, service.study().refusals),
-        "curve": lambda: map(asdict, service.study().curve),
+        "curve": lambda: (asdict(point) | {"at_least": doubt} for point in service.study().curve),
         "labels": lambda: map(flat_label, labels_page(service).labels),
         "decisions": lambda: map(asdict, service.decisions.decisions()),
         "studies": lambda: map(asdict, service.studies()),
@@ -342,12 +344,19 @@ def student(service: Here) -> StudentPage:
     return student_page(service, labels_page(service))
 
 
-@routes.get("/student/bundle.zip", tags=["student"], response_class=Response, responses={200: _ZIP, 404: _NONE})
+@routes.get(
+    "/student/bundle.zip",
+    tags=["student"],
+    response_class=Response,
+    responses={200: _ZIP, 404: _NONE, 409: {"description": "It guarantees more than still holds"}},
+)
 def bundle_zip(service: Here) -> Response:
     """The student as a MONAI bundle."""
     found = bundle(service.follower.workspace)
     if not found:
         raise HTTPException(404, "there is no bundle yet: `consilium student export` makes it")
+    if (problem := bundle_problem(service.follower.workspace, service.spending())) is not None:
+        raise HTTPException(409, problem)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in found:
@@ -398,7 +407,7 @@ def check_live(page: str) -> None:
         raise HTTPException(404, f"no live page of that name; there are {', '.join(LIVE)}")
 
 
-def _arrays(service: Service, volume: str) -> tuple[Picture, VolumeFacts]:
+def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFacts]:
     """A volume's arrays and facts; 404 before they are prepared."""
     known = read_facts(service.pictures_dir, volume)
     if known is None:
@@ -406,7 +415,7 @@ def _arrays(service: Service, volume: str) -> tuple[Picture, VolumeFacts]:
     return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
 
 
-def site_facts(service: Service) -> list[SiteFacts]:
+def site_facts(service: DashboardService) -> list[SiteFacts]:
     """Every site with its report."""
     reports = service.reports()
     return [SiteFacts(site, reports.get(site.name)) for site in service.overview().sites]

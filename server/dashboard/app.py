@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +26,9 @@ from starlette.staticfiles import StaticFiles
 
 from common import __version__
 from common.errors import ConsiliumError, InvalidInput
+from common.security_log.follow import LogFollower as SecurityLog
+from common.security_log.program import STATE
+from common.security_log.sinks import open_sink
 from server.dashboard import api, health, pages, sign_in
 from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.live import Live
@@ -32,10 +36,11 @@ from server.dashboard.oidc import Provider, Settings
 from server.dashboard.read_model import Follower
 from server.dashboard.screens import HERE, environment, live_blocks
 from server.dashboard.security import Gate, SecureHeaders, SmallBodies, admitted, for_machines
-from server.dashboard.service import Certifier, Service
+from server.dashboard.service import Certifier, DashboardService
 from server.dashboard.sign_in import Door
+from server.dashboard.sign_in_log import SignInLog, dashboard_sources
 from server.dashboard.views.study import epsilon_curve
-from server.operations.exact import Hosts, KnownHosts
+from server.operations.exact import Hosts, KnownHosts, OneLength
 from server.postprocess.decisions import DecisionStore
 from server.study.workspace import Workspace
 
@@ -47,7 +52,7 @@ class Options:
     ``certifier`` gives the command that writes a certificate into a folder; ``metrics_token`` opens ``/metrics`` to a
     bearer of it beside signed-in users. ``hosts`` are the names it is called by beside those of the machine itself: a
     page of another name that leads here is answered nothing. ``webhook`` is told which alarms begin and end; ``oidc``
-    names who vouches for people beside the local users.
+    names who vouches for people beside the local users. ``log_to`` are targets of the security log.
     """
 
     study: Path
@@ -59,6 +64,7 @@ class Options:
     hosts: Hosts = lambda: ()
     webhook: str | None = None
     oidc: Settings | None = None
+    log_to: tuple[str, ...] = ()
     poll_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -73,7 +79,7 @@ def create_app(options: Options) -> FastAPI:
     """The ASGI application. Starts following the study at once, and stops with the server."""
     follower = Follower(Workspace(options.study), clock=options.clock)
     options.state.mkdir(parents=True, exist_ok=True)
-    service = Service(
+    service = DashboardService(
         follower=follower,
         state=options.state,
         decisions=DecisionStore(options.state / "decisions.jsonl"),
@@ -98,10 +104,14 @@ def create_app(options: Options) -> FastAPI:
     app.state.service, app.state.templates, app.state.live = service, templates, live
     app.state.gate = Gate(cookie=f"consilium-{follower.study.id[:8]}", lookup=sessions.get)
     provider = None if options.oidc is None else Provider(options.oidc, clock=options.clock)
-    app.state.door = Door(users, sessions, Throttle(clock=options.clock), secure=options.secure, provider=provider)
+    log = SignInLog(options.state, now=options.now)
+    throttle = Throttle(clock=options.clock)
+    app.state.door = Door(users, sessions, throttle, secure=options.secure, log=log, provider=provider)
+    app.state.security_log = _security_log(options, follower.study.name)
     app.state.metrics_token = options.metrics_token
     app.add_middleware(SmallBodies)
     app.add_middleware(KnownHosts, hosts=options.hosts)
+    app.add_middleware(OneLength)
     app.add_middleware(SecureHeaders, secure=options.secure)
     for subject in (sign_in, health, api, pages):
         app.include_router(subject.routes)
@@ -116,15 +126,28 @@ def create_app(options: Options) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI, *, poll_s: float) -> AsyncIterator[None]:
-    service: Service = app.state.service
+    service: DashboardService = app.state.service
     follower, live = service.follower, app.state.live
     service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # so that no page waits for it
     task = asyncio.create_task(live.run())
+    stop, log = threading.Event(), app.state.security_log
+    following = asyncio.create_task(asyncio.to_thread(log.run, stop=stop.wait)) if log is not None else None
     yield
+    stop.set()
+    if following is not None:
+        await following
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
     await asyncio.to_thread(service.close)
+
+
+def _security_log(options: Options, study: str) -> SecurityLog | None:
+    if not options.log_to:
+        return None
+    sinks = {target: open_sink(target) for target in options.log_to}
+    state = options.state / STATE
+    return SecurityLog(dashboard_sources(options.state), sinks, party="dashboard", name=study, state=state)
 
 
 class _Static(StaticFiles):

@@ -1,4 +1,4 @@
-"""Who may see the dashboard: a file of scrypt-hashed passwords, sessions that end, and a brake on guessing.
+"""Authenticates dashboard users: scrypt-hashed passwords, sessions that expire, and a limit on guesses.
 
 Sessions live in memory only: a restart signs everybody out. Refuses short passwords, unknown roles, a user twice, and
 sign-ins that come too fast after wrong ones. Time is a parameter throughout; no password is kept or logged.
@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar
 from common.document import Document, Key
 from common.errors import InvalidInput
 from common.objects import read_regular, write_atomically
+from common.reading import parse_json, parsing
 
 USERS_SCHEMA = 1
 MIN_PASSWORD_CHARACTERS = 12
@@ -266,9 +267,7 @@ def _token_key(token: str) -> str:
 
 
 def _parse(content: bytes) -> dict[str, User]:
-    try:
-        return {user.name: user for user in _Users.from_json(json.loads(content.decode())).users}
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            "users file", value=str(error), limit="what `consilium dashboard user add` writes"
-        ) from error
+    limit = "what `consilium dashboard user add` writes"
+    with parsing("users file", limit=limit):
+        found = _Users.from_json(parse_json(content, what="users file", limit=limit))
+        return {user.name: user for user in found.users}

@@ -60,6 +60,7 @@ class SiteState:
     receipts_row: int = 0
     receipts_problem: str | None = None
     contradicted_row: int | None = None
+    unwitnessed: str | None = None
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class BatchState:
 
 
 @dataclass(slots=True)
-class RunState:
+class RunSeen:
     """The newest run: when it began, and how it ended if it did."""
 
     id: str
@@ -113,7 +114,7 @@ class EventFold:
         self.malformed = 0
         self.first_malformed = ""
         self.last_time: str | None = None
-        self.run: RunState | None = None
+        self.run: RunSeen | None = None
         self.stages: dict[str, StageState] = {}
         self.sites: dict[str, SiteState] = {}
         self.batches: dict[str, BatchState] = {}
@@ -209,7 +210,7 @@ class EventFold:
     def _run_event(self, kind: str, time: str, event: dict[str, Any]) -> bool:
         match kind:
             case "run-started":
-                self.run = RunState(event["run"], time, event["resumed"])
+                self.run = RunSeen(event["run"], time, event["resumed"])
                 self.stages, self.quorum_missed, self.budget_refused = {}, None, False
             case "run-finished" | "run-failed" if self.run is not None:
                 self.run.ended, self.run.outcome = time, kind.removeprefix("run-")
@@ -311,3 +312,9 @@ class EventFold:
                 site.receipts_row, site.receipts_problem = event["ledger_row"], None
             case "receipts-missing":
                 site.receipts_problem = event["reason"]
+            case "witnessed":
+                site.last_seen, site.unwitnessed = time, None
+            case "witness-missing":
+                site.unwitnessed = event["reason"]
+            case "witness-disagrees":
+                site.unwitnessed = "disagrees"

@@ -1,4 +1,4 @@
-"""What machines ask: whether the process follows the study, its metrics, and the API's own description."""
+"""Answers machines: whether the dashboard follows the study, its metrics, and the API's description."""
 
 from __future__ import annotations
 

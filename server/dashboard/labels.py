@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import HTTPException
 
 from common.config import Study
-from common.errors import InvalidInput
+from common.errors import ConsiliumError, InvalidInput
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
 from server.dashboard.quarantine import read_json
-from server.dashboard.service import Service
+from server.dashboard.service import DashboardService
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
-from server.protocols.base import protocol_of
 from server.protocols.controls import CONTROLS
+from server.protocols.query_protocol import protocol_of
+from server.study.gate import gate_state
+from server.study.status import bundle_problem
 from server.study.workspace import Workspace
 
 MAX_FACTS_BYTES = 1 << 20
@@ -55,7 +57,7 @@ class LabelsPage:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """A control's training: its weights once they exist."""
+    """A control's training: its weights once they exist. Several of one network are one, by all their names."""
 
     name: str
     weights: str | None
@@ -64,7 +66,11 @@ class ControlView:
 
 @dataclass(frozen=True, slots=True)
 class StudentPage:
-    """The student: its loss curve, weights, controls, and the bundle if it was exported."""
+    """The student: its loss curve, weights, controls, and the bundle if it was exported.
+
+    ``validation`` is how many labelled cases score student and controls. ``problem`` says why the bundle's own
+    statement no longer holds, ``gate`` what hospitals said of it, if they are asked.
+    """
 
     losses: tuple[tuple[int, float], ...]
     steps: int
@@ -74,10 +80,13 @@ class StudentPage:
     labels_used: int
     labels_rejected: int
     controls: tuple[ControlView, ...]
+    validation: int
     bundle: str | None
     exported: str | None
     files: tuple[tuple[str, int], ...]
     guarantee: str
+    gate: str
+    problem: str | None
     examples: tuple[VolumeFacts, ...]
 
 
@@ -85,17 +94,17 @@ def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
     """The public volumes that are queried, in order; none before they are published."""
     if not (workspace.root / "public.json").exists():
         return ()
-    return protocol_of(study).asked_about(study, workspace.volumes())
+    return protocol_of(study).agenda(study).asked(workspace.volumes())
 
 
-def labels_page(service: Service) -> LabelsPage:
+def labels_page(service: DashboardService) -> LabelsPage:
     """The Labels page; starts the preparation of pictures that are missing or out of date."""
     follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decided(), study.id)
     answers, student = follower.ledger.answers, files.student()
     volumes = published(workspace, study)
-    answered = protocol_of(study).volumes_answered(answers, asked=len(volumes))
+    answered = protocol_of(study).agenda(study).labelled(answers, asked=len(volumes))
     found = []
     stale = False
     for number, volume in enumerate(volumes, start=1):
@@ -129,7 +138,7 @@ def _turn(one: LabelView) -> tuple[bool, float, int]:
 
 
 def take_decisions(
-    service: Service, volumes: Sequence[str], *, user: str, verdict: Verdict, note: str
+    service: DashboardService, volumes: Sequence[str], *, user: str, verdict: Verdict, note: str
 ) -> list[Decision]:
     """Enter a decision about each volume's label as it is now. 404 where one has none: then nothing is entered."""
     study, files = service.follower.study, service.label_files
@@ -146,7 +155,7 @@ def take_decisions(
     ]
 
 
-def student_page(service: Service, labels: LabelsPage) -> StudentPage:
+def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
     """The Student page."""
     events, workspace = service.follower.events, service.follower.workspace
     exported = bundle(workspace)
@@ -161,19 +170,40 @@ def student_page(service: Service, labels: LabelsPage) -> StudentPage:
         seconds=events.student[2] if events.student else None,
         labels_used=labels.decoded - labels.rejected,
         labels_rejected=labels.rejected,
-        controls=tuple(ControlView(name, *events.controls.get(name, (None, None))) for name in CONTROLS),
+        controls=_controls(events.controls),
+        validation=len(workspace.validation()),
         bundle=events.bundle[0] if events.bundle else None,
         exported=events.bundle[1] if events.bundle else None,
         files=tuple((path.relative_to(workspace.bundle_dir).as_posix(), path.stat().st_size) for path in exported),
         guarantee=_guarantee(workspace.bundle_dir),
+        gate=_gate(workspace),
+        problem=bundle_problem(workspace, service.spending()),
         examples=tuple(examples),
     )
+
+
+def _controls(trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]:
+    """The controls in their order; those whose weights are the same are one network under all its names."""
+    found: dict[str, ControlView] = {}
+    for name in CONTROLS:
+        weights, time = trained.get(name, (None, None))
+        key = weights or name
+        found[key] = ControlView(f"{found[key].name}, {name}" if key in found else name, weights, time)
+    return tuple(found.values())
 
 
 def bundle(workspace: Workspace) -> list[Path]:
     """The exported bundle's files by name; none before it is exported."""
     folder = workspace.bundle_dir
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+
+
+def _gate(workspace: Workspace) -> str:
+    """What hospitals said of the exported student; empty without a gate or an export that can be read."""
+    try:
+        return gate_state(workspace).words
+    except (ConsiliumError, OSError):
+        return ""
 
 
 def _guarantee(folder: Path) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -20,14 +20,15 @@ from pathlib import Path
 from common.document import Document
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from common.ledger.charges import ReleaseRecord
-from common.ledger.records import RefusalRecord, ReuseRecord, StudyRecord
-from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
+from common.ledger.records import LostRecord, RecoveredRecord, RefusalRecord, ReuseRecord, StudyRecord
+from common.ledger.rollback_guard import ServerStanding, kept_standing, lies_with_its_key, standing_path
 from common.ledger.rows import Position, Row, check_link
 from common.ledger.sealed_records import AnswerRecord
 from common.ledger.server_state import Books
 from common.ledger.sqlite_file import connect
 
 ROWS_A_STEP = 250
+STANDING_MISSING = "its standing is missing, so that nothing tells whether it is an older copy"
 
 
 def open_ledger(path: Path) -> sqlite3.Connection:
@@ -39,17 +40,18 @@ def open_ledger(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleasePoint:
-    """One release of the study: its row, time, batch and Σμ² of the pool it cost most, after it."""
+class SpendingPoint:
+    """A row that the study spent something in, whatever its kind: the row, its time, how many charges the study has
+    after it, and Σμ² of the pool it cost most."""
 
     seq: int
     time: str
-    batch: str
+    charges: int
     worst: Fraction
 
 
 @dataclass(slots=True)
-class Batch:
+class BatchSeen:
     """A batch as the ledger shows it: rows, roster and voters of its releases; ``last_charge`` is the last row that
     sites have receipts for."""
 
@@ -64,7 +66,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusalSeen:
     """A refusal row: what was not released, why, which pool had how much Σμ² left of how much requested."""
 
     seq: int
@@ -101,10 +103,10 @@ class LedgerFold:
         self.books = Books()
         self.last: Row | None = None
         self.kinds: dict[str, int] = {}
-        self.points: list[ReleasePoint] = []
+        self.points: list[SpendingPoint] = []
         self.answers = 0
-        self.batches: dict[str, Batch] = {}
-        self.refusals: list[Refusal] = []
+        self.batches: dict[str, BatchSeen] = {}
+        self.refusals: list[RefusalSeen] = []
         self.histories: dict[str, History] = {}
         self.problem: str | None = None
         self.forgotten: str | None = None
@@ -142,10 +144,16 @@ class LedgerFold:
                         self._enter(row)
                 yield True
             forgotten = None
+            if standing is None and unread is None and self._had_standing():
+                forgotten = STANDING_MISSING
             if standing is not None:
-                own = self.books.key.ledger_id
+                own, kept = self.books.key.ledger_id, self.books.kept
                 forgotten = standing.against(
-                    ledger_id=own, rows=self.rows, contains=holds, this="the file", beside="beside it"
+                    ledger_id=own,
+                    rows=self.rows,
+                    covers=lambda position: position in kept or holds(position),
+                    this="the file",
+                    beside="beside it",
                 )
             with lock:
                 before = self.problem, self.forgotten, self.unread
@@ -158,6 +166,12 @@ class LedgerFold:
         finally:
             if connection is not None:
                 connection.close()
+
+    def _had_standing(self) -> bool:
+        """Whether a standing was once kept beside this file: from its first row on, or, by earlier versions, from its
+        first charge on. A copy that is only read of one of those, which lies with no key, has none by its nature."""
+        charged = bool(self.books.all_spent() or self.books.all_spent_in())
+        return (self.books.has_standing and self.rows > 1) or (charged and lies_with_its_key(self._path))
 
     def _told(self, problem: str, lock: threading.RLock) -> bool:
         with lock:
@@ -174,13 +188,16 @@ class LedgerFold:
         self.last = row
         self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
         self._note(row, record)
+        self._spend(row, record)
         if isinstance(record, ReleaseRecord) and record.study_id == self._study:
             self._release(row, record)
         elif isinstance(record, AnswerRecord) and self.books.releases[record.query_id].study_id == self._study:
             self._answered(row, self.books.releases[record.query_id].batch_id)
+        elif isinstance(record, ReuseRecord) and record.study_id == self._study:
+            self.answers += len(record.query_ids)
         elif isinstance(record, RefusalRecord) and record.study_id == self._study:
             self.refusals.append(
-                Refusal(
+                RefusalSeen(
                     seq=row.seq,
                     time=row.time_utc,
                     batch=record.batch_id,
@@ -209,17 +226,37 @@ class LedgerFold:
             case ReuseRecord():
                 self.histories[record.study_id].answers += len(record.query_ids)
 
+    def _spend(self, row: Row, record: Document) -> None:
+        """A point of the curve, if the row is a charge of this study."""
+        charges, pools = self._charged(row, record)
+        sums = [self.books.spent_in(self._study, pool).mu_squared for pool in pools]
+        if not charges and not any(sums):
+            return
+        before = self.points[-1] if self.points else SpendingPoint(0, "", 0, Fraction(0))
+        worst = max(before.worst, *sums)
+        self.points.append(SpendingPoint(row.seq, row.time_utc, before.charges + charges, worst))
+
+    def _charged(self, row: Row, record: Document) -> tuple[int, Iterable[str]]:
+        """How many charges of this study a row is, and the pools that they are charged to."""
+        books, study = self.books, self._study
+        match record:
+            case ReleaseRecord(study_id=whose) if whose == study:
+                return 1, (entry.pool for entry in books.releases.at(row.seq).roster)
+            case RecoveredRecord(release=release) if release.study_id == study:
+                return 1, (entry.pool for entry in release.roster_in(books.named))
+            case ReuseRecord(study_id=whose) if whose == study:
+                rosters = [books.releases[query_id].roster for query_id in record.query_ids]
+                return len(rosters), {entry.pool for roster in rosters for entry in roster}
+            case LostRecord() if study in record.studies:
+                spends = record.studies[study]
+                return max((spend.releases for spend in spends.values()), default=0), spends
+        return 0, ()
+
     def _release(self, row: Row, record: ReleaseRecord) -> None:
         entries = self.books.releases.at(row.seq).roster
-        spends = (self.books.spent_in(self._study, entry.pool) for entry in entries)
-        distinct = {id(spend): spend.mu_squared for spend in spends}  # pools mostly stand alike, and share one object
-        worst = max(distinct.values())
-        if self.points:
-            worst = max(worst, self.points[-1].worst)
-        self.points.append(ReleasePoint(row.seq, row.time_utc, record.batch_id, worst))
         if record.batch_id not in self.batches:
             roster = tuple(entry.site for entry in entries)
-            self.batches[record.batch_id] = Batch(
+            self.batches[record.batch_id] = BatchSeen(
                 record.batch_id, row.time_utc, row.seq, row.seq, row.seq, 0, roster, record.voters
             )
         batch = self.batches[record.batch_id]

@@ -10,16 +10,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from server.dashboard.service import Service
+from server.dashboard.service import DashboardService
 from server.dashboard.views.alarms import LEVELS
 from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
+
+LEAST = "at least that while pate_ledger_in_doubt is 1"
+"""What every metric of spending says in its help."""
 
 STATES = ("up", "idle", "spent", "late", "declined", "offline", "unseen")
 
 
 class _Standing(Collector):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: DashboardService) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
@@ -39,9 +42,9 @@ def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
     def counter(name: str, words: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"pate_{name}", words, labels=["site"])
 
-    spent = gauge("privacy_epsilon_spent", "Epsilon a site's pool has spent over all studies, by its gate")
+    spent = gauge("privacy_epsilon_spent", f"Epsilon a site's pool has spent over all studies, by its gate; {LEAST}")
     budget = gauge("privacy_epsilon_budget", "Epsilon a site's pool may spend")
-    share = gauge("privacy_budget_spent_ratio", "Share spent of what a site's gate admits")
+    share = gauge("privacy_budget_spent_ratio", f"Share spent of the sum of mu^2 that a site's gate admits; {LEAST}")
     left = gauge("privacy_answers_left", "Further answers a pool's budget covers, 0 while the ledger is in doubt")
     seen = gauge("client_last_seen_timestamp_seconds", "When a site was last heard from")
     state = GaugeMetricFamily("pate_client_state", "1 for the state a site is in", labels=["site", "state"])
@@ -68,12 +71,27 @@ def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
 
 def _of_the_study(view: Overview) -> Iterator[Metric]:
     study = GaugeMetricFamily(
-        "pate_study_privacy_epsilon_spent", "Epsilon the study has spent, by accountant", labels=["accountant"]
+        "pate_study_privacy_epsilon_spent",
+        f"Epsilon the study has spent, by accountant; {LEAST}",
+        labels=["accountant"],
     )
     for reading in view.budget.readings:
         study.add_metric([reading.accountant], reading.epsilon)
     yield study
     yield GaugeMetricFamily("pate_study_privacy_epsilon_budget", "The study's budget", value=view.budget.budget)
+    guaranteed = GaugeMetricFamily(
+        "pate_study_privacy_epsilon_guaranteed",
+        "The larger of the study's budget and what it has spent, by its gate; absent while the ledger is in doubt",
+        labels=[],
+    )
+    if view.budget.guaranteed is not None:
+        guaranteed.add_metric([], view.budget.guaranteed)
+    yield guaranteed
+    yield GaugeMetricFamily(
+        "pate_ledger_in_doubt",
+        "1 while more may have been spent than the ledger shows: every epsilon spent is at least its value then",
+        value=float(view.budget.doubt is not None),
+    )
     yield GaugeMetricFamily("pate_study_queries_planned", "Planned queries", value=view.planned)
     yield GaugeMetricFamily("pate_run_active", "1 while a run goes on", value=float(view.run.state == "running"))
     progress = GaugeMetricFamily("pate_stage_progress_ratio", "Share of a stage that is done", labels=["stage"])
@@ -94,7 +112,7 @@ def _of_the_study(view: Overview) -> Iterator[Metric]:
     )
 
 
-def exposition(service: Service) -> tuple[bytes, str]:
+def exposition(service: DashboardService) -> tuple[bytes, str]:
     """The metrics as text, and its content type."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Standing(service))

@@ -12,11 +12,11 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from http.client import HTTPException, HTTPMessage
-from typing import IO
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from common.errors import InvalidInput
+from common.https import opener
 from server.dashboard.views.alarms import Alarm
 
 TIMEOUT_S = 10.0
@@ -92,14 +92,7 @@ class Telling:
                 logger.exception("alarms=unknown")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        return None
-
-
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, data=body, method="POST", headers={"content-type": "application/json"})
-    with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S) as answer:
+    with opener(plain=True).open(request, timeout=TIMEOUT_S) as answer:
         answer.read(1024)

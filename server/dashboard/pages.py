@@ -14,14 +14,15 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.study_mechanism import sealed_sentences
+from common.planes import PLANES
+from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
-from server.dashboard.pictures import LAYERS, PLANES, VOXELS, VolumeFacts, picture_key
+from server.dashboard.pictures import LAYERS, VOXELS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, wishes_of
 from server.dashboard.rows import KINDS, HeadView, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
-from server.dashboard.service import Here, Service
+from server.dashboard.service import DashboardService, Here
 from server.dashboard.views.promise import issued, promise
 from server.postprocess.decisions import Verdict
 
@@ -42,17 +43,18 @@ def overview(screen: OnScreen) -> HTMLResponse:
 def study(screen: OnScreen) -> HTMLResponse:
     service = screen.service
     follower = service.follower
+    spending = service.spending()
+    most = max(len(follower.sites), spending.largest_roster)
     facts = {
         "noise": service.noise(),
-        "sealed": sealed_sentences(follower.study, sites=len(follower.sites)),
-        "promise": promise(follower.study),
+        "promise": promise(follower.study, spending, sites=most),
         "issued": issued(service.certificate_dir),
         "head": newest(service),
     }
     return screen.show("study", facts)
 
 
-def newest(service: Service) -> HeadView | None:
+def newest(service: DashboardService) -> HeadView | None:
     """The newest signed head; None where the ledger cannot be read, which is an alarm elsewhere."""
     try:
         return newest_head(service.ledger_file, ledger_id=service.ledger_id)
@@ -251,6 +253,7 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
         "plan": result.to_json(),
         "problem": problem,
         "spectrum": spectrum is not None,
+        "trade": trade_sentences(sealed=wishes.aggregation != "open"),
     }
     return await asyncio.to_thread(screen.show, "planner", facts)
 

@@ -1,4 +1,4 @@
-"""What the slice viewer shows: public volumes on the study's grid, pseudo-labels, confidence, the student's view.
+"""Prepares the slice viewer's pictures: public volumes, pseudo-labels, confidence, the student's prediction.
 
 ``make_pictures`` runs in a process of its own, for it loads torch: one small file a volume, made again only when the
 label or the student changed. ``draw`` cuts a slice out of one and is cheap. Public volumes, decoded noisy answers and
@@ -23,8 +23,9 @@ from PIL import Image
 from common.canonical import digest, sha256_file
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
-from server.protocols.base import protocol_of
-from server.protocols.posterior import DRAWS, Standing
+from common.planes import PLANES, PlaneName
+from server.protocols.posterior import DRAWS, Doubt
+from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import read_label
 from server.study.workspace import Workspace
 
@@ -33,7 +34,6 @@ Picture = dict[str, UInt8[np.ndarray, "x y z"]]
 """The arrays of one picture file by name: image, label, confidence; centre and doubt where the answers could be read;
 student once there is one."""
 
-PlaneName = Literal["axial", "coronal", "sagittal"]
 LAYERS: tuple[PictureLayer, ...] = ("label", "centre", "doubt", "student", "confidence", "disagreement", "none")
 PICTURES = 2
 """What pictures hold: those of another number are made anew."""
@@ -41,26 +41,6 @@ PICTURES = 2
 SIDE = 420
 COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0), (240, 228, 66))
 """Structures 1, 2, … by Okabe and Ito's palette, which the colour-blind tell apart; after six it starts again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plane:
-    """How a plane of an RAS+ volume is shown: the patient's right on the left, anterior or superior on top."""
-
-    fixed: int
-    letters: tuple[str, str, str, str]  # left, right, top, bottom
-
-    def cut(self, volume: UInt8[np.ndarray, "x y z"], index: int) -> UInt8[np.ndarray, "v u"]:
-        """The slice as [row from the top, column from the left]."""
-        plane: np.ndarray[Any, Any] = np.take(volume, index, axis=self.fixed).T[::-1, ::-1]
-        return plane
-
-
-PLANES: dict[PlaneName, Plane] = {
-    "axial": Plane(2, ("R", "L", "A", "P")),
-    "coronal": Plane(1, ("R", "L", "S", "I")),
-    "sagittal": Plane(0, ("A", "P", "S", "I")),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +83,13 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     """Bring every labelled volume's picture file up to date; how many were made."""
     from common.data.volume import volume_from_bytes
     from common.models.fit import predict
-    from server.postprocess.student import load_student
+    from server.postprocess.networks import load_student
 
     study = workspace.study()
     weights = workspace.student_dir / "weights.pt"
     student_hash = sha256_file(weights) if weights.exists() else ""
     model: Any = None
-    standings: dict[str, Standing] | None = None
+    doubts: dict[str, Doubt] | None = None
     made = 0
     for volume in workspace.volumes():
         label_file = workspace.labels_dir / f"{volume}.npz"
@@ -126,10 +106,10 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
             "label": probabilities.argmax(axis=0).astype(np.uint8),
             "confidence": np.round(255 * probabilities.max(axis=0)).astype(np.uint8),
         }
-        standings = _standings(workspace) if standings is None else standings
-        if volume in standings:
-            arrays["centre"] = standings[volume].centre
-            arrays["doubt"] = np.round(255 * standings[volume].doubt).astype(np.uint8)
+        doubts = _doubts(workspace) if doubts is None else doubts
+        if volume in doubts:
+            arrays["centre"] = doubts[volume].centre
+            arrays["doubt"] = np.round(255 * doubts[volume].doubt).astype(np.uint8)
         if student_hash:
             model = model or load_student(study, workspace.student_dir)
             arrays["student"] = predict(model, image).argmax(axis=0).astype(np.uint8)
@@ -142,7 +122,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     return made
 
 
-def _standings(workspace: Workspace) -> dict[str, Standing]:
+def _doubts(workspace: Workspace) -> dict[str, Doubt]:
     """What the answers say beside the labels; nothing where a verified copy of the ledger cannot be had."""
     from server.ledger.backup import backup
     from server.postprocess.labels import read_released
@@ -152,8 +132,8 @@ def _standings(workspace: Workspace) -> dict[str, Standing]:
             copy = Path(folder) / "ledger.sqlite"
             backup(workspace.ledger_file, copy)
             released = read_released(workspace, ledger_file=copy)
-        found = protocol_of(released.public.study).standings(released.public, released.answers, draws=DRAWS)
-        return {one.volume: one for one in found}
+        said = protocol_of(released.public.study).aggregate(released.public, released.answers)
+        return {one.volume: one for one in said.doubts(draws=DRAWS)}
     except (ConsiliumError, OSError, sqlite3.Error):
         return {}
 
@@ -301,13 +281,12 @@ def draw(
     if needed not in arrays:
         why = "there is no student yet" if needed == "student" else "the answers could not be read"
         raise InvalidInput("layer", value=layer, limit=f"one that this volume has: {why}")
-    across, up = (axis for axis in range(3) if axis != view.fixed)
-    width, height = arrays["image"].shape[across] * spacing_mm[across], arrays["image"].shape[up] * spacing_mm[up]
+    width, height = (arrays["image"].shape[axis] * spacing_mm[axis] for axis in (view.across, view.up))
     scale = side / max(width, height)
     shape = max(1, round(width * scale)), max(1, round(height * scale))
 
     def scaled(name: str, how: Image.Resampling) -> np.ndarray:
-        cut = np.ascontiguousarray(view.cut(arrays[name], index))
+        cut = np.ascontiguousarray(view.cut(arrays[name], index)[::-1])  # rows from the top
         return np.asarray(Image.fromarray(cut).resize(shape, how))
 
     base = scaled("image", Image.Resampling.BICUBIC)

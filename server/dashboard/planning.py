@@ -12,10 +12,10 @@ from fastapi import HTTPException
 from pydantic import BaseModel, Field
 
 from common.canonical import parse_float
-from common.codecs.base import unpack
+from common.codecs.codec import unpack
 from common.config import Study
 from common.privacy.accounting import Guarantee
-from common.privacy.figures import delta_text, epsilon_text, percent_text
+from common.privacy.figures import delta_text, epsilon_text, noise_text, percent_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from server.dashboard.wording import ACCOUNTANTS
 from server.planning.planner import MAX_HOSPITALS, Plan, plan
@@ -52,7 +52,7 @@ class Wishes(BaseModel, frozen=True):
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
-    """The study's own plan, be it beyond what a form may wish, with a quorum of hospitals: fewer release nothing."""
+    """Return the study's own plan as the form's values, even if it exceeds the form's limits."""
     privacy = study.privacy
     return Wishes.model_construct(
         epsilon=privacy.epsilon,
@@ -86,6 +86,9 @@ class WishedPlan:
             "written": {
                 "guarantees": [_written(one) for one in plan.guarantees],
                 "explained": percent_text(plan.explained_at_most),
+                "noise_multiplier": noise_text(plan.noise_multiplier, 4),
+                "noise_per_coordinate": noise_text(plan.noise_per_coordinate, 4),
+                "noise_norm": noise_text(plan.noise_norm, 4),
                 "known_twice": None if plan.known_twice is None else _written(plan.known_twice),
             },
             "uses_codec_spectrum": self.uses_codec_spectrum,

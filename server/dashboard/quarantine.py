@@ -1,4 +1,4 @@
-"""What somebody else wrote and may be anything: read within bounds, checked, and set aside where it does not hold.
+"""Reads files that others wrote, within bounds, and sets aside what is not valid.
 
 A hospital's report and a line of the event log reach the pages through here only. Nothing raises but InvalidInput,
 whatever the bytes are: one bad line or file is told, and everything else goes on.
@@ -28,7 +28,9 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
     try:
         return parse_json(read_regular(path, most_bytes=most_bytes))
     except OSError as error:
-        raise InvalidInput("what is read here", limit="a file that can be read") from error
+        raise InvalidInput(
+            f"cannot read {path.name} ({error.strerror})", remedy="check that it is there and readable"
+        ) from error
 
 
 def parse_json(content: bytes) -> Any:
@@ -41,7 +43,9 @@ def parse_json(content: bytes) -> Any:
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except (ValueError, RecursionError) as error:
-        raise InvalidInput("what is read here", limit="JSON of finite numbers") from error
+        raise InvalidInput(
+            "the content is not JSON that can be read", limit="JSON in UTF-8 with finite numbers"
+        ) from error
 
 
 def check_event(event: Mapping[str, Any]) -> None:
@@ -93,7 +97,7 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
     ("batch-dispatched", "queries"): _count,
     ("draw-lost", "sites"): _texts,
     **{("", name): _flag for name in ("resumed",)},
-    **{("", name): _texts for name in ("peers", "queries", "roster", "volumes", "warnings")},
+    **{("", name): _texts for name in ("ledgers", "peers", "queries", "roster", "volumes", "warnings")},
     **{("", name): _number for name in ("loss",)},
     **{
         ("", name): _count
@@ -109,6 +113,7 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
                 "needed",
                 "pid",
                 "sites",
+                "size",
                 "step",
             ),
             *("total", "voters"),

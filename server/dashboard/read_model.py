@@ -10,7 +10,8 @@ from collections.abc import Callable
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from server.dashboard.event_fold import EventFold
-from server.dashboard.ledger_fold import LedgerFold, file_stamp
+from server.dashboard.ledger_fold import STANDING_MISSING, LedgerFold, file_stamp
+from server.study.run_state import lives
 from server.study.workspace import Site, Workspace
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,8 @@ SILENT_S = 60.0
 class Follower:
     """Both folds of one study, kept up to date by a thread of its own; readers take ``lock`` while they look.
 
-    ``version`` grows with every change. The study's small files are read anew when they change.
+    ``version`` grows with every change. The study's small files are read anew when they change. ``nobody_runs``: no
+    process holds a run of this study, so that one whose log tells no ending has died.
     """
 
     def __init__(self, workspace: Workspace, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,6 +35,7 @@ class Follower:
         self.events = EventFold(workspace.events_file, study_id=self.study.id)
         self.version = 0
         self.looked: float | None = None
+        self.nobody_runs = False
         self.problem: str | None = None
         self._sites: tuple[Site, ...] = ()
         self._small: tuple[tuple[int, ...], ...] = ()
@@ -52,7 +55,10 @@ class Follower:
         if self.ledger.cut is not None:
             return "the ledger was cut or replaced"
         if self.ledger.forgotten is not None:
-            return "the ledger is an older copy than its standing"
+            missing = self.ledger.forgotten == STANDING_MISSING
+            return "the ledger's standing is missing" if missing else "the ledger is an older copy than its standing"
+        if self.ledger.unread is not None:
+            return "the ledger's standing cannot be read"
         if self.problem is not None or self.silent_s > SILENT_S:
             return "the study is not being followed"
         if self.looked is None or not self.ledger.complete:
@@ -67,9 +73,12 @@ class Follower:
     def poll(self) -> bool:
         """Look once, to the end of both files; whether anything changed."""
         changed = self._read_small()
+        before = lives(self.workspace)
         if self.events.step(self.lock):
             self.version += 1
             changed = True
+        died = before is False and lives(self.workspace) is False  # twice: no run began in between
+        changed, self.nobody_runs = changed or died != self.nobody_runs, died
         for stepped in self.ledger.steps(self.lock):
             if stepped:
                 self.version += 1

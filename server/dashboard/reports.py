@@ -1,11 +1,12 @@
-"""What hospitals chose to hand over about themselves: ``site-reports/<site>.json`` in the study's directory.
+"""Reads the reports that hospitals chose to hand over: ``site-reports/<site>.json`` in the study's directory.
 
 Each is what ``consilium site status --json`` prints at a hospital: its own account of what it spent, and how its
 teachers were trained, with the ε that gives one patient against everyone; or the account alone, as a site sends it
-whenever receipts come if it shares its status. What is printed bears the signature of the site's ledger; it may also be
-handed in at the Sites page, which takes nothing unsigned. Figures of its own are shown only if the hospital adds them,
-as ``shared``: they are outside the guarantee. A report that is ill-formed, too large, or speaks for another site than
-its file is named after is set aside and named, never guessed at.
+whenever receipts come if it shares its status. What is printed bears the signature of the site's ledger; it may also
+be handed in at the Sites page, which takes nothing unsigned. How many patients were withdrawn, as earlier versions
+said it, is read past and shown nowhere. Figures of its own are shown only if the hospital adds them, as ``shared``:
+they are outside the guarantee. A report that is ill-formed, too large, or speaks for another site than its file is
+named after is set aside and named, never guessed at.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.patient_guarantee import UNPROTECTED
 from common.privacy.training import Neighbours
 from common.site_account import check_account
 from server.dashboard.quarantine import MAX_NUMBER, parse_json, read_json
@@ -45,19 +47,19 @@ class SharedFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteReport:
+class HandedReport:
     """A hospital's own account. ``problem`` says why a report could not be read; the other fields are then empty."""
 
     site: str
     given: str
     problem: str = ""
     spent_epsilon: float | None = None
+    at_least: bool = False
     cap_epsilon: float | None = None
     accountant: str = ""
     queries_accepted: int | None = None
     codes_stored: int | None = None
     receipted: int | None = None
-    patients_withdrawn: int | None = None
     alarms: tuple[str, ...] = ()
     strategy: str = ""
     patient: tuple[str, ...] = ()
@@ -67,9 +69,9 @@ class SiteReport:
     signed: bool = False
 
 
-def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str, SiteReport]:
+def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str, HandedReport]:
     """Every report by the site that its file is named after, of two the later one; ``keys`` are the sites' own."""
-    found: dict[str, SiteReport] = {}
+    found: dict[str, HandedReport] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []:
             report = _read(path, key=keys.get(path.stem, ""))
@@ -87,7 +89,7 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     data = parse_json(text.encode("utf-8", "replace"))
     site = data.get("site") if isinstance(data, dict) else None
     if not isinstance(site, str) or site not in keys:
-        raise InvalidInput("site that the report speaks for", limit="a site that is registered here")
+        raise InvalidInput("site named in the report", limit="a site that is registered here")
     said = check_account(data, key=keys[site])
     if said > now + LATER:
         raise InvalidInput("time of the report", limit="no later than now", remedy="set the clock at the site")
@@ -95,19 +97,19 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     report = _checked(data, path, key=keys[site])
     before = _read(path, key=keys[site]) if path.exists() else None
     if before is not None and not before.problem and before.given >= report.given:
-        raise InvalidInput("report", limit=f"newer than the one of {site} that is here, of {before.given}")
+        raise InvalidInput("report", limit=f"a report newer than the one held from {site}, of {before.given}")
     write_atomically(path, text.encode())
     return site
 
 
-def _checked(data: dict[str, Any], path: Path, *, key: str) -> SiteReport:
+def _checked(data: dict[str, Any], path: Path, *, key: str) -> HandedReport:
     report = _given(data, path, given="", key=key)
     if report.problem:
         raise InvalidInput("report", limit=report.problem)
     return report
 
 
-def _read(path: Path, *, key: str) -> SiteReport:
+def _read(path: Path, *, key: str) -> HandedReport:
     given = ""
     try:
         given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
@@ -116,7 +118,7 @@ def _read(path: Path, *, key: str) -> SiteReport:
         return _aside(path, given, error)
 
 
-def _given(data: dict[str, Any], path: Path, *, given: str, key: str) -> SiteReport:
+def _given(data: dict[str, Any], path: Path, *, given: str, key: str) -> HandedReport:
     """The report in a file's JSON; set aside for whatever is wrong with it."""
     try:
         report = _report(data, site=path.stem, given=given)
@@ -128,29 +130,29 @@ def _given(data: dict[str, Any], path: Path, *, given: str, key: str) -> SiteRep
         return _aside(path, given, error)
 
 
-def _aside(path: Path, given: str, error: Exception) -> SiteReport:
+def _aside(path: Path, given: str, error: Exception) -> HandedReport:
     why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
     words = f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"
-    return SiteReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
+    return HandedReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
 
 
-def _report(data: dict[str, Any], *, site: str, given: str) -> SiteReport:
+def _report(data: dict[str, Any], *, site: str, given: str) -> HandedReport:
     if data["site"] != site:
-        raise InvalidInput("site that the report speaks for", limit=f"{site}, after which its file is named")
+        raise InvalidInput("site named in the report", limit=f"{site}, the site its file is named for")
     gate = str(data["cap"]["accountant"])
     trainings = data.get("trainings") or {"count": 0, "strategies": [], "guarantees": []}
     shared = data.get("shared") or {}
     stated = data.get("patient_identity") or []
-    return SiteReport(
+    return HandedReport(
         site=site,
         given=given,
         spent_epsilon=_epsilon(data["spent"][gate]["epsilon"]),
+        at_least=bool(data.get("at_least") or data["alarms"]),
         cap_epsilon=_epsilon(data["cap"]["epsilon"]),
         accountant=_text(gate),
         queries_accepted=_count(data["queries_accepted"]),
         codes_stored=_maybe(data, "codes_stored"),
         receipted=_count(data["receipted"]),
-        patients_withdrawn=_maybe(data, "patients_withdrawn"),
         version=_text(data.get("version", "")),
         alarms=_texts(data["alarms"]),
         strategy=", ".join(_texts(trainings["strategies"])),
@@ -194,6 +196,6 @@ def _epsilon(stated: Any) -> float:
 
 def _patient(guarantee: dict[str, Any] | None) -> str:
     if guarantee is None:
-        return "a teacher was trained without a guarantee"
+        return UNPROTECTED
     epsilon, delta = epsilon_text(float(guarantee["epsilon"])), delta_text(float(guarantee["delta"]))
     return f"ε {epsilon} at δ = {delta}, unit patient, relation {Neighbours(guarantee['relation'])}"

@@ -16,11 +16,11 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup, escape
 
 from common import __version__
-from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.figures import delta_text, epsilon_text, noise_text
 from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page
 from server.dashboard.security import SignedIn
-from server.dashboard.service import Here, Service
+from server.dashboard.service import DashboardService, Here
 from server.dashboard.wording import ACCOUNTANTS, MISSED, declined_words, duration
 
 HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ NAVIGATION = (
 )
 
 
-def live_facts(service: Service, page: str) -> dict[str, Any]:
+def live_facts(service: DashboardService, page: str) -> dict[str, Any]:
     """What the blocks of a live page are rendered from."""
     facts: dict[str, Any] = {"overview": service.overview(), "page": page}
     match page:
@@ -65,7 +65,7 @@ def live_facts(service: Service, page: str) -> dict[str, Any]:
     return facts
 
 
-def live_blocks(service: Service, templates: jinja2.Environment, page: str) -> dict[str, str]:
+def live_blocks(service: DashboardService, templates: jinja2.Environment, page: str) -> dict[str, str]:
     """The HTML of every block of a live page."""
     facts = live_facts(service, page)
     return {name: templates.get_template(block_file(page, name)).render(facts) for name in LIVE[page]}
@@ -79,7 +79,7 @@ def block_file(page: str, block: str) -> str:
 class Screen:
     """Where a page is shown: to whom, of which dashboard."""
 
-    service: Service
+    service: DashboardService
     session: Session
     templates: jinja2.Environment
 
@@ -190,6 +190,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "percent": _percent,
     "epsilon": _maybe(epsilon_text),
     "delta": _maybe(delta_text),
+    "noise": _maybe(lambda value: noise_text(value, 4)),
     "size": _size,
     "short": lambda name: name[:10],
     "duration": _maybe(duration),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def options_for(
     hosts: str,
     webhook: str | None,
     oidc: Settings | None = None,
+    log_to: Sequence[str] = (),
 ) -> Options:
     """How a dashboard that listens there is run; ``hosts`` are names browsers call it by, separated by commas.
 
@@ -101,6 +103,7 @@ def options_for(
         certifier=certifier,
         webhook=webhook,
         oidc=oidc,
+        log_to=tuple(log_to),
         hosts=lambda: given | named(),
     )
 

@@ -1,4 +1,4 @@
-"""What pages, API and metrics share: the read model, the decisions, the jobs, and views computed once a version."""
+"""Holds what pages, API and metrics share: the read model, decisions, jobs, and views computed once a version."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 
 from common.errors import InvalidInput
+from common.ledger.spending import Spending
 from common.pki import expires
 from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
@@ -20,8 +21,9 @@ from server.dashboard.notify import FAILED, Telling, Webhook
 from server.dashboard.pictures import Picture
 from server.dashboard.planning import Desk, Spectra, planned, wishes_of
 from server.dashboard.read_model import Follower
-from server.dashboard.reports import SiteReport, read_reports, take_report
+from server.dashboard.reports import HandedReport, read_reports, take_report
 from server.dashboard.views.alarms import Alarm
+from server.dashboard.views.budget import study_spending
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.studies import StudyRow, study_rows
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
@@ -44,7 +46,7 @@ NOT_VERIFIED = Alarm(
 KEPT_VOLUMES = 6
 
 
-class Service:
+class DashboardService:
     """One study's views and jobs."""
 
     def __init__(
@@ -176,6 +178,10 @@ class Service:
         if self.webhook is not None:
             self._telling = Telling(self.webhook, lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
 
+    def spending(self) -> Spending:
+        """What the study has spent, and what is guaranteed."""
+        return self.view("spending", lambda: study_spending(self.follower))
+
     def study(self) -> StudyPage:
         return self.view("study", lambda: study_page(self.follower))
 
@@ -197,7 +203,7 @@ class Service:
         spectrum = self.spectra.get()
         return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 
-    def reports(self) -> dict[str, SiteReport]:
+    def reports(self) -> dict[str, HandedReport]:
         return read_reports(self.follower.workspace.reports_dir, self.reports_dir, keys=self._site_keys())
 
     def take_report(self, text: str) -> str:
@@ -219,10 +225,10 @@ class Service:
                 job.stop()
 
 
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
+async def _service(request: Request) -> DashboardService:
+    service: DashboardService = request.app.state.service
     return service
 
 
-Here = Annotated[Service, Depends(_service)]
+Here = Annotated[DashboardService, Depends(_service)]
 """The service of the dashboard that a request reached."""

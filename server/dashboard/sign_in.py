@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,7 +16,8 @@ from common.errors import InvalidInput
 from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.oidc import Provider
 from server.dashboard.security import Gate, check_origin, local_path, read_form
-from server.dashboard.service import Service
+from server.dashboard.service import DashboardService
+from server.dashboard.sign_in_log import SignInLog
 
 SIGN_INS_AT_ONCE = 2
 WAITING_AT_ONCE = 8
@@ -35,10 +38,25 @@ class Door:
     sessions: Sessions
     throttle: Throttle
     secure: bool
+    log: SignInLog
     waiting: Counter[str] = field(default_factory=Counter)
     provider: Provider | None = None
     asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ASKED_AT_ONCE))
     scrypts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIGN_INS_AT_ONCE))
+
+    def is_crowded(self, address: str) -> bool:
+        """Whether as many sign-ins of this address as may are looked at or wait for it."""
+        return self.waiting[address] >= WAITING_AT_ONCE
+
+    @contextmanager
+    def counted(self, address: str) -> Iterator[None]:
+        """Count a sign-in of this address while it is looked at or waits for it."""
+        self.waiting[address] += 1
+        try:
+            yield
+        finally:
+            self.waiting[address] -= 1
+            self.waiting += Counter()  # without addresses that wait for nothing
 
 
 async def _door(request: Request) -> Door:
@@ -71,24 +89,20 @@ async def login(request: Request, door: AtDoor, gate: AtGate) -> Response:
     fields = await read_form(request)
     name, password = fields.get("name", "")[:64], fields.get("password", "")
     target = local_path(fields.get("next"))
-    address = request.client.host if request.client else ""
-    wait = BUSY_S if door.waiting[address] >= WAITING_AT_ONCE else door.throttle.attempt(name=name, address=address)
+    address = _address(request)
+    wait = BUSY_S if door.is_crowded(address) else door.throttle.attempt(name=name, address=address)
     if wait > 0:
-        problem = f"Too many sign-ins. Try again in {max(1, round(wait))} s."
-        answer = _form(request, door, status=429, problem=problem, name=name, target=target)
-        answer.headers["retry-after"] = str(max(1, round(wait)))
-        return answer
-    door.waiting[address] += 1
-    try:
+        door.log.write("sign-in-delayed", address=address, user=_known(door, name))
+        return _come_again(request, door, wait_s=wait, name=name, target=target)
+    with door.counted(address):
         async with door.scrypts:
             user = await asyncio.to_thread(door.users.check, name, password)
-    finally:
-        door.waiting[address] -= 1
-    door.waiting += Counter()  # without addresses that wait for nothing
     if user is None:
+        door.log.write("sign-in-failed", address=address, user=_known(door, name))
         return _form(request, door, status=401, problem="Name or password is wrong.", name=name, target=target)
     door.throttle.succeeded(name=name, address=address)
     token, _ = door.sessions.begin(user.name, user.role, credential=user.digest)
+    door.log.write("sign-in", address=address, user=user.name, role=user.role)
     return _let_in(door, gate, token, target)
 
 
@@ -111,10 +125,13 @@ async def to_provider(request: Request, door: AtDoor, gate: AtGate, next: str = 
     """Send the browser to the provider; it comes back to :func:`from_provider`."""
     if door.provider is None:
         raise HTTPException(404, "no provider is set up here")
+    if door.is_crowded(_address(request)):
+        return _come_again(request, door, target=local_path(next))
     here = f"{request.url.scheme}://{request.headers['host']}{BACK}"
     try:
-        async with door.asking:
-            url, word = await asyncio.to_thread(door.provider.begin, redirect=here, target=local_path(next))
+        with door.counted(_address(request)):
+            async with door.asking:
+                url, word = await asyncio.to_thread(door.provider.begin, redirect=here, target=local_path(next))
     except InvalidInput as error:
         return _form(request, door, status=503, problem=f"{error}. Local users can sign in.", target=local_path(next))
     response = RedirectResponse(url, 303)
@@ -129,14 +146,21 @@ async def from_provider(request: Request, door: AtDoor, gate: AtGate, state: str
     """Let somebody in whom the provider vouches for; nobody for any other answer."""
     if door.provider is None:
         raise HTTPException(404, "no provider is set up here")
+    address = _address(request)
+    if door.is_crowded(address):
+        door.log.write("sign-in-delayed", address=address, by="oidc")
+        return _come_again(request, door)  # with the cookie: the same link may be opened again
     word = request.cookies.get(f"{gate.cookie}-oidc", "")
     try:
-        async with door.asking:
-            who, target = await asyncio.to_thread(door.provider.finish, state=state, code=code, browser=word)
+        with door.counted(address):
+            async with door.asking:
+                who, target = await asyncio.to_thread(door.provider.finish, state=state, code=code, browser=word)
     except InvalidInput as error:
+        door.log.write("sign-in-failed", address=address, by="oidc")
         response: Response = _form(request, door, status=401, problem=f"Nobody was let in: {error}.")
     else:
         token, _ = door.sessions.begin(who.name, who.role, credential=None)
+        door.log.write("sign-in", address=address, by="oidc", user=who.name, role=who.role)
         response = _let_in(door, gate, token, target)
     response.delete_cookie(f"{gate.cookie}-oidc", path=BACK, httponly=True, samesite="lax", secure=door.secure)
     return response
@@ -144,16 +168,38 @@ async def from_provider(request: Request, door: AtDoor, gate: AtGate, state: str
 
 @routes.post("/logout")
 def logout(request: Request, door: AtDoor, gate: AtGate) -> Response:
+    if (session := gate.session(request)) is not None:
+        address = _address(request)
+        door.log.write("sign-out", address=address, user=session.user)
     door.sessions.end(request.cookies.get(gate.cookie))
     response = RedirectResponse("/login", 303)
     response.delete_cookie(gate.cookie, path="/", httponly=True, samesite="lax", secure=door.secure)
     return response
 
 
+def _known(door: Door, name: str) -> str:
+    """The name of a local user, nothing for any other text: somebody may have typed a password there."""
+    return name if name in door.users.users() else ""
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _come_again(
+    request: Request, door: Door, *, wait_s: float = BUSY_S, name: str = "", target: str = "/"
+) -> HTMLResponse:
+    seconds = max(1, round(wait_s))
+    problem = f"Too many sign-ins. Try again in {seconds} s."
+    answer = _form(request, door, status=429, problem=problem, name=name, target=target)
+    answer.headers["retry-after"] = str(seconds)
+    return answer
+
+
 def _form(
     request: Request, door: Door, *, status: int = 200, problem: str = "", name: str = "", target: str = "/"
 ) -> HTMLResponse:
-    service: Service = request.app.state.service
+    service: DashboardService = request.app.state.service
     html = request.app.state.templates.get_template("login.html").render(
         problem=problem,
         name=name,

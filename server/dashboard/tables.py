@@ -61,6 +61,7 @@ def flat_site(site: SiteView) -> dict[str, Any]:
         "unit": None if budget is None else budget.unit,
         "relation": None if budget is None else budget.relation,
         "answers_left": None if budget is None else budget.answers_left,
+        "at_least": None if budget is None else budget.doubt,
     }
 
 

@@ -23,6 +23,7 @@ DECLINED = {
     "wrong-codec": "the codec is not the one it consented to",
     "wrong-edition": "the questions are of another edition of the study",
     "old-draw": "it knows a later draw of a query than this ledger: was the ledger restored?",
+    "stale": "the offer reached it long after it was made: somebody held it back, or a clock is wrong",
     "unknown-peers": "nobody there has confirmed enough of the other hospitals' keys (`consilium site peers`)",
     "wrong-mechanism": "the mechanism is not the one it consented to",
 }
@@ -113,11 +114,17 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "receipts-held": lambda e: f"{e['site']} holds its receipts up to row {e['ledger_row']}",
     "receipts-missing": lambda e: f"{e['site']} could not be brought its receipts: {e['reason']}",
+    "witnessed": lambda e: f"{e['site']} has countersigned the head of row {e['size']}",
+    "witness-missing": lambda e: f"{e['site']} has not countersigned the head of row {e['size']}: {e['reason']}",
+    "witness-disagrees": lambda e: (
+        f"{e['site']} knows another history of {', '.join(e['ledgers'])} than the head of row {e['size']} shows"
+    ),
     "label-decoded": lambda e: f"label of volume {e['volume'][:8]} decoded",
     "answers-weighed": lambda e: "; ".join(e["warnings"]) or "the sites' answers are as large together as expected",
     "student-trained": lambda e: f"student trained in {duration(e['seconds'])}",
     "control-trained": lambda e: f"control {e['name'].replace('_', ' ')} trained in {duration(e['seconds'])}",
     "bundle-exported": lambda e: f"bundle exported, {e['sha256'][:8]}",
+    "verdict-taken": lambda e: f"{e['site']} finds student {e['bundle'][:8]} {e['word']}",
     "run-finished": lambda e: f"run finished in {duration(e['seconds'])}",
     "run-failed": lambda e: f"run failed: {e['reason']}",
 }
@@ -131,4 +138,6 @@ _LEVELS = {
     "code-refused": "warning",
     "budget-refused": "warning",
     "receipts-missing": "warning",
+    "witness-missing": "warning",
+    "witness-disagrees": "critical",
 }

@@ -8,13 +8,12 @@ site's ledger are, so the copy is readable by its owner only.
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from common.errors import InvalidInput
-from common.ledger.keys import sync_directory
-from common.ledger.sqlite_file import connect
+from common.ledger.sqlite_file import appearing, connect
 from server.ledger.verify import VerifyReport, verify
 
 
@@ -26,29 +25,15 @@ def backup(ledger: Path, out: Path) -> VerifyReport:
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("backup file", value=str(out), limit="a new file in an existing folder")
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.new")
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    try:
-        source = connect(ledger, read_only=True)
-        try:
-            target = sqlite3.connect(draft, isolation_level=None)
-            try:
-                source.backup(target)
-                target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                target.close()
-        finally:
-            source.close()
+    with appearing(out, what="backup file") as draft:
+        with (
+            closing(connect(ledger, read_only=True)) as source,
+            closing(sqlite3.connect(draft, isolation_level=None)) as target,
+        ):
+            source.backup(target)
+            target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         with draft.open("rb") as stream:
             os.fsync(stream.fileno())
         report = verify(draft)
         report.raise_for_problems()
-        try:
-            os.link(draft, out)
-        except FileExistsError as error:
-            raise InvalidInput("backup file", value=str(out), limit="a new file") from error
-    finally:
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{draft}{suffix}").unlink(missing_ok=True)
-    sync_directory(out.parent)
     return report

@@ -1,4 +1,4 @@
-"""What an operator does to a ledger and no study does: enter lost charges again, hand signing over to a new key."""
+"""Re-enters lost charges into a ledger and rotates its signing key, for an operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.errors import InvalidInput
 from common.ledger.charges import NOTHING
 from common.ledger.keys import load_signing_key, public_hex, sync_directory
 from common.ledger.receipts import read_receipts
-from common.ledger.rollback_guard import ServerStanding
+from common.ledger.rollback_guard import ServerStanding, kept_standing
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 
@@ -47,19 +47,35 @@ def recover_charges(
     receipts: Sequence[Path],
     standing: Path | None,
     studies: Sequence[Study],
+    charge_all: bool = False,
 ) -> Recovery:
     """Enter as spent, in a restored copy, every charge that receipts hold or the standing shows.
 
-    InvalidInput where there is neither a receipt nor a standing.
+    ``charge_all``: where there is no standing, everything that pools and studies have left counts as spent beside what
+    receipts hold, since no receipt tells of an answer that was drawn and reached no site. InvalidInput where there is
+    neither a receipt nor a standing; where the ledger's own is missing and neither ``standing`` nor ``charge_all`` is
+    given; and for ``charge_all`` where a standing tells.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger, signing_key=signing_key, restored=True) as opened:
         if not receipts and standing is None and opened.forgotten() is None:
             raise InvalidInput("receipts and standing", value="none", remedy="--receipts FILE for every site")
+        missing = standing is None and kept_standing(ledger) is None
+        if missing and opened.forgotten() is not None and not charge_all:
+            raise InvalidInput(
+                "standing of the lost ledger",
+                value=str(ledger.with_suffix(".standing")),
+                limit="the file that lay beside it, since receipts do not tell of answers that reached no site",
+                remedy="give it with --standing; if it is lost, --charge-all counts as spent all that pools have left",
+            )
+        if charge_all and not missing:
+            raise InvalidInput("--charge-all", limit="only without a standing, which tells the sum")
         before = opened.lost()
         for study in studies:
             opened.register_study(study)
         entered = opened.recover(held, standing=None if standing is None else ServerStanding.load(standing))
+        if charge_all:
+            opened.charge_all()
         if entered:
             opened.note(f"{entered} charges recovered from {len(held)} receipts")
         return Recovery(

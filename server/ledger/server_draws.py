@@ -26,7 +26,7 @@ from common.ledger.charges import (
     check_roster,
 )
 from common.ledger.records import RefusalRecord, ReuseRecord, parse_body
-from common.ledger.releases import Charge, Obstacle, Release
+from common.ledger.releases import ChargedTotals, Obstacle, Release
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.masking import MaskedRoster
 from common.privacy.mechanism import QuerySpec
@@ -72,6 +72,19 @@ class DrawResult:
     refused: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LostDraw:
+    """A draw on record as ended without an answer: its queries, ``incomplete`` or ``spoiled``, its roster's id
+    (``masks``), the sites that were charged for it, and the number and hash of the row that says so."""
+
+    query_ids: tuple[str, ...]
+    reason: str
+    masks: str
+    sites: tuple[str, ...]
+    row: int
+    row_hash: str
+
+
 class AnswersQueries(IssuesReceipts):
     """The part of the server's ledger that knows what was asked, what it answered, and which draws are open."""
 
@@ -87,7 +100,7 @@ class AnswersQueries(IssuesReceipts):
             raise InvalidInput("roster of a draw", limit="the members whose mask keys it holds, in this study")
         charged: list[QuerySpec] = []
 
-        def charge(study: StudyTerms, query: QuerySpec, named: RosterRecord, planned: Charge) -> None:
+        def charge(study: StudyTerms, query: QuerySpec, named: RosterRecord, planned: ChargedTotals) -> None:
             self._charge_draw(study, query, named, masks, planned)
             charged.append(query)
 
@@ -100,7 +113,7 @@ class AnswersQueries(IssuesReceipts):
         batch_id: str,
         roster: Roster,
         queries: Sequence[QuerySpec],
-        charge: Callable[[StudyTerms, QuerySpec, RosterRecord, Charge], StoredAnswer | None],
+        charge: Callable[[StudyTerms, QuerySpec, RosterRecord, ChargedTotals], StoredAnswer | None],
     ) -> BatchResult:
         """In one transaction ``charge`` the longest prefix of ``queries`` that fits; one with an answer returns it."""
         check_ledger_name(batch_id, what="batch id")
@@ -129,7 +142,7 @@ class AnswersQueries(IssuesReceipts):
                 if obstacle is None:
                     self._books.check_release(ordered, query.mechanism, study)
                     planned = self._books.plan(query.mechanism, study_id=study_id, roster=ordered)
-                    if isinstance(planned, Charge):
+                    if isinstance(planned, ChargedTotals):
                         made = charge(study, query, record, planned)
                         answers += [] if made is None else [made]
                         continue
@@ -148,7 +161,7 @@ class AnswersQueries(IssuesReceipts):
         return roster.id
 
     def _charge_draw(
-        self, study: StudyTerms, query: QuerySpec, roster: RosterRecord, masks: MaskedRoster, charge: Charge
+        self, study: StudyTerms, query: QuerySpec, roster: RosterRecord, masks: MaskedRoster, charge: ChargedTotals
     ) -> None:
         masks_id = masks.id
         record = ReleaseRecord.of(
@@ -169,7 +182,7 @@ class AnswersQueries(IssuesReceipts):
         """The noisy sum of an open draw, put on record before anybody sees it."""
         with self._writing():
             if query_id not in self._books.releases:
-                raise InvalidInput("query", value=query_id, limit="one with an open draw")
+                raise InvalidInput("query", value=query_id, limit="a query with an open draw")
             answer = checked_answer(noisy, dimension=self._books.releases[query_id].mechanism.dimension)
             data = answer.astype("<i8").tobytes()
             record = AnswerRecord(query_id, draw, sha256_bytes(data))
@@ -185,6 +198,44 @@ class AnswersQueries(IssuesReceipts):
         """How many draws of a study were charged and gave no answer."""
         self._catch_up()
         return self._books.releases.lost_in(study_id)
+
+    def ended_without_answer(self, study_id: str) -> tuple[LostDraw, ...]:
+        """A study's lost draws in order, each with the sites that were charged for it."""
+        self._catch_up()
+        releases, found = self._books.releases, []
+        for row in self._chain.rows_of("lost-draw"):
+            record = LostDrawRecord.from_json(parse_body(row.body))
+            charged = next((releases.row_of(query, record.draw) for query in record.query_ids), None)
+            if charged is None or (release := releases.at(charged)).study_id != study_id:
+                continue
+            sites = tuple(sorted(entry.site for entry in release.roster))
+            found.append(LostDraw(record.query_ids, record.reason, release.masks or "", sites, row.seq, row.hash))
+        return tuple(found)
+
+    def rosters_drawn(self, study_id: str) -> dict[str, tuple[str, ...]]:
+        """The id of every roster a study's draws were charged under, in order, and its sites."""
+        self._catch_up()
+        releases = (release for _, release in self._books.releases.by_row())
+        return {
+            release.masks: tuple(sorted(entry.site for entry in release.roster))
+            for release in releases
+            if release.study_id == study_id and release.masks
+        }
+
+    def drawn(self, study_id: str, masks: str) -> Draw:
+        """The draw of a study with this roster id, or the first twelve digits of it or more, open or ended.
+
+        InvalidInput where there is none or more than one.
+        """
+        self._catch_up()
+        found: dict[str, list[Release]] = {}
+        for _, release in self._books.releases.by_row():
+            if release.study_id == study_id and release.masks and release.masks.startswith(masks):
+                found.setdefault(release.masks, []).append(release)
+        if len(found) != 1 or len(masks) < 12:
+            raise InvalidInput("draw", value=masks[:80], limit="a draw of this study, by 12 digits of its id or more")
+        ((of, releases),) = found.items()
+        return self._draw(of, releases)
 
     def open_draws(self, study_id: str) -> tuple[Draw, ...]:
         """Draws of a study that were charged and not ended, by rosters: what a process that died has left."""
@@ -256,7 +307,7 @@ class AnswersQueries(IssuesReceipts):
 def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:
     """An answer as the books have its release."""
     if release.answer is None:
-        raise InvalidInput("release", limit="one that has its answer")
+        raise InvalidInput("release", limit="a release that has its answer")
     return StoredAnswer(
         query=query,
         noisy_sum=noisy,

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import sqlite3
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 
 from common.canonical import canonical_text
-from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
-from common.ledger.charges import NOTHING, ReleaseRecord, Roster, RosterRecord, Spend
-from common.ledger.checkpoint import CHARGING, CHECKPOINT_ROWS, Checkpoint, checkpoint_path
+from common.ledger.charges import NOTHING, ReleaseRecord, Roster, RosterRecord, Spend, charge_of
 from common.ledger.keys import signing_public_key
-from common.ledger.receipts import Receipt, check_arithmetic
-from common.ledger.records import LostRecord, PoolRecord, RecoveredRecord, release_digest
-from common.ledger.rollback_guard import ServerStanding, kept_standing, standing_path
+from common.ledger.receipts import Receipt, check_arithmetic, row_hashes
+from common.ledger.records import BooksRecord, LostRecord, PoolRecord, RecoveredRecord, release_digest
+from common.ledger.rollback_guard import ServerStanding, kept_standing
+from common.ledger.rows import START, Position
 from common.ledger.server_state import Books
-
-log = logging.getLogger(__name__)
 
 
 class ServerFile(OpenLedger[Books]):
@@ -29,52 +25,15 @@ class ServerFile(OpenLedger[Books]):
     STANDING = ServerStanding
 
     def __init__(self, chain: Chain) -> None:
-        self._standing_due, self._checkpointed = False, 0
         super().__init__(chain, Books())
-
-    def close(self) -> None:
-        try:
-            if not self._chain.read_only and sys.exception() is None:
-                self._keep_checkpoint()
-        except (ConsiliumError, OSError, sqlite3.Error) as error:  # the next opening replays more rows, that is all
-            log.warning("event=checkpoint-not-written cause=%s", type(error).__name__)
-        finally:
-            super().close()
-
-    def _continue(self) -> None:
-        """Go on from the checkpoint beside the file; one that does not hold is ignored, and removed by a writer."""
-        path = checkpoint_path(self._chain.path)
-        if not path.exists():
-            return
-        try:
-            found = Checkpoint.load(path)
-            last = self._chain.row(found.head.seq)
-            self._books = found.books(self._chain.row)
-        except (ConsiliumError, OSError, ArithmeticError, LookupError, sqlite3.Error, RecursionError) as error:
-            log.warning("event=checkpoint-ignored cause=%s", type(error).__name__)
-            if not self._chain.read_only:
-                path.unlink(missing_ok=True)
-            return
-        self._checkpointed = last.seq
-        self._chain.forget(after=last)
-
-    def _keep_checkpoint(self) -> None:
-        """Write a checkpoint, if the next opening would have to replay many rows without."""
-        if self._books.row_count - self._checkpointed < CHECKPOINT_ROWS:
-            return
-        with self._chain.snapshot():
-            self._catch_up()
-            head, declared = self._chain.head(), tuple(self._chain.all_rows(but_for=CHARGING))
-        found = Checkpoint.of(self._books, head, declared)
-        if found is not None:
-            found.signed(self._chain.signing_key).save(checkpoint_path(self._chain.path))
-            self._checkpointed = head.seq
 
     def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
         """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
 
-        What ``standing`` (by default the one kept beside the file, if the file is older) shows beyond that is charged
-        too, in one row: answers that were drawn, and perhaps used, before any receipt arrived.
+        What ``standing`` and the one kept beside the file charged beyond that, since the row they last have in common
+        with this ledger, is charged too, in one row for each: answers that were drawn, and perhaps used, before any
+        receipt arrived. What this ledger charged since that row itself stays charged beside it. A standing that was
+        charged before is not charged again.
 
         The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
         where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
@@ -84,32 +43,59 @@ class ServerFile(OpenLedger[Books]):
         """
         entered = 0
         receipts = tuple(receipts)
-        if standing is None and self.forgotten() is not None:
-            standing = ServerStanding.load(standing_path(self._chain.path))
+        beside = ServerStanding.load(path) if (path := kept_standing(self._chain.path)) is not None else None
+        standings = {found.position: found for found in (beside, standing) if found is not None}
         with self._writing():
             for receipt in receipts:
                 self._check_origin(receipt)
                 if receipt.declaration.pool not in self._books.pools:
                     self._append(PoolRecord(receipt.declaration))
-            if standing is not None:
-                self._check_standing(standing)
+            lost = [one for one in standings.values() if not self.covers(one.position)]
+            for one in lost:
+                self._check_standing(one)
             shown = {roster: names for receipt in receipts for roster, names in receipt.shown.items()}
             for receipt in receipts:
                 self._check_recoverable(receipt, shown)
-                entered += sum(self._recover(item.release, shown, origin=receipt.site) for item in receipt.releases)
-            if standing is not None:
-                self._charge_lost(standing)
-                self._standing_due = True  # also where nothing was missing but the rows' numbers
+                entered += sum(self._recover(receipt, item.release, shown) for item in receipt.releases)
+            covered: set[Position] = set()
+            for one in sorted(lost, key=lambda one: one.head.seq, reverse=True):
+                if one.position not in covered:  # one of the same rows, only earlier, is part of the later one's sums
+                    self._charge_lost(one, receipts)
+                covered |= set(one.positions())
+        self._restoring = False
+        self._keep_standing()
         return entered
 
-    def _recover(self, release: ReleaseRecord, shown: Mapping[str, Roster], *, origin: str) -> bool:
+    def charge_all(self) -> None:
+        """Charge everything that pools and studies have left, in one row: nobody can know what a lost ledger charged.
+
+        For a copy that has no standing. Ends its recovery, as :meth:`recover` does.
+        """
+        with self._writing():
+            books, last = self._books, self._chain.head()
+            pools = {
+                pool: Spend(max(books.limit(pool) - books.spent(pool).mu_squared, Fraction(0))) for pool in books.pools
+            }
+            studies = {
+                study: {
+                    pool: Spend(max(books.study_limit(study) - books.spent_in(study, pool).mu_squared, Fraction(0)))
+                    for pool in books.pools
+                }
+                for study in books.studies
+            }
+            self._append(LostRecord(pools, studies, last.seq))
+        self._restoring = False
+        self._keep_standing()
+
+    def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
         """Enter a receipted release as charged, unless its row is here or was entered before."""
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
             return False
         if release.roster_sha256 is not None and release.roster_sha256 not in self._books.named:
             self._append(RosterRecord(shown[release.roster_sha256]))
-        self._append(RecoveredRecord(release, origin, release_hash))
+        head = Position(receipt.head.seq, receipt.head.hash)
+        self._append(RecoveredRecord(release, receipt.site, release_hash, head))
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
@@ -120,18 +106,82 @@ class ServerFile(OpenLedger[Books]):
         if unknown:
             raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
         for declaration in standing.declarations:
-            if declaration.pool not in self._books.pools:
-                self._append(PoolRecord(declaration))
+            with suppress(InvalidInput):  # declared tighter since: that stays
+                self._books.check_pool(declaration)
+                if self._books.pools.get(declaration.pool) != declaration:
+                    self._append(PoolRecord(declaration))
+        for pool, ledger_id in standing.books.items():
+            with suppress(InvalidInput):  # said otherwise since: that stays
+                self._books.check_books(pool, ledger_id)
+                if pool not in self._books.pool_books:
+                    self._append(BooksRecord(pool, ledger_id))
 
-    def _charge_lost(self, standing: ServerStanding) -> None:
-        """Charge what the standing shows beyond the rows; nothing if they hold it all."""
-        pools = {pool: spend.beyond(self._books.spent(pool)) for pool, spend in standing.pools.items()}
+    def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
+        """Charge what the standing charged since it parted from this ledger, but for what receipts have entered."""
+        fork = self._fork(standing)
+        before, before_in = self._spent_at(fork)
+        entered, entered_in = self._entered_of(standing, receipts)
+        pools = {
+            pool: spend.beyond(before.get(pool, NOTHING)).beyond(entered.get(pool, NOTHING))
+            for pool, spend in standing.pools.items()
+        }
         studies = {
-            study: {pool: spend.beyond(self._books.spent_in(study, pool)) for pool, spend in spends.items()}
+            study: {
+                pool: spend.beyond(before_in.get((study, pool), NOTHING)).beyond(entered_in.get((study, pool), NOTHING))
+                for pool, spend in spends.items()
+            }
             for study, spends in standing.studies.items()
         }
-        if any(spend != NOTHING for spends in (pools, *studies.values()) for spend in spends.values()):
-            self._append(LostRecord(pools, studies, standing.head.seq))
+        self._append(LostRecord(pools, studies, standing.head.seq, standing.head.hash, fork))
+
+    def _spent_at(self, place: Position) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
+        """By pool, and by study and pool: what had been charged at a row of this ledger, or of lost rows charged here.
+
+        For lost rows of which receipts told something it may be less, never more.
+        """
+        if place in self._books.kept and not self.contains(place):
+            record = self._books.kept[place]
+            assert isinstance(record, LostRecord)
+            pools, studies = self._spent_at(record.fork or START)
+            for pool, spend in record.pools.items():
+                pools[pool] = pools.get(pool, NOTHING) + spend
+            for study, spends in record.studies.items():
+                for pool, spend in spends.items():
+                    studies[study, pool] = studies.get((study, pool), NOTHING) + spend
+            return pools, studies
+        books = Books()
+        for row in self._chain.rows_between(0, place.seq):
+            books.enter(row)
+        inside = books.all_spent_in()
+        return books.all_spent(), {(study, pool): inside[study][pool] for study in inside for pool in inside[study]}
+
+    def _entered_of(
+        self, standing: ServerStanding, receipts: Sequence[Receipt]
+    ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
+        """What was entered from receipts of the very rows whose sums the standing has.
+
+        A receipt is of these rows if the standing names its head, or a later receipt of them leads back to it.
+        """
+        known, heads = set(standing.positions()), dict[str, Position]()
+        for receipt in sorted(receipts, key=lambda receipt: receipt.head.seq, reverse=True):
+            head = Position(receipt.head.seq, receipt.head.hash)
+            heads |= {release_digest(item.release): head for item in receipt.releases}
+            if head in known:
+                known.add(receipt.previous)
+                known |= {Position(seq, hashed) for seq, hashed in row_hashes(receipt).items()}
+        pools: dict[str, Spend] = {}
+        studies: dict[tuple[str, str], Spend] = {}
+        for release_hash, (_, one) in self._books.recovered.items():
+            if heads.get(release_hash, one.head) not in known:
+                continue
+            study = self._books.studies[one.study_id].protection
+            own, dimension = one.mechanism.mu_squared(study), one.mechanism.dimension
+            for entry in one.roster:
+                cost = charge_of(one.mechanism, self._books.pools[entry.pool].protection, study)
+                pools[entry.pool] = pools.get(entry.pool, NOTHING).plus(cost, dimension)
+                key = one.study_id, entry.pool
+                studies[key] = studies.get(key, NOTHING).plus(own, dimension)
+        return pools, studies
 
     def forgotten(self) -> str | None:
         """What shows that this file is an older copy than the one that charged last; None if nothing does.
@@ -150,6 +200,11 @@ class ServerFile(OpenLedger[Books]):
         except (LedgerCorrupt, InvalidInput) as error:
             return str(error)
 
+    def check_newest(self) -> None:
+        """LedgerCorrupt where :meth:`standing_problem` shows something: for what is filed or published of a ledger."""
+        if (problem := self.standing_problem()) is not None:
+            raise LedgerCorrupt(f"more may have been spent than the ledger shows: {problem}")
+
     def lost(self) -> dict[str, Spend]:
         """What was charged to each pool because an older copy had forgotten it and no receipt told of it."""
         self._catch_up()
@@ -159,23 +214,17 @@ class ServerFile(OpenLedger[Books]):
                 found[pool] = found.get(pool, NOTHING) + spend
         return found
 
-    def _make_good_standing(self) -> None:
-        """Write a standing that a crash, or a version before there were any, left out."""
-        path = kept_standing(self._chain.path)
-        known = 0 if path is None else ServerStanding.load(path).head.seq
-        if known < self._books.last_charge:
-            self._keep_standing()
-
-    def _keep_standing(self) -> None:
-        super()._keep_standing()
-        self._standing_due = False
+    def _has_charged(self) -> bool:
+        return bool(self._books.all_spent() or self._books.all_spent_in())
 
     def _standing(self) -> ServerStanding:
         return ServerStanding(
             head=self._chain.head(),
+            marks=self._chain.marks(),
             pools=self._books.all_spent(),
             studies=self._books.all_spent_in(),
             declarations=tuple(self._books.pools.values()),
+            books=dict(self._books.pool_books),
         )
 
     def _check_origin(self, receipt: Receipt) -> None:
@@ -190,9 +239,9 @@ class ServerFile(OpenLedger[Books]):
             pools = {entry.pool for item in receipt.releases for entry in item.release.roster_in(rosters)}
         except KeyError as error:
             raise InvalidInput(
-                "receipt is of a roster that is not known here",
+                "the receipt names a roster that this ledger does not know",
                 value=error.args[0],
-                remedy="give a whole file of receipts of any site on it: its first one of this roster shows it",
+                remedy="give the complete receipts file of any site on that roster, which contains it",
             ) from None
         lost = sorted(pools - self._books.pools.keys())
         if study is None or lost:
@@ -210,13 +259,13 @@ class ServerFile(OpenLedger[Books]):
     def _writing(self) -> Iterator[None]:
         """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all.
 
-        If it charged something, the standing follows it. Where that fails the charge is durable and the caller gets the
-        error; the next write, or the next opening, makes the standing good.
+        The standing follows every row. Where that fails the row is durable and the caller gets the error; the next
+        write, or the next opening, makes the standing good. While an older copy is being recovered the standing kept
+        beside it stays, until all that it knows is charged.
         """
         try:
             with self._chain.transaction():
                 self._catch_up()
-                before = self._books.last_charge
                 if self._chain.public_key != self._books.key.public_key:
                     raise InvalidInput(
                         "signing key", limit="the ledger's current key", remedy="it was rotated; open with the new key"
@@ -227,6 +276,5 @@ class ServerFile(OpenLedger[Books]):
             self._books.roll_back()
             raise
         self._books.settle()
-        self._standing_due |= self._books.last_charge != before
-        if self._standing_due:
+        if self._books.row_count != self._kept_at and not self._restoring:
             self._keep_standing()

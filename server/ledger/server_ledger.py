@@ -45,8 +45,9 @@ from common.ledger.records import (
     StudyRecord,
     check_note,
 )
-from common.ledger.releases import Charge
-from common.privacy.accounting import Guarantee, guarantee
+from common.ledger.releases import ChargedTotals
+from common.ledger.spending import Spending, of_pool, of_pool_in_study, of_study
+from common.privacy.accounting import Guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
 
@@ -85,11 +86,11 @@ class Ledger(AnswersQueries):
                 f"the ledger {path} is gone and its standing is still there; to fix: put the newest copy of the ledger "
                 "in its place, then `consilium ledger recover`"
             )
-        ledger = cls(Chain.create(path, role="server", genesis={}, signing_key=signing_key, clock=clock))
+        ledger = cls(Chain.create(path, role="server", genesis={"standing": 1}, signing_key=signing_key, clock=clock))
         try:
             if standing is not None:
                 link.symlink_to(standing.resolve())
-                ledger._keep_standing()
+            ledger._keep_standing()
         except BaseException:
             ledger.close()
             raise
@@ -106,19 +107,20 @@ class Ledger(AnswersQueries):
     ) -> Ledger:
         """Open a ledger; without ``signing_key`` it can only be read.
 
-        Replays every row since the checkpoint beside the file, or all: LedgerCorrupt names the first that breaks the
-        chain or a rule. InvalidInput if the key is not the one that signs this ledger now. Rows before a checkpoint,
-        signatures other than the newest, and payloads, are ``verify``'s to check.
+        Replays every row: LedgerCorrupt names the first that breaks the chain or a rule. InvalidInput if the key is
+        not the one that signs this ledger now. Signatures other than the newest, and payloads, are ``verify``'s to
+        check. A checkpoint, which versions before 0.3.0 wrote beside the ledger, is not read, and removed by a writer.
         For writing, LedgerCorrupt if the file is older than its standing, unless ``restored`` says that
         :meth:`recover` comes next.
         """
         ledger = cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
         try:
+            ledger._restoring = restored
             if signing_key is not None and not restored:
                 if (problem := ledger.forgotten()) is not None:
                     raise LedgerCorrupt(problem)
                 ledger._make_good_standing()
-                ledger._keep_checkpoint()
+                path.with_suffix(".checkpoint").unlink(missing_ok=True)
         except BaseException:
             ledger.close()
             raise
@@ -188,13 +190,13 @@ class Ledger(AnswersQueries):
         """
         make = {candidate.query.id: candidate.make_answer for candidate in candidates}
 
-        def charge(study: StudyTerms, query: QuerySpec, ordered: RosterRecord, planned: Charge) -> StoredAnswer:
+        def charge(study: StudyTerms, query: QuerySpec, ordered: RosterRecord, planned: ChargedTotals) -> StoredAnswer:
             return self._charge(study, batch_id, Candidate(query, make[query.id]), ordered, planned)
 
         return self._charge_batch(study_id, batch_id, roster, [candidate.query for candidate in candidates], charge)
 
     def _charge(
-        self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: RosterRecord, charge: Charge
+        self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: RosterRecord, charge: ChargedTotals
     ) -> StoredAnswer:
         query, query_id = candidate.query, candidate.query.id
         noisy = checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
@@ -250,20 +252,32 @@ class Ledger(AnswersQueries):
         self._catch_up()
         return tuple(self._books.studies.values())
 
-    def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
-        """What the study's answers cost the pool they cost most, by every gate accountant, at the study's δ."""
+    def study_spending(self, study_id: str) -> Spending:
+        """What the study has spent of its budget on the pool it cost most, and what is guaranteed; InvalidInput for a
+        study that is not on record."""
         self._catch_up()
-        study = self._study(study_id)
-        sums = (self._books.spent_in(study_id, pool).mu_squared for pool in self._books.study_pools(study_id))
-        worst = max(sums, default=Fraction(0))
-        return {name: guarantee(worst, study.budget, study.protection, name) for name in AccountantName}
+        self._study(study_id)
+        return of_study(self._books, study_id, doubt=self.standing_problem())
 
-    def pool_guarantees(self, pool: str) -> dict[AccountantName, Guarantee]:
-        """What all studies together have cost a pool, by every gate accountant, at the pool's δ and protection."""
+    def spending_in_study(self, study_id: str, pool: str) -> Spending:
+        """The same of one pool; InvalidInput for a study that is not on record."""
+        self._catch_up()
+        self._study(study_id)
+        return of_pool_in_study(self._books, study_id, pool, doubt=self.standing_problem())
+
+    def pool_spending(self, pool: str) -> Spending:
+        """What all studies together have spent of a pool's budget; InvalidInput for a pool that is not declared."""
         self._catch_up()
         if pool not in self._books.pools:
             raise InvalidInput("pool", value=pool, limit="a declared pool")
-        declared, spend = self._books.pools[pool], self._books.spent(pool)
-        return {
-            name: guarantee(spend.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
-        }
+        return of_pool(self._books, pool, doubt=self.standing_problem())
+
+    def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
+        """What the study's answers cost the pool they cost most, by every gate accountant, at the study's δ."""
+        self._catch_up()
+        self._study(study_id)
+        return of_study(self._books, study_id).readings()
+
+    def pool_guarantees(self, pool: str) -> dict[AccountantName, Guarantee]:
+        """What all studies together have cost a pool, by every gate accountant, at the pool's δ and protection."""
+        return self.pool_spending(pool).readings()

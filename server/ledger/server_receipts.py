@@ -17,7 +17,7 @@ from operator import itemgetter
 from common.canonical import canonical_members, canonical_text
 from common.errors import LedgerCorrupt
 from common.ledger.chain import Chain
-from common.ledger.charges import NOTHING, RosterEntry, Spend, charge_of
+from common.ledger.charges import NOTHING, Roster, RosterEntry, Spend, charge_of
 from common.ledger.receipts import Receipt, common_digest, signed_text
 from common.ledger.records import LostRecord, parse_body
 from common.ledger.releases import Recovered, Release
@@ -51,12 +51,16 @@ class _Transaction:
     @cached_property
     def pools(self) -> tuple[frozenset[str], ...]:
         """The pools that each item charged."""
-        known: dict[int, frozenset[str]] = {}
+        found: list[frozenset[str]] = []
+        roster, names = Roster(), frozenset[str]()
         for item in self.items:
-            names = item.pools if isinstance(item, LostRecord) else (entry.pool for entry in item.roster)
-            key = id(item) if isinstance(item, LostRecord) else id(item.roster)
-            known.setdefault(key, frozenset(names))
-        return tuple(known[id(item) if isinstance(item, LostRecord) else id(item.roster)] for item in self.items)
+            if isinstance(item, LostRecord):
+                found.append(frozenset(item.pools))
+                continue
+            if item.roster != roster:  # mostly the one before
+                roster, names = item.roster, frozenset(entry.pool for entry in item.roster)
+            found.append(names)
+        return tuple(found)
 
     @cached_property
     def one_roster(self) -> bool:
@@ -146,7 +150,7 @@ class IssuesReceipts(ServerFile):
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 
     def _pools_of(self, transaction: _Transaction, site: str) -> Iterable[str]:
-        """The pools of one site that these charged."""
+        """Return the pools of one site that these releases charged."""
         if transaction.one_roster:
             entry = transaction.entries.get(site)
             return () if entry is None else (entry.pool,)

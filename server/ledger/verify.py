@@ -1,40 +1,46 @@
-"""Check a ledger file offline, from nothing but the file and, better, the public key one expects.
+"""Verifies a ledger file offline, from the file alone and, better, with the public key that the caller expects.
 
-Everything stored is read and worked out again: file structure, schema and triggers, every row's hash and link, every
-signature, every rule and sum (no budget passed at any row), and every answer against its charge. The first bad row is
-named. What no file can show by itself is that its end was not cut off together with its signatures: the standing beside
-it is asked, and the heads or receipts that others kept, if they are given as ``witnesses``.
+Everything stored is read and computed again:
+
+1. File structure, schema and triggers.
+2. The hash and link of every row.
+3. Every signature.
+4. Every rule and sum: no budget was exceeded at any row.
+5. Every answer against its charge.
+6. The end of the file, against the standing beside it and the heads or receipts that others kept (``witnesses``). No
+   file can show by itself that its end was not cut off together with its signatures.
+
+The first bad row is named. `consilium verify` and the dashboard call it.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import parse_canonical, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.checkpoint import CHARGING, Checkpoint, checkpoint_path
-from common.ledger.keys import public_hex, signing_public_key
+from common.ledger.keys import public_hex
 from common.ledger.records import CodeRecord, ReceiptRecord
-from common.ledger.rollback_guard import ServerStanding, Standing, kept_standing
-from common.ledger.rows import ROLES, Row, SignedHead, check_link
+from common.ledger.rollback_guard import ServerStanding, SiteLedgerStanding, kept_standing
+from common.ledger.rows import ROLES, Position, Row, SignedHead, check_link
 from common.ledger.sealed_records import MaskedRecord
 from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
+from common.ledger.spending import Spending, of_pool
 from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, schema_sql
 from common.masking import DrawId, MaskedRoster
-from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.accounting import Guarantee
 from common.privacy.claim import shares_carry
-from common.privacy.mechanism import AccountantName
 from common.privacy.shares import share_std
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LedgerProblem:
     """One thing that does not hold; ``row`` is the first row it concerns, or None for the file as a whole."""
 
     row: int | None
@@ -44,7 +50,7 @@ class Problem:
         return self.what if self.row is None else f"row {self.row}: {self.what}"
 
 
-Standings = dict[str, SignedHead | Problem | None]
+Standings = dict[str, SignedHead | LedgerProblem | None]
 """The head in the standing beside a file, by the role it is read as: None without one, a problem if it cannot be."""
 
 
@@ -60,9 +66,27 @@ class PoolTotal:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The outcome. ``anchored`` says whether the signatures were checked against a key the caller knows; if not, they
-    only show that the file is consistent with the key it names itself. ``draws`` of sealed sums were held to the noise
-    that was charged for them."""
+    """The result of verifying a ledger.
+
+    Attributes:
+        path: The ledger's file.
+        role: ``server`` or ``site``.
+        ledger_id: The ledger's id.
+        rows: Number of rows.
+        kinds: Number of rows of each kind.
+        payloads: Number of stored answers or codes.
+        draws: Number of draws of sealed sums whose noise was checked against the noise charged.
+        signatures: Number of signatures checked.
+        head: The newest signed head.
+        anchored: True if the signatures were checked against a key that the caller knows. Otherwise they only show that
+            the file is consistent with the key it names itself.
+        witnesses: Number of kept heads that were found in the ledger.
+        pools: Totals of every patient pool.
+        problems: What is wrong; empty if everything holds.
+
+    >>> c.verify(ledger).problems
+    ()
+    """
 
     path: str
     role: str
@@ -76,10 +100,11 @@ class VerifyReport:
     anchored: bool
     witnesses: int
     pools: tuple[PoolTotal, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[LedgerProblem, ...]
 
     @property
     def ok(self) -> bool:
+        """True if no problem was found."""
         return not self.problems
 
     @property
@@ -88,7 +113,7 @@ class VerifyReport:
         return min((problem.row for problem in self.problems if problem.row is not None), default=None)
 
     def raise_for_problems(self) -> None:
-        """LedgerCorrupt with the first problem, if there is one."""
+        """Raise LedgerCorrupt with the first problem, if there is one."""
         if self.problems:
             first = min(self.problems, key=lambda problem: (problem.row is None, problem.row or 0))
             raise LedgerCorrupt(first.what, row=first.row)
@@ -129,12 +154,25 @@ def verify(
     server_key: Ed25519PublicKey | Sequence[Ed25519PublicKey] | None = None,
     witnesses: Sequence[SignedHead] = (),
 ) -> VerifyReport:
-    """Check the ledger at ``path``, a server's or a site's; nothing is written and no private key is needed.
+    """Verify a server's or a site's ledger. Nothing is written and no private key is needed.
 
-    ``public_key`` is the key the ledger's heads must be signed by (any key it was properly rotated from or to);
-    ``server_key`` (several after a rotation) is checked against the receipts in a site's ledger; every head in
-    ``witnesses`` that belongs to this ledger must be in it, and so must the standing's, if one lies beside it. Problems
-    are reported, not raised; InvalidInput only if there is no such file.
+    Args:
+        path: The ledger's SQLite file.
+        public_key: Key that must have signed the heads, or any key it was rotated from or to.
+        server_key: For a site's ledger, the server's public key, or several after a rotation; receipts are checked
+            against it.
+        witnesses: Heads that somebody kept. Every one that belongs to this ledger must be in it, and so must the
+            standing's if one lies beside the file.
+
+    Returns:
+        The report. Problems are reported in it, not raised.
+
+    Raises:
+        InvalidInput: If there is no such file.
+
+    >>> report = c.verify(ledger)
+    >>> report.ok, report.role
+    (True, 'server')
     """
     standings = _standings(path)  # before the rows: a charge writes it after them
     # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
@@ -145,7 +183,7 @@ def verify(
         check = _Check(connection, public_key=public_key, server_keys=keys)
         try:
             connection.execute("BEGIN")
-            check.run(witnesses, standings, checkpoint_path(path))
+            check.run(witnesses, standings)
         except LedgerCorrupt as error:
             check.problem(error.row, _without_row(error))
         except (sqlite3.Error, UnicodeError, OverflowError) as error:  # SQLite's own messages may quote damaged bytes
@@ -168,32 +206,29 @@ class _Check:
         self._db = connection
         self._expected = None if public_key is None else public_hex(public_key)
         self._server_keys = server_keys
-        self.problems: list[Problem] = []
+        self.problems: list[LedgerProblem] = []
         self.role = ""
         self.books: Books | SiteBooks = Books()
         self.kinds: dict[str, int] = {}
         self.payloads = self.draws = self.signatures = self.witnesses = 0
         self.head: SignedHead | None = None
         self._hashes: dict[int, str] = {}
-        self._checkpoint: Checkpoint | None = None
-        self._declared, self._sent = list[Row](), dict[str, tuple[int, str, int | None]]()
+        self._sent: dict[str, tuple[int, str, int | None]] = {}
 
     def problem(self, row: int | None, what: str) -> None:
-        self.problems.append(Problem(row, what))
+        self.problems.append(LedgerProblem(row, what))
 
-    def run(self, witnesses: Sequence[SignedHead], standings: Standings, checkpoint: Path) -> None:
-        self._structure()
+    def run(self, witnesses: Sequence[SignedHead], standings: Standings) -> None:
+        self._structure()  # 1
         if not self.role:
             return
-        self._schema()
-        if self.role == "server" and checkpoint.exists():
-            self._load_checkpoint(checkpoint)
-        self._rows()
-        self._shares()
-        self._payloads()
-        self._rosters()
-        self._witnesses(witnesses)
-        self._standing(standings[self.role])
+        self._schema()  # 1
+        self._rows()  # 2, 3 and 4
+        self._shares()  # 4
+        self._payloads()  # 5
+        self._rosters()  # 5
+        self._witnesses(witnesses)  # 6
+        self._standing(standings[self.role])  # 6
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
             # after another problem the key may stand in rows that could not be read
@@ -265,37 +300,16 @@ class _Check:
             except LedgerCorrupt as error:
                 self.problem(error.row or row.seq, _without_row(error))
                 return
-            if row.kind not in CHARGING:
-                self._declared.append(row)
             self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
             self._hashes[row.seq] = row.hash
-            if self._checkpoint is not None and row.seq == self._checkpoint.head.seq:
-                self._check_checkpoint(self._checkpoint)
             previous = row
         if previous is None:
             self.problem(1, "the ledger is empty")
         elif head is not None:
             self.problem(previous.seq + 1, f"rows up to {head[0]} were signed and are missing")
-        elif self._checkpoint is not None and self._checkpoint.head.seq > previous.seq:
-            self.problem(previous.seq + 1, "the checkpoint beside it is of a later row: the ledger's tail was cut off")
         elif self.head is None or self.head.seq != previous.seq:
             since = 1 if self.head is None else self.head.seq + 1
             self.problem(since, "rows after the last signed head: they were not written by the ledger")
-
-    def _load_checkpoint(self, path: Path) -> None:
-        try:
-            self._checkpoint = Checkpoint.load(path)
-        except (InvalidInput, OSError):
-            self.problem(None, "the checkpoint beside the ledger cannot be read")
-
-    def _check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """That it says what every row before it, replayed, comes to, and that the ledger's key signed it."""
-        seq, key = checkpoint.head.seq, signing_public_key(self.books.key.public_key)
-        assert isinstance(self.books, Books)
-        made = Checkpoint.of(self.books, checkpoint.head, self._declared)
-        found = replace(checkpoint, signature="")
-        if made != found or checkpoint.head.hash != self._hashes[seq] or not checkpoint.is_genuine(key):
-            self.problem(seq, "the checkpoint beside the ledger says something else than its rows")
 
     def _shares(self) -> None:
         """Every draw of a sealed sum: its roster's shares, as the sites draw them, carry what its charge claims."""
@@ -334,24 +348,24 @@ class _Check:
         dropped = self.books.teachers.last_withdrawal if isinstance(self.books, SiteBooks) else 0
         until = self.books.row_count
         table = ROLES[self.role]
-        bad: list[Problem] = []
+        bad: list[LedgerProblem] = []
         for query_id, seq, data in self._db.execute(f"SELECT query_id, seq, data FROM {table} ORDER BY seq"):
             if not isinstance(seq, int):
-                bad.append(Problem(None, f"a row number in {table} is not a number"))
+                bad.append(LedgerProblem(None, f"a row number in {table} is not a number"))
                 continue
             if seq > until and self.problems:
                 continue  # rows from there on could not be judged
             if seq not in expected:
-                bad.append(Problem(seq, f"{table} holds a value for a row that charged none"))
+                bad.append(LedgerProblem(seq, f"{table} holds a value for a row that charged none"))
                 continue
             charged_id, sha256, size = expected.pop(seq)
             if query_id != charged_id:
-                bad.append(Problem(seq, f"the value in {table} is filed under another query"))
+                bad.append(LedgerProblem(seq, f"the value in {table} is filed under another query"))
             elif not isinstance(data, bytes) or len(data) != (size or len(data)) or sha256_bytes(data) != sha256:
-                bad.append(Problem(seq, f"the value in {table} is not the one that was charged"))
+                bad.append(LedgerProblem(seq, f"the value in {table} is not the one that was charged"))
             self.payloads += 1
         # a withdrawal deletes the codes of before it
-        bad += [Problem(seq, f"the charge has no value in {table}") for seq in expected if seq > dropped]
+        bad += [LedgerProblem(seq, f"the charge has no value in {table}") for seq in expected if seq > dropped]
         self.problems += sorted(bad, key=lambda problem: problem.row or 0)[:20]
 
     def _rosters(self) -> None:
@@ -393,10 +407,10 @@ class _Check:
     def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
         self.witnesses = sum(self._holds(witness, "a kept head") for witness in witnesses)
 
-    def _standing(self, found: SignedHead | Problem | None) -> None:
-        if isinstance(found, Problem):
+    def _standing(self, found: SignedHead | LedgerProblem | None) -> None:
+        if isinstance(found, LedgerProblem):
             self.problems.append(found)
-        elif found is not None:
+        elif found is not None and Position(found.seq, found.hash) not in self.books.kept:
             self._holds(found, "the head in the standing beside the file")
 
     def _holds(self, head: SignedHead, name: str) -> bool:
@@ -419,14 +433,12 @@ class _Check:
         books = self.books
         if isinstance(books, Books):
             for name in sorted(books.pools):
-                declared, spend = books.pools[name], books.spent(name)
-                share = float(spend.mu_squared / books.limit(name))
-                stated = (guarantee(spend.mu_squared, declared.budget, declared.protection, a) for a in AccountantName)
-                yield PoolTotal(name, spend.releases, share, tuple(stated))
+                found = of_pool(books, name)
+                yield PoolTotal(name, found.spend.releases, found.share, tuple(found.readings().values()))
         elif books.caps is not None:
-            declared, spend = books.caps.declaration, books.spent()
-            stated = (guarantee(spend.mu_squared, declared.budget, declared.protection, a) for a in AccountantName)
-            yield PoolTotal(declared.pool, spend.releases, float(spend.mu_squared / books.limit), tuple(stated))
+            found = Spending.of(books.caps.declaration, books.spent())
+            stated = tuple(found.readings().values())
+            yield PoolTotal(books.caps.declaration.pool, found.spend.releases, found.share, stated)
 
 
 def _check_receipt(record: ReceiptRecord, server_keys: tuple[Ed25519PublicKey, ...], seq: int) -> None:
@@ -441,10 +453,10 @@ def _without_row(error: LedgerCorrupt) -> str:
 
 def _standings(ledger: Path) -> Standings:
     found: Standings = {}
-    for kind in (ServerStanding, Standing):
+    for kind in (ServerStanding, SiteLedgerStanding):
         try:
             file = kept_standing(ledger)
             found[kind.ROLE] = None if file is None else kind.load(file).head
         except (LedgerCorrupt, InvalidInput) as error:
-            found[kind.ROLE] = Problem(None, str(error))
+            found[kind.ROLE] = LedgerProblem(None, str(error))
     return found

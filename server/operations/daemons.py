@@ -27,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from common import __version__
+from common.engine import flower_env
 from common.errors import DaemonFailed, InvalidInput
-from common.objects import write_atomically
-from common.pki import ServerIdentity, read_node_public_key, shared
-from common.process import DaemonSpec, base_env, executable
+from common.https import opener
+from common.objects import shared, write_atomically
+from common.pki import ServerIdentity, read_node_public_key
+from common.process import DaemonSpec, executable
 from common.sockets import accepts, free_port
 from server.aggregation.relay import FOLDER as RELAY_FOLDER
 
@@ -126,18 +128,6 @@ class RunStatus:
     def finished(self) -> bool:
         """Whether the run is over, however it ended."""
         return self.status == "finished"
-
-
-def flower_env(home: Path, **extra: str) -> dict[str, str]:
-    """Environment for any Flower process: own home, no telemetry, no update check, no dependency installation."""
-    return base_env(
-        FLWR_HOME=str(home.absolute()),
-        FLWR_TELEMETRY_ENABLED="0",
-        FLWR_DISABLE_UPDATE_CHECK="1",
-        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-        FLWR_SUPEREXEC_TASK_POLL_INTERVAL="1.0",  # what it polls for is a run, which begins once
-        **extra,
-    )
 
 
 def prepare(server: FlowerServer) -> None:
@@ -260,9 +250,8 @@ def guarded(server: FlowerServer) -> bool:
 def _status(server: FlowerServer, request: urllib.request.Request) -> int:
     """What the SuperLink answers over TLS, verified by the study's authority; 0 where it does not."""
     context = ssl.create_default_context(cafile=str(server.identity.authority))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(request, timeout=5) as answer:
+        with opener(context, proxies=False).open(request, timeout=5) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

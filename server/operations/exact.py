@@ -1,8 +1,8 @@
 """Requests in one spelling: ASGI middleware in front of every application of the server.
 
-A host that the server is not known by, and a path that could be read in two ways, are refused before anything looks at
-them. Nothing behind may use ``request.url``: it is put together from the Host header, so whoever sends the header says
-what is in it.
+A host that the server is not known by, a path that could be read in two ways and a body that says its length in two
+are refused before anything looks at them. Nothing behind may use ``request.url``: it is put together from the Host
+header, so whoever sends the header says what is in it.
 """
 
 from __future__ import annotations
@@ -53,6 +53,24 @@ class KnownHosts:
             return False
         name = found[1].decode()
         return name in LOOPBACK or name in self._hosts()
+
+
+class OneLength:
+    """Passes requests that say in one way how long their body is (400 for others): RFC 9112, 6.1.
+
+    With both a length and a coding, the reader behind may end the body elsewhere than the one before it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        said = [name for name, _ in scope.get("headers", ()) if name in (b"content-length", b"transfer-encoding")]
+        if scope["type"] == "http" and len(said) > 1:
+            refusal = PlainTextResponse("two lengths\n", status_code=400, headers={"connection": "close"})
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class ExactPaths:

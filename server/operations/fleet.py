@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import ssl
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
@@ -25,8 +24,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from common.plain import log_to_stderr
 from common.sockets import listen
-from server.operations.exact import ExactPaths
+from server.operations.exact import ExactPaths, OneLength
 
 ROUTES = (
     "activate-node",
@@ -43,7 +43,8 @@ ROUTES = (
 """What a SuperNode calls. ``register-node`` and ``unregister-node`` are the consortium's alone."""
 
 PATHS = tuple(f"/v1/fleet/{name}" for name in ROUTES)
-MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20}
+MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20, "/v1/fleet/push-messages": 64 << 10}
+"""An announcement is one message without its content: a few hundred bytes, or an error with its words."""
 DEFAULT_MAX_BODY_BYTES = 1 << 20
 UPSTREAM_TIMEOUT_S = 60.0
 UPSTREAM_CONNECTIONS = 512
@@ -93,7 +94,7 @@ def fleet_app(upstream: httpx.AsyncClient) -> Starlette:
             yield
 
     routes = [Route(path, _Passage(upstream, path), methods=["POST"]) for path in PATHS]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(ExactPaths)])
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(OneLength), Middleware(ExactPaths)])
 
 
 class _Passage:
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--superlink", required=True, help="host:port")
     parser.add_argument("--superlink-ca", type=Path, required=True)
     given = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(serve(given.socket, superlink=given.superlink, superlink_ca=given.superlink_ca))
 

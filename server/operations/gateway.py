@@ -1,12 +1,17 @@
-"""The one port that sites reach: Flower's fleet traffic and the public objects, and nothing else.
+"""Serves the one port that sites reach: Flower's fleet traffic and the public objects, and nothing else.
 
-TLS ends here. Every request must name this server (``exact``) and be signed by a node key the consortium
-admitted; an unsigned, unknown, late or repeated one ends with 401 and one word, before any of its body reaches Flower.
-Of Flower's routes the ten that a SuperNode needs exist (``fleet``); control, runtime, documentation,
-registration and health do not, and cannot be reached from here; what a site pushes are its own node's replies
-(``sender``). Connections (``listener``) and a site's share of the server (``shares``) are bounded;
-objects and answers pass through without being held, in their time. The certificate and the list of admitted nodes are
-read again when their files change, so renewing and revoking need no restart.
+A request passes these steps in order:
+
+1. TLS ends here. Connections are bounded (``listener``).
+2. The request must name this server (``exact``) and be signed by a node key that the consortium admitted. An unsigned,
+   unknown, late or repeated request ends with 401 and one word, before any of its body reaches Flower.
+3. The route must be one of the ten that a SuperNode needs (``fleet``). Control, runtime, documentation, registration
+   and health cannot be reached from here.
+4. What a site pushes must be its own node's replies, each of one shape (``sender``).
+5. The site must be within its share of the server (``shares``). Objects and answers are passed on without being held.
+
+The certificate and the list of admitted nodes are read again when their files change, so renewing and revoking need no
+restart. Several studies may share the port (``one_port``).
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -37,10 +42,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import DaemonFailed, InvalidInput, Refused
 from common.node_auth import Gatekeeper
+from common.plain import log_to_stderr
+from common.sockets import short
 from server.operations import fleet
-from server.operations.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, sent_path
+from server.operations.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, OneLength, sent_path
 from server.operations.listener import GuardedProtocol, Listener
 from server.operations.objects_app import objects_app
+from server.operations.one_port import BEHIND, BehindPort, OnePort
 from server.operations.sender import NODE_OF, check_sender
 from server.operations.shares import Share, Shares
 
@@ -76,10 +84,11 @@ def gateway_app(
     *,
     upstream: httpx.AsyncClient,
     hosts: Hosts | None = None,
+    keys: Gatekeeper | None = None,
     clock: Clock = lambda: datetime.now(UTC),
 ) -> Starlette:
     """The ASGI application. ``upstream`` is a client of ``fleet``; ``hosts`` are the names in the
-    certificate unless others are given."""
+    certificate, and ``keys`` those of the list of nodes, unless others are given."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -92,14 +101,15 @@ def gateway_app(
         routes=[*routes, Mount("/", objects_app(files.objects))],
         lifespan=lifespan,
         middleware=[
+            Middleware(OneLength),
             Middleware(KnownHosts, hosts=names, on_refused=partial(said.refused, reason="unknown-host")),
-            Middleware(_Signed, gatekeeper=Gatekeeper(files.nodes), clock=clock, said=said),
+            Middleware(_SignedCall, gatekeeper=keys or Gatekeeper(files.nodes), clock=clock, said=said),
             Middleware(ExactPaths),
         ],
     )
 
 
-class _Signed:
+class _SignedCall:
     """Passes on what an admitted site signed, within its share; of an unsigned request only the headers are read."""
 
     def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock, said: _Said) -> None:
@@ -129,7 +139,7 @@ class _Signed:
             async with share.turn():
                 await self._app(scope, receive, send)
         except Refused as error:
-            self._said.refused(scope, error.reason)
+            self._said.refused(scope, error.reason, site=site)
             await _refusal(scope, error.reason)(scope, receive, send)
 
 
@@ -197,22 +207,24 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
 
 
 class _Said:
-    """Says of each kind of refusal once a second at most, with a count: nobody fills the log's disk."""
+    """Says of each kind of refusal, for each admitted site, once a second at most, with a count."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, tuple[float, int]] = {}
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def refused(self, scope: Scope, reason: str) -> None:
-        at, count = self._kinds.get(reason, (0.0, 0))
+    def refused(self, scope: Scope, reason: str, *, site: str = "") -> None:
+        kind = (reason, site)
+        at, count = self._kinds.get(kind, (0.0, 0))
         now = time.monotonic()
         if now - at < 1.0:
-            self._kinds[reason] = (at, count + 1)
+            self._kinds[kind] = (at, count + 1)
             return
-        self._kinds[reason] = (now, 0)
+        self._kinds[kind] = (now, 0)
         path = sent_path(scope)
         level = logging.DEBUG if path == "/" else logging.WARNING  # the containers' health check asks for "/"
         peer = scope["client"][0] if scope.get("client") else ""
-        log.log(level, "event=refused reason=%s path=%s peer=%s more=%d", reason, path[:80], peer, count)
+        who = f" site={site}" if site else ""  # one that was admitted: its name is of our own list
+        log.log(level, "event=refused reason=%s path=%s peer=%s more=%d%s", reason, path[:80], peer, count, who)
 
 
 def _once_each(scope: Scope) -> Headers:
@@ -237,41 +249,60 @@ def _refusal(scope: Scope, reason: str) -> Response:
     if sent_path(scope) == "/v1/fleet/activate-node":
         told = {"code": ACTIVATION_FAILED, "detail": f"refused: {reason}"}
         return Response(json.dumps(told), 412, media_type="application/json")
-    return PlainTextResponse(f"{reason}\n", status_code=403 if reason in ("sender", "body") else 401)
+    return PlainTextResponse(f"{reason}\n", status_code=403 if reason in ("sender", "shape", "body") else 401)
 
 
 async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> None:
     """Serve until SIGTERM or SIGINT. A new certificate is taken up within a second, without closing a connection.
 
-    ``socket`` is where ``fleet`` listens: of SuperLink, this process reaches nothing else.
+    Args:
+        files: What the host's own study has for the gateway, and the port's certificate.
+        bind: The address to listen on.
+        port: The port to listen on.
+        socket: Where ``fleet`` of the host's study listens. Of a SuperLink, this process reaches nothing else.
+
+    Raises:
+        DaemonFailed: If the port is taken.
     """
+    with contextlib.ExitStack() as folders:
+
+        def serve_study(entry: BehindPort, keys: Gatekeeper) -> tuple[Starlette, httpx.AsyncClient]:
+            upstream = _upstream(folders.enter_context(short(Path(entry.fleet))))
+            study = replace(files, objects=Path(entry.objects), nodes=Path(entry.nodes))
+            return gateway_app(study, upstream=upstream, keys=keys), upstream
+
+        own = BehindPort("", "", str(files.objects), str(files.nodes), str(socket))
+        config = uvicorn.Config(
+            OnePort(own, folder=files.nodes.with_name(BEHIND), serve=serve_study),
+            host=bind,
+            port=port,
+            ssl_certfile=str(files.certificate),
+            ssl_keyfile=str(files.key),
+            log_level="warning",
+            server_header=False,
+            http=GuardedProtocol,
+            ws="none",
+            timeout_graceful_shutdown=5,
+        )
+        config.load()
+        assert config.ssl is not None
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+        renewing = asyncio.create_task(_keep_certificate(config.ssl, files))
+        try:
+            await Listener(config).serve()
+        finally:
+            renewing.cancel()
+
+
+def _upstream(socket: str) -> httpx.AsyncClient:
+    """A client of one study's ``fleet``, which listens at the path ``socket``."""
     limits = httpx.Limits(max_connections=fleet.UPSTREAM_CONNECTIONS, max_keepalive_connections=32)
-    upstream = httpx.AsyncClient(
+    return httpx.AsyncClient(
         base_url="http://superlink",
-        transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
+        transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits),
         timeout=fleet.UPSTREAM_TIMEOUT_S,
         trust_env=False,
     )
-    config = uvicorn.Config(
-        gateway_app(files, upstream=upstream),
-        host=bind,
-        port=port,
-        ssl_certfile=str(files.certificate),
-        ssl_keyfile=str(files.key),
-        log_level="warning",
-        server_header=False,
-        http=GuardedProtocol,
-        ws="none",
-        timeout_graceful_shutdown=5,
-    )
-    config.load()
-    assert config.ssl is not None
-    config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-    renewing = asyncio.create_task(_keep_certificate(config.ssl, files))
-    try:
-        await Listener(config).serve()
-    finally:
-        renewing.cancel()
 
 
 async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> None:
@@ -297,7 +328,7 @@ def main() -> None:
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     given = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     files = GatewayFiles(objects=given.objects, nodes=given.nodes, certificate=given.certificate, key=given.key)
     try:

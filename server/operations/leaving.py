@@ -78,6 +78,11 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
         if path.exists():
             path.unlink()
             yield what
+    words = list(workspace.evidence_dir.glob(f"*/{name.replace('/', '%2f')}.json"))
+    for path in words:
+        path.unlink()
+    if words:
+        yield f"what it signed in {len(words)} draws of sealed sums, which no dispute can be about any more"
     if gone := _forget_events(workspace.events_file, name):
         yield f"{gone} events about it alone: what it answered or declined, and when"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import resource
 from asyncio import sslproto
 from typing import Any
@@ -18,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import DaemonFailed
+from common.plain import OnceASecond
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake, and for its end."""
@@ -131,6 +133,12 @@ class GuardedProtocol(H11Protocol):
 class Listener(uvicorn.Server):
     """uvicorn's server over guarded connections. DaemonFailed where its port is taken."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        uvicorns = logging.getLogger("uvicorn.error")  # a line a request that is none, whoever sends it
+        if not any(isinstance(one, OnceASecond) for one in uvicorns.filters):
+            uvicorns.addFilter(OnceASecond())
+
     async def startup(self, sockets: object = None) -> None:
         await self.lifespan.startup()
         if self.lifespan.should_exit:
@@ -162,13 +170,13 @@ class Listener(uvicorn.Server):
         self.started = True
 
 
-def cannot_listen(error: OSError, host: str, port: int) -> str:
-    """Why a port could not be bound, and the remedy."""
+def cannot_listen(error: OSError, host: str, port: int, *, option: str = "--port") -> str:
+    """Why a port could not be bound, and the remedy; ``option`` of `consilium provision server` chooses the port."""
     match error.errno:
         case errno.EADDRINUSE:
             why, remedy = (
                 "another program has it",
-                "end that program, or choose another port: `consilium provision server`",
+                f"end that program, or choose another port: `consilium provision server` with {option}",
             )
         case errno.EACCES:
             why, remedy = "this user may not", "choose a port above 1023 and forward to it, or CAP_NET_BIND_SERVICE"

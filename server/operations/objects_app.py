@@ -14,16 +14,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from common.canonical import check_hash
 from common.errors import InvalidInput
 from common.objects import ObjectStore
-
-STUDENTS, PEERS = "students", "peers"
-
-
-def said_file(objects: Path, what: str, study_id: str) -> Path:
-    """Where what is said of a study's student or peers lies, below the object store's directory."""
-    return objects / what / check_hash(study_id)
+from server.public.said import PEERS, STUDENTS, said_file
 
 
 def objects_app(directory: Path) -> Starlette:

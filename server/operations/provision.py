@@ -1,4 +1,4 @@
-"""Who belongs to a study and how it is reached: certificates, startup kits, admitting and revoking sites.
+"""Admits and revokes sites, and makes certificates and startup kits.
 
 Admitting binds a site's name to its node key and to the Flower node id the key was given; revoking takes effect at the
 gateway at once. Refuses a request of another study, with another fingerprint than was read out, for another site or
@@ -8,6 +8,8 @@ admitted. Nothing is written before all of that holds.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -28,8 +30,9 @@ from common.pki import (
     node_fingerprint,
     read_node_public_key,
 )
-from server.operations.objects_app import PEERS, said_file
-from server.operations.supervisor import prepare_network
+from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
+from server.operations.supervisor import SOCKET, prepare_network
+from server.public.said import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 
@@ -53,6 +56,10 @@ class SiteStanding:
     node: str
 
 
+INTERNAL_PORT = 8000
+"""SuperLink's port on loopback unless another study of the machine has it."""
+
+
 def set_up_server(
     workspace: Workspace, endpoint: Endpoint, *, more_names: Sequence[str] = (), now: datetime | None = None
 ) -> datetime:
@@ -72,10 +79,97 @@ def set_up_server(
     return expires(workspace.gateway_dir / "server.crt")
 
 
+def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
+    """SuperLink's port where none is given, and the study beside this one that has the usual one, if any.
+
+    The port it was set up with before; else the first from :data:`INTERNAL_PORT` on that neither ``port`` nor another
+    study has, of those beside this one and the one whose ledger it shares.
+    """
+    if (workspace.root / "endpoint.json").exists():
+        return workspace.endpoint().internal_port, ""
+    holders = {port: ""}
+    for directory in {*setup.studies_beside(workspace.root), workspace.books_dir.absolute()} - {workspace.root}:
+        if (directory / "endpoint.json").exists():
+            endpoint = Workspace(directory).endpoint()
+            holders |= {endpoint.port: directory.name, endpoint.internal_port: directory.name}
+    found = next(one for one in range(INTERNAL_PORT, INTERNAL_PORT + len(holders) + 1) if one not in holders)
+    return found, holders.get(INTERNAL_PORT, "")
+
+
+def set_up_behind(
+    workspace: Workspace, keeper: Workspace, *, internal_port: int, now: datetime | None = None
+) -> datetime:
+    """Put a study behind the port of another one, with that one's certificate authority; when the certificate expires.
+
+    The study keeps a SuperLink, a core and a ledger of its own. Idempotent.
+
+    Args:
+        workspace: The study to put there. No site may have been admitted to it at another address.
+        keeper: The study whose gateway listens. It must be set up and have a gateway of its own.
+        internal_port: The port of this study's SuperLink on loopback.
+        now: The time, for tests.
+
+    Returns:
+        Until when the certificate of the port is valid.
+
+    Raises:
+        InvalidInput: If the keeper stands behind a port itself, if a SuperLink of this deployment has that internal
+            port, or if this study's sites know another address or authority.
+    """
+    at = keeper.endpoint()
+    if at.behind:
+        raise InvalidInput(
+            "--behind",
+            value=str(keeper.root),
+            limit="a study with a gateway of its own",
+            remedy=f"--behind {keeper.port_keeper().root.resolve()}",
+        )
+    if keeper.root.resolve() == workspace.root.resolve():
+        raise InvalidInput("--behind", value=str(keeper.root), limit="another study than the one to set up")
+    endpoint = Endpoint(
+        at.host, at.port, internal_port, os.path.relpath(keeper.root.resolve(), workspace.root.resolve())
+    )
+    taken = {at.internal_port: keeper.root} | {
+        Workspace(Path(other.directory)).endpoint().internal_port: Path(other.directory)
+        for other in read_behind(keeper.gateway_dir / BEHIND)
+        if other.study != workspace.study().id
+    }
+    if internal_port in taken:
+        free = next(port for port in itertools.count(internal_port + 1) if port not in taken)
+        raise InvalidInput(
+            "--internal-port",
+            value=internal_port,
+            limit=f"another one than that of {taken[internal_port]}",
+            remedy=f"--internal-port {free}",
+        )
+    authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
+    known, shared = workspace.gateway_dir / "ca.crt", (keeper.gateway_dir / "ca.crt").read_bytes()
+    if known.exists() and known.read_bytes() != shared:
+        raise InvalidInput(
+            "this study has a certificate authority of its own",
+            value=str(workspace.authority_dir),
+            limit="a study that was not set up yet",
+            remedy="leave it at its own port, or make the study anew",
+        )
+    internal = ["127.0.0.1", "localhost"]
+    for folder in (workspace.flower_dir, workspace.dashboard_tls_dir):
+        issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
+    write_atomically(known, shared)
+    with workspace.changing_sites():
+        write_admitted(workspace.nodes_file, _admitted(workspace))
+    workspace.save_endpoint(endpoint)
+    prepare_network(workspace)
+    root = workspace.root.resolve()
+    paths = (root, root / "objects", root / "gateway" / "nodes.json", root / "gateway" / "run" / SOCKET)
+    write_behind(keeper.gateway_dir / BEHIND, BehindPort(workspace.study().id, *map(str, paths)))
+    return expires(keeper.gateway_dir / "server.crt")
+
+
 def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None = None) -> datetime:
     """A new certificate for the one port, by the same CA and with the same names; the gateway takes it up by itself."""
-    folder = workspace.gateway_dir
-    authority = Authority(certificate=workspace.authority_dir / "ca.crt", key=workspace.authority_dir / "ca.key")
+    keeper = workspace.port_keeper()
+    folder = keeper.gateway_dir
+    authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
     issue_server_certificate(
         authority,
         folder,
@@ -98,7 +192,7 @@ class CertificateStanding:
 
 def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
     """How the certificate that sites are shown stands."""
-    until = expires(workspace.gateway_dir / "server.crt")
+    until = expires(workspace.port_keeper().gateway_dir / "server.crt")
     line, over = f"certificate valid until {until:%Y-%m-%d}", until < now
     if over:
         line = f"CERTIFICATE RAN OUT on {until.astimezone():%Y-%m-%d %H:%M}: no site can connect anew"
@@ -163,8 +257,8 @@ def _admit(
         raise InvalidInput(
             "site is registered already, and was revoked",
             value=request.site,
-            limit="a site that was revoked is admitted to this study no more, by no name, pool or key",
-            remedy="it can take part in a study of yours to come: `consilium site join` there, `study init` here",
+            limit="a revoked site is never admitted to this study again, under any name, pool or key",
+            remedy="it can take part in a new study: `consilium site join` there, `study init` here",
         )
     for what, value, taken in (
         ("site", request.site, entered),
@@ -283,8 +377,15 @@ def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
 
 
 def _other_keys(workspace: Workspace, site: str) -> set[str]:
-    """Keys that another site than ``site`` has or had: a key that was revoked comes back under no name."""
-    return {read_node_public_key(path) for path in workspace.node_keys_dir.glob("*.pub") if path.stem != site}
+    """Keys that another site than ``site`` has or had: a key that was revoked comes back under no name.
+
+    No study behind the same port has them either, since the key alone says which study a request is for.
+    """
+    keeper = workspace.port_keeper()
+    roots = [keeper.root, *(Path(other.directory) for other in read_behind(keeper.gateway_dir / BEHIND))]
+    here = [path for path in workspace.node_keys_dir.glob("*.pub") if path.stem != site]
+    others = (Workspace(root).node_keys_dir for root in roots if root.resolve() != workspace.root.resolve())
+    return {read_node_public_key(path) for path in (*here, *(path for keys in others for path in keys.glob("*.pub")))}
 
 
 def _fingerprint(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which node SuperLink has under a public key: ``python registered_node.py KEY_FILE CONNECTION``.
+"""Prints the node that SuperLink has under a public key: ``python registered_node.py KEY_FILE CONNECTION``.
 
 Flower's own list prints no keys, so this asks as that command does, in a process of its own; JSON as it would answer.
 Refuses, with Flower's words, what that command refuses.
@@ -10,10 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-from flwr.cli.flower_config import read_superlink_connection
-from flwr.cli.supernode.register import try_load_public_key
-from flwr.cli.utils import init_http_client_from_connection
-from flwr.proto.control_pb2 import ListNodesRequest
+from common.engine import (
+    ListNodesRequest,
+    init_http_client_from_connection,
+    read_superlink_connection,
+    try_load_public_key,
+)
 
 if __name__ == "__main__":
     wanted = try_load_public_key(Path(sys.argv[1]))

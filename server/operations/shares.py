@@ -1,4 +1,4 @@
-"""What one admitted site may have under way at the server's door, so that it cannot crowd out the others.
+"""Limits what one admitted site may have in progress at the gateway, so that it cannot block others.
 
 Counts requests and bytes of bodies per site and in all. A request beyond its share waits while others of its site end;
 :class:`Refused` ``busy`` where too many wait or too much is under way, which asks an honest sender to come again.
@@ -27,7 +27,7 @@ WAIT_S = 30.0
 
 
 class Share:
-    """One site's part: its turns, and the bytes of its bodies that are under way."""
+    """One site's requests in progress and the bytes of their bodies."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares

@@ -1,10 +1,10 @@
-"""SuperLink as Flower ships it, with the operators' secret asked of whoever calls its control routes.
+"""SuperLink as Flower ships it, with the operators' secret asked of whoever calls its control routes, and a quota.
 
 Flower 1.41 lets everybody who reaches its port list and register nodes and submit code. It has a place for account
 authentication but brings none; this puts a shared secret there, which lies in a file that its owner alone can read.
 Refuses to start without the secret. Account authentication is switched on first, so that a Flower in which that place
 has moved ends with an error of its own and never serves open routes; readiness is measured from outside besides
-(``daemons.guarded``).
+(``daemons.guarded``). What a site may store, and how the database is shared, is :mod:`server.operations.storage`'s.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, AuthnType
-from flwr.supercore.auth.typing import AccountInfo
-from flwr.superlink import config_loader
-from flwr.superlink.cli import flower_superlink
-
+from common.engine import (
+    ACCESS_TOKEN_KEY,
+    AUTHENTICATION_SWITCH,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    AccountInfo,
+    AuthnType,
+    config_loader,
+    flower_superlink,
+)
 from common.errors import InvalidInput
+from server.operations import storage
 
 MIN_SECRET = 32
 """Characters of a secret, at least."""
@@ -67,7 +73,8 @@ def main() -> None:
     given, others = parser.parse_known_args()
     operators = partial(Operators, given.operator_secret_file.read_text(encoding="ascii").strip())
     operators()
-    os.environ["FLWR_OIDC_ENABLED"] = "1"
+    os.environ[AUTHENTICATION_SWITCH] = "1"
+    storage.install()
     config_loader.get_control_authn_ee_plugins = lambda: {AuthnType.OIDC: operators}
     sys.argv = ["flower-superlink", *others]
     flower_superlink()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import http.client
 import itertools
 import ssl
@@ -19,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from common.events import EventTail, read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
 from common.process import DaemonSpec, base_env, plain_text
+from common.security_log.program import log_daemon
 from common.sockets import accepts, answers_http, reachable
-from common.supervision import Kept, Standing, keep_running, last_words, standings
+from common.supervision import DaemonStanding, KeptRunning, all_of_a_study, keep_running, last_words, standings
 from server.aggregation.relay import SOCKET as CORE_SOCKET
 from server.aggregation.relay import answers as core_answers
 from server.operations.daemons import (
@@ -43,18 +44,20 @@ from server.operations.daemons import (
     superlink,
 )
 from server.operations.listener import cannot_listen
-from server.study.workspace import BUSY, StudyBusy, Workspace
+from server.operations.one_port import BEHIND, read_behind
+from server.study.locks import held_alone
+from server.study.run_state import DIED, SUPERVISED, supervised
+from server.study.workspace import BUSY, Workspace
 
 START_TIMEOUT_S = 120.0
+START_LOOK_S = 15.0
+"""How often SuperLink is asked whether a run that has not begun has ended already."""
 SUPERLINK_BACK_S = 60.0
 """How long a run that is to be submitted waits for a SuperLink that whoever keeps it starts again."""
 RESTARTS = 3
 POLL_S = 0.3
-SUPERVISED = "supervised.lock"
-"""Held by who submits the run again should it die."""
 SOCKET = "fleet.sock"
-DIED = "the run died, and nobody is there to submit it again; to fix: `consilium study resume` goes on from the ledger"
-_TURNS = ("run-started", "run-finished", "run-failed")
+LOG_MODULE = "server.operations.security_events"
 PARTS = ("core", "network")
 """What may run as two users or in two containers."""
 IDENTITY = ("ca.crt", "server.crt", "server.key")
@@ -64,7 +67,14 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class RunFailed(ConsiliumError):
-    """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger."""
+    """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger.
+
+    Its exit code is that of the error which ended the run.
+    """
+
+    def __init__(self, reason: str, *, code: object = ConsiliumError.exit_code) -> None:
+        super().__init__(reason)
+        self.exit_code = code if type(code) is int and 1 <= code < 128 else ConsiliumError.exit_code
 
 
 def flower_server(workspace: Workspace) -> FlowerServer:
@@ -144,6 +154,18 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
     )
 
 
+def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
+    """How to start all daemons of a study behind this one's port: ``consilium server up`` of its own directory."""
+    workspace = Workspace(root)
+    return all_of_a_study(
+        ("server", "up", str(root.absolute())),
+        root,
+        log="server.log",
+        ready=lambda: core_answers(workspace.relay_dir) and answers_http(workspace.fleet_dir / SOCKET),
+        log_to=log_to,
+    )
+
+
 def gateway_answers(bind: str, port: int, authority: Path) -> bool:
     """Whether a gateway of this consortium listens there and turns an unsigned request away."""
     context = ssl.create_default_context(cafile=str(authority))
@@ -155,11 +177,11 @@ def gateway_answers(bind: str, port: int, authority: Path) -> bool:
     return False
 
 
-def port_taken(bind: str, port: int) -> str:
-    """Why nothing can listen at ``port`` now, with the remedy; nothing if it can."""
+def port_taken(bind: str, port: int, *, option: str = "--port") -> str:
+    """Why nothing can listen at ``port`` now, with the remedy, which names the option; nothing if it can."""
     if not accepts(bind, port):
         return ""
-    return cannot_listen(OSError(errno.EADDRINUSE, ""), bind, port)
+    return cannot_listen(OSError(errno.EADDRINUSE, ""), bind, port, option=option)
 
 
 def serve(
@@ -169,34 +191,48 @@ def serve(
     parts: Collection[str] = PARTS,
     gateway: bool = True,
     on_ready: Callable[[], None] = lambda: None,
+    log_to: Sequence[str] = (),
 ) -> None:
     """Run a server's daemons until a signal; what dies is started again.
 
     ``parts``: ``core`` has the keys and the ledger. ``network`` is SuperLink, its fleet routes, SuperExec with the
     ServerApp and, unless it runs elsewhere, the gateway; of the study's directory it needs ``flower/``, ``relay/`` and
-    ``gateway/run/``, and for the gateway ``gateway/`` and ``objects/``. The core's part prepares these.
+    ``gateway/run/``, and for the gateway ``gateway/`` and ``objects/``. The core's part prepares these, and sends the
+    security events to the targets ``log_to``. A study behind another one's port starts no gateway. Where both parts run
+    here, the daemons of every study behind this one's port run, too.
     """
     kept = []
     if "core" in parts:
         prepare_network(workspace)
-        kept.append(Kept(spec=lambda: core_daemon(workspace), explain=last_words))
+        kept.append(KeptRunning(spec=lambda: core_daemon(workspace), explain=last_words))
+        if log_to:
+            log = partial(log_daemon, workspace.root, module=LOG_MODULE, name="log", targets=log_to)
+            log()  # a target of no known form is said at once
+            kept.append(KeptRunning(spec=log))
     server, endpoint = flower_server(workspace), workspace.endpoint()
     if "network" in parts:
-        inner = lambda: port_taken(HOST, endpoint.internal_port)  # noqa: E731
+        inner = lambda: port_taken(HOST, endpoint.internal_port, option="--internal-port")  # noqa: E731
         kept += [
-            Kept(spec=lambda: superlink(server), obstacle=inner, explain=last_words),
-            Kept(spec=lambda: fleet_daemon(workspace), explain=last_words),
-            Kept(spec=lambda: superexec(server, relay=workspace.relay_dir), explain=last_words),
+            KeptRunning(spec=lambda: superlink(server), obstacle=inner, explain=last_words),
+            KeptRunning(spec=lambda: fleet_daemon(workspace), explain=last_words),
+            KeptRunning(spec=lambda: superexec(server, relay=workspace.relay_dir), explain=last_words),
         ]
-    if "network" in parts and gateway:
+    if "network" in parts and gateway and not endpoint.behind:
         outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
-        kept.append(Kept(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, explain=last_words))
+        kept.append(KeptRunning(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, explain=last_words))
+    if set(PARTS) <= set(parts):
+        for other in read_behind(workspace.gateway_dir / BEHIND):
+            kept.append(KeptRunning(spec=partial(study_daemons, Path(other.directory), log_to), explain=last_words))
     keep_running(workspace.root / "logs" if "core" in parts else server.logs, kept, on_ready=on_ready)
 
 
-def daemon_standings(workspace: Workspace) -> tuple[Standing, ...]:
-    """How every daemon of this server stands, as far as its logs can be read."""
-    return standings((workspace.root / "logs", workspace.flower_dir / "logs"))
+def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
+    """How every daemon of this server stands, and the gateway that it stands behind, as far as logs can be read."""
+    own, keeper = standings((workspace.root / "logs", workspace.flower_dir / "logs")), workspace.port_keeper()
+    if keeper is workspace:
+        return own
+    theirs = standings((keeper.root / "logs", keeper.flower_dir / "logs"))
+    return (*own, *(one for one in theirs if one.daemon == "gateway"))
 
 
 def _kept(workspace: Workspace, daemon: str) -> bool:
@@ -226,9 +262,7 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
     """
     run_id = workspace.run_id()
     if not workspace.busy() and not _submitted(workspace, run_id):
-        raise InvalidInput(
-            "no run is going on", value=str(workspace.root), remedy="`consilium study status` tells more"
-        )
+        raise InvalidInput("no run is active", value=str(workspace.root), remedy="`consilium study status` tells more")
     workspace.stop_file.touch()
     if now and run_id is not None:
         stop_run(flower_server(workspace), run_id)
@@ -262,29 +296,13 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
                 begun = True
             on_event(event)
             if event["event"] == "run-failed":
-                raise RunFailed(event["reason"])
+                raise RunFailed(event["reason"], code=event.get("code"))
             if event["event"] == "run-finished":
                 return
         elif alone:  # and what it may still have told has been read since
             raise RunFailed(DIED)
         else:
             alone = not workspace.busy() and not supervised(workspace)
-
-
-def supervised(workspace: Workspace) -> bool:
-    """Whether somebody is there who submits the study's run again should it die."""
-    with contextlib.suppress(FileNotFoundError), (workspace.root / SUPERVISED).open() as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def died(workspace: Workspace) -> bool:
-    """Whether the run that began last told no ending, and nobody goes on with it."""
-    turns = [event["event"] for event in read_events(workspace.events_file) if event["event"] in _TURNS]
-    return turns[-1:] == ["run-started"] and not workspace.busy() and not supervised(workspace)
 
 
 def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
@@ -342,28 +360,22 @@ def supervise(
 @contextlib.contextmanager
 def _supervising(workspace: Workspace) -> Iterator[None]:
     """Hold what says that the run is supervised; the kernel frees it. StudyBusy while somebody else holds it."""
-    with (workspace.root / SUPERVISED).open("a") as stream:
-        for attempt in range(5):
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if attempt == 4:
-                    raise StudyBusy(BUSY.format(workspace.root)) from error
-                time.sleep(0.05)  # it may be somebody who only looks
+    with held_alone(workspace.root / SUPERVISED, busy=BUSY.format(workspace.root)):
         yield
 
 
 def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnEvent, check: Callable[[], None]) -> str:
-    """Pass on events of this run until it ends; ``"died"`` when it holds no lock and told no ending."""
-    started = False
-    until = time.monotonic() + START_TIMEOUT_S
+    """Pass on events of this run until it ends; ``"died"`` when it holds no lock and told no ending, or never began."""
+    started = ended = False
+    submitted = looked = time.monotonic()
     for event in _tail(tail):
         check()
         if event is None:
-            if not started and time.monotonic() > until:
-                state = run_status(flower_server(workspace), run_id)
-                raise DaemonFailed(f"run {run_id} did not start within {START_TIMEOUT_S:g} s; it is {state.status}")
+            if ended and not started:  # and what it may still have told has been read since
+                return "died"
+            if not started and time.monotonic() - looked > START_LOOK_S:
+                looked = time.monotonic()
+                ended = _ended(workspace, run_id, late=looked - submitted > START_TIMEOUT_S)
             if started and not workspace.busy():
                 endings = [
                     e["event"]
@@ -379,10 +391,23 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
         if event["event"] == "run-started":
             started = True
         if event["event"] == "run-failed":
-            raise RunFailed(event["reason"])
+            raise RunFailed(event["reason"], code=event.get("code"))
         if event["event"] == "run-finished":
             return "run-finished"
     return "died"
+
+
+def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
+    """Whether SuperLink says that a run is over; DaemonFailed if it is ``late`` and not over. SuperLink may be away."""
+    try:
+        state = run_status(flower_server(workspace), run_id)
+    except DaemonFailed:
+        if late:
+            raise
+        return False
+    if late and not state.finished:
+        raise DaemonFailed(f"run {run_id} did not start within {START_TIMEOUT_S:g} s; it is {state.status}")
+    return state.finished
 
 
 def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:

@@ -1,1 +1,1 @@
-"""What a budget buys, before it is spent."""
+"""Computes what a budget buys, before it is spent."""

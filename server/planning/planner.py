@@ -1,4 +1,4 @@
-"""What a budget buys before anything is spent: noise, information, expected error, and a verdict in plain words.
+"""Plans a budget before anything is spent: noise, information, expected error, and a verdict in words.
 
 Everything here is computed from public numbers: the study's settings, the number of hospitals and, if given, the
 spectrum of a codec fitted on public data. Refuses a spectrum that is not finite, non-negative and of the code's length.
@@ -88,14 +88,41 @@ class SpectrumErrors:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A study's privacy arithmetic. Lengths are in code units unless a name says ``_int`` or ``noise_std``.
+    """The privacy arithmetic of a planned study. Lengths are in code units unless a name says ``_int`` or
+    ``noise_std``.
 
-    ``noise_std`` is σ on the integer sum; ``noise_per_coordinate`` the same noise on the mean of all K·m codes, beside
-    ``code_norm`` = C, the most any code can measure, and ``noise_norm`` ≈ √l times it. ``ceiling_bits`` bounds what the
-    whole run can tell about the codes, whatever the code's length or the decoder; ``bits_per_query`` uses l as well.
-    ``known_twice`` is the gate's ε for somebody known at two hospitals (None if beyond any use): no ε in ``guarantees``
-    covers such a person. ``power_ratio`` is (K·m·R)² over the variance of the noise in one answer's sum; ``spectrum``
-    the eigenvalues the verdict used. ``spare_draws`` of a sealed sum are charged beside the queries.
+    Attributes:
+        budget: ε and δ of the study.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+        queries: Number N of planned releases.
+        hospitals: Number K of hospitals that answer.
+        mechanism: Noise of one release. ``noise_std`` is σ on the integer sum, ``noise_per_coordinate`` the same noise
+            on the mean of all K·m codes.
+        radius: Clipping norm C, also ``code_norm``, the largest norm of a code. ``noise_norm`` is about √l times
+            ``noise_per_coordinate``.
+        guarantees: The guarantee by every accountant.
+        known_twice: ε for a person who is a patient at two hospitals, whom no ε in ``guarantees`` covers; None if it is
+            too large to be of use.
+        library_rdp_epsilon: ε as dp-accounting's default orders give it.
+        queries_left: Releases that the pool can still pay for.
+        spectrum: Eigenvalues that the verdict used.
+        errors: Expected errors of decoded codes, if the spectrum is known.
+        spare_draws: Extra charges of a sealed sum for repeated sums.
+
+    >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
+    >>> planned = c.plan(
+    ...     budget=budget,
+    ...     accountant=c.AccountantName.EXACT,
+    ...     protection=patient,
+    ...     queries=4,
+    ...     hospitals=8,
+    ...     voters_per_site=5,
+    ...     radius=1.0,
+    ...     dimension=64,
+    ... )
+    >>> print(planned.known_twice)
+    ε = 19.13 (exact) at δ = 1e-05, unit patient, relation replace-one, 2 units together
     """
 
     budget: Budget
@@ -295,13 +322,45 @@ def plan(
     colluders: int | None = None,
     spare_draws: int = 0,
 ) -> Plan:
-    """Everything a consortium should know about a budget before it agrees to it.
+    """Compute what a budget buys before a consortium agrees to it. Nothing is charged and nothing is drawn.
 
-    ``spectrum`` holds the ``dimension`` public eigenvalues of the code's covariance, in squared code units; without it
-    all coordinates are taken to be equally uncertain. ``spent`` is the Σμ² a pool has already used. Guarantee: the
-    verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries. With ``colluders`` the noise
-    is drawn at the sites, for ``queries`` answers and ``spare_draws`` sums that may be lost.
-    Edge cases: no charge is made and nothing is drawn; nonsense is refused with InvalidInput.
+    Guarantee: the verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries.
+
+    Args:
+        budget: ε and δ of the study.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+        queries: Number N of planned releases.
+        hospitals: Number K of hospitals that answer.
+        voters_per_site: Voters m of each hospital.
+        radius: Clipping norm C.
+        dimension: Length l of a code.
+        spectrum: The l public eigenvalues of the code's covariance, in squared code units; without it all coordinates
+            count as equally uncertain.
+        spent: Σμ² that the pool has already spent.
+        colluders: Sites t that may collude with the server in a sealed sum, whose noise is drawn at the sites; None in
+            an open study.
+        spare_draws: In a sealed sum, sums that may be lost and repeated.
+
+    Returns:
+        The plan with its guarantees, noise, expected errors and verdict.
+
+    Raises:
+        InvalidInput: If an argument is outside its range, NaN or infinite.
+
+    >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
+    >>> planned = c.plan(
+    ...     budget=budget,
+    ...     accountant=c.AccountantName.EXACT,
+    ...     protection=patient,
+    ...     queries=4,
+    ...     hospitals=8,
+    ...     voters_per_site=5,
+    ...     radius=1.0,
+    ...     dimension=64,
+    ... )
+    >>> str(planned.verdict), round(planned.noise_per_coordinate, 3)
+    ('informative', 0.06)
     """
     check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS, limit=f"an integer from 1 to {MAX_HOSPITALS}")
     bound = radius_int(radius)

@@ -1,4 +1,4 @@
-"""What public label maps alone tell of a task: how much of a shape the codec holds, and how much the mean shape knows.
+"""Measures what public label maps tell about a task: Dice through a codec, and Dice of the mean shape.
 
 A joint query says of a volume what the codec can say, relative to what public data says already. So where the codec
 loses the structures, or public maps do not say where they are, a budget buys little or harm, whatever its noise.
@@ -18,6 +18,7 @@ from jaxtyping import UInt8
 
 from common.canonical import sha256_bytes
 from common.config import CodecConfig, DataConfig
+from common.data.msd import nifti_ending
 from common.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -34,8 +35,18 @@ MOST_VOXELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PublicShapes:
-    """Mean Dice over structures and maps. ``held``: of maps through a codec of the others; ``mean_shape``: of the
-    others' mean shape."""
+    """How much public label maps tell about a task, as mean Dice over structures and maps.
+
+    Attributes:
+        held: Dice of maps after encoding and decoding by a codec fitted on the other half.
+        mean_shape: Dice of the mean shape of the other half.
+
+    Raises:
+        InvalidInput: If a value is not between 0 and 1.
+
+    >>> round(c.PublicShapes(held=0.9, mean_shape=0.6).room, 2)
+    0.3
+    """
 
     held: float
     mean_shape: float
@@ -47,20 +58,29 @@ class PublicShapes:
 
     @property
     def room(self) -> float:
-        """What a code can say beyond the mean shape."""
+        """Dice that a code can add to the mean shape, at least 0."""
         return max(0.0, self.held - self.mean_shape)
 
 
-def map_files(folder: Path) -> list[Path]:
-    """The files (.nii, .nii.gz) of the label maps in a folder, by name; InvalidInput for fewer than four."""
-    files = sorted(path for path in folder.glob("*.nii*") if path.is_file())
+def map_files(folder: Path) -> tuple[Path, ...]:
+    """Return the label map files (.nii, .nii.gz) of a folder, sorted by name.
+
+    Raises:
+        InvalidInput: If there are fewer than four.
+    """
+    listed = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = tuple(p for p in listed if nifti_ending(p.name) and not p.name.startswith(".") and p.is_file())
     if len(files) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(files), limit=f"at least {LEAST_MAPS} in {folder}")
     return files
 
 
 def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
-    """The label maps in a folder, on a grid that suits them, and how many labels they have."""
+    """Read the label maps of a folder on a grid chosen for them.
+
+    Returns:
+        The maps and the number of label values.
+    """
     from common.data.grid import choose_both
     from common.data.volume import load_label
 
@@ -72,15 +92,46 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
 
 
 def read_shapes(folder: Path) -> PublicShapes:
-    """:func:`public_shapes` of the label maps in a folder."""
+    """Measure how much the label maps in a folder tell about a task.
+
+    Args:
+        folder: Folder with at least four label maps (.nii or .nii.gz).
+
+    Returns:
+        The mean Dice of maps through a codec, and of the mean shape.
+
+    Raises:
+        InvalidInput: If there are fewer maps, or one cannot be read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     c.read_shapes(Path(folder))
+    Traceback (most recent call last):
+    ...
+    common.errors.InvalidInput: public label maps: got 0; allowed: at least 4 in ...
+    """
     maps, labels = read_maps(folder)
     return public_shapes(maps, labels=labels)
 
 
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
-    """Both halves of the maps in turn through the codec, and the mean shape, of the other half."""
+    """Measure how much label maps tell about a task.
+
+    Each half of the maps is encoded and decoded by a codec fitted on the other half, and compared with the other half's
+    mean shape.
+
+    Args:
+        label_maps: uint8 arrays [x, y, z] of one shape, at least four.
+        labels: Number of label values, the background included.
+
+    Returns:
+        The mean Dice of both.
+
+    Raises:
+        InvalidInput: If there are fewer than four maps.
+    """
     from common.codecs import shapes
-    from server.protocols.student import score
+    from common.metrics import score
 
     mean_shape = mean_shape_dice(label_maps, labels=labels)
     held: list[float] = []
@@ -93,8 +144,8 @@ def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: i
 
 
 def codec_of(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PcaCodec:
-    """The codec that a joint query has of these maps."""
-    from common.codecs.base import Provenance
+    """Fit the PCA codec that a joint query would use on these maps."""
+    from common.codecs.codec import Provenance
     from common.codecs.pca import PcaCodec
 
     made = Provenance(tuple(sha256_bytes(each.tobytes()) for each in label_maps), CONFIG.augmentations, 0, NOISE_STD)
@@ -102,10 +153,10 @@ def codec_of(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -
 
 
 def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> float:
-    """Mean Dice, over structures and maps, of the mean shape of either half of the maps with the other half."""
+    """Return the mean Dice between each half of the maps and the mean shape of the other half."""
     from common.codecs import shapes
     from common.codecs.pca import centre_and_metric
-    from server.protocols.student import score
+    from common.metrics import score
 
     if len(label_maps) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
@@ -120,7 +171,7 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
 
 
 def halves(rows: R) -> tuple[tuple[R, R], tuple[R, R]]:
-    """Every second row beside the others, and the other way round."""
+    """Return (even rows, odd rows) and (odd rows, even rows)."""
     return (rows[::2], rows[1::2]), (rows[1::2], rows[::2])
 
 

@@ -1,4 +1,4 @@
-"""What asking in rounds can be expected to give the student, from public numbers alone, and how sure that is.
+"""Predicts from public numbers what asking in rounds can give the student, and recommends a protocol.
 
 A round at noise σ a coordinate of the mean code, relative to the clipping norm C, leaves v_i σ² / (p_i + σ²) of the
 variance v of what the teachers know beyond the public start along the directions of its tangent kernel, with p the
@@ -27,7 +27,9 @@ from common.config import JOINT_ROUNDS, STUDENT_RECIPE, TrainingConfig
 from common.errors import InvalidInput
 from common.intervals import mean_interval, next_interval
 from common.privacy.calibration import calibrate
+from common.privacy.figures import noise_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
+from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, asked_by, suited, terms_of
 from server.planning.public_shapes import PublicShapes
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
@@ -60,10 +62,6 @@ eight the gain over the best control was within :data:`OFF` of 0 on tumours and 
 LOOKS = 0.4
 """Where the mean shape has less Dice, asking for looks gave more: on hearts (.27 to .37), one rotation."""
 
-LOOK_SPECTRUM = (0.318,) * 3 + (0.015,) * 3
-"""Shares of the variance of three means and three spreads before anybody is asked: a structure in three channels, or
-three in one."""
-
 AHEAD = (0.35, 3.5)
 """A student's gain over what came through of the stand-ins' lead: from and to."""
 
@@ -85,7 +83,20 @@ MOST_VOTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Dice of each public case by stand-in ``teachers`` of so many ``patients`` each, and by the ``control``."""
+    """Dice of public cases by stand-in teachers, trained on public cases, and by the control.
+
+    Attributes:
+        patients: Number of patients that each stand-in teacher was trained on.
+        teachers: Dice of each case by the stand-in teachers.
+        control: Dice of each case by the control.
+
+    Raises:
+        InvalidInput: For fewer than four cases, lists of different lengths, or a Dice outside 0 to 1.
+
+    >>> rehearsal = c.Rehearsal(3, teachers=(0.8, 0.82, 0.79, 0.81), control=(0.7, 0.71, 0.72, 0.7))
+    >>> round(rehearsal.ahead[0], 4)
+    0.0975
+    """
 
     patients: int
     teachers: tuple[float, ...]
@@ -100,7 +111,7 @@ class Rehearsal:
 
     @property
     def ahead(self) -> tuple[float, float]:
-        """How far the stand-ins are ahead, in mean Dice, and half the width of its 95 % interval over the cases."""
+        """Mean lead of the stand-in teachers in Dice, and half the width of its 95 % interval over the cases."""
         mean, half = mean_interval([t - c for t, c in zip(self.teachers, self.control, strict=True)])
         assert half is not None
         return mean, half
@@ -108,11 +119,20 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How to ask, before anything is spent: ``voters`` a site, and what is expected of asking in rounds.
+    """The recommended way to ask and what to expect from it, before anything is spent.
 
-    ``noise`` on every coordinate of the mean code, in clipping norms. On this task where its public ``shapes`` are
-    known or stand-in teachers had a ``rehearsal``, else on one like hippocampi. So many ``paired`` public cases have
-    their labels, and every control has them too.
+    The expectation is for this task if its public shapes or a rehearsal are known; otherwise for a task like the
+    hippocampus.
+
+    Attributes:
+        voters: Recommended voters of each site.
+        noise: Noise on every coordinate of the mean code, in clipping norms.
+        shapes: How much the task's public label maps tell, if known.
+        paired: Number of public cases with labels, which every control also has.
+        rehearsal: Result of stand-in teachers, if they were trained.
+
+    >>> c.Recommendation(voters=5, noise=0.06).protocol
+    'joint'
     """
 
     voters: int
@@ -123,13 +143,20 @@ class Recommendation:
 
     @property
     def protocol(self) -> str:
-        """How to ask: :func:`protocol_for` what is public."""
+        """Name of the recommended query protocol."""
         return protocol_for(None if self.shapes is None else self.shapes.mean_shape, paired=self.paired)
 
     @property
+    def prospects(self) -> Prospects:
+        """What was measured of that protocol."""
+        found = terms_of(self.protocol).prospects
+        assert found is not None  # only such protocols are recommended
+        return found
+
+    @property
     def recovered(self) -> float:
-        """The share of what teachers know beyond public data that comes through the noise."""
-        return recovered_share(self.noise, spectrum=() if self.protocol == "joint" else LOOK_SPECTRUM)
+        """Share of the teachers' knowledge beyond public data that the noise lets through, from 0 to 1."""
+        return recovered_share(self.noise, spectrum=self.prospects.spectrum)
 
     @property
     def gain(self) -> float:
@@ -176,14 +203,10 @@ class Recommendation:
     def summary(self) -> str:
         """One sentence, with its numbers and what they stand on."""
         teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
-        asked, told, how = (
-            ("a joint query", "what teachers know beyond public data", "codec.joint = true")
-            if self.protocol == "joint"
-            else ("an appearance query", "what structures look like", 'codec.protocol = "appearance"')
-        )
+        prospects, how = self.prospects, asked_by(self.protocol)
         what = (
-            f"{asked} in {JOINT_ROUNDS} rounds ({how}), {teachers}: noise of {self.noise:.3g} C on "
-            f"the mean code if one spent all, about {self.recovered:.0%} of {told} "
+            f"{prospects.asked} in {JOINT_ROUNDS} rounds ({how}), {teachers}: noise of {noise_text(self.noise, 3)} C "
+            f"on the mean code if one spent all, about {self.recovered:.0%} of {prospects.told} "
             f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
             f"{self._basis}"
         )
@@ -207,19 +230,15 @@ class Recommendation:
 
 
 def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
-    """``appearance`` where the mean public shape has little Dice, so that it says little of the place, and no public
-    pair shows what lies there; else ``joint``, as where nothing is known."""
-    return "appearance" if mean_shape is not None and mean_shape < LOOKS and not paired else "joint"
+    """The protocol for shapes that share no place where the mean public shape has little Dice and no public pair shows
+    what lies there; else the one for shapes that do, as where nothing is known."""
+    return suited(placed=mean_shape is None or mean_shape >= LOOKS or paired > 0)
 
 
 def training_for(protocol: str) -> tuple[TrainingConfig, TrainingConfig]:
-    """How teachers and student are trained, as it was measured: teachers of a joint query begin from its public start,
-    others from nothing."""
-    if protocol == "joint":
-        return TrainingConfig(steps=150, learning_rate=5e-3), STUDENT_RECIPE
-    if protocol == "appearance":
-        return TrainingConfig(steps=100), replace(STUDENT_RECIPE, steps=400)
-    return TrainingConfig(), STUDENT_RECIPE
+    """The recipes of teachers and student that were measured with this protocol; the defaults for any other name."""
+    terms = PROTOCOLS.get(protocol, PROTOCOLS[PLAIN])
+    return replace(TrainingConfig(), **terms.teacher), replace(STUDENT_RECIPE, **terms.student)
 
 
 def recommend(
@@ -233,12 +252,32 @@ def recommend(
     shapes: PublicShapes | None = None,
     paired: int = 0,
 ) -> Recommendation:
-    """The recipe and the voters a site for a budget, of a consortium whose sites have ``patients`` each (None: many).
+    """Recommend the query protocol and the number of voters for a budget. It charges nothing.
 
-    Unit ``hospital``: one teacher, since m of them share one hospital's sensitivity. Unit ``patient``: the fewest
-    voters that recover :data:`ENOUGH`, with :data:`PATIENTS_A_TEACHER` each; down to one patient a teacher only where
-    less than :data:`SCARCE` is recovered otherwise. ``shapes``: of the task's public label maps; ``paired``: how many
-    public cases have labels. All from public numbers. Charges nothing.
+    For unit ``hospital`` the answer is one teacher, because m teachers share one hospital's sensitivity. For unit
+    ``patient`` it is the smallest number of voters that recovers :data:`ENOUGH` with :data:`PATIENTS_A_TEACHER`
+    patients each. Teachers of fewer patients are recommended only if less than :data:`SCARCE` is recovered otherwise.
+
+    Args:
+        budget: ε and δ of the study.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+        hospitals: Number of hospitals that answer.
+        patients: Patients of each hospital; None for many.
+        colluders: Sites that may collude with the server in a sealed sum; None in an open study.
+        shapes: How much the task's public label maps tell, if known.
+        paired: Number of public cases that have labels.
+
+    Returns:
+        The recommendation, computed from public numbers only.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
+    >>> exact = c.AccountantName.EXACT
+    >>> c.recommend(budget=budget, accountant=exact, protection=patient, hospitals=8, patients=15).voters
+    5
     """
     check_integer("hospitals", hospitals, least=1)
     check_integer("patients a site", 1 if patients is None else patients, least=1)
@@ -277,9 +316,18 @@ def joint_noise(
     voters: int,
     colluders: int | None = None,
 ) -> float:
-    """Noise on every coordinate of the mean code when one release spends the budget, in units of the clipping norm.
+    """Return the noise on every coordinate of the mean code if one release spends the whole budget.
 
-    ``colluders`` of a sealed sum, whose noise is drawn at the sites.
+    Args:
+        budget: ε and δ.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+        hospitals: Number of hospitals that answer.
+        voters: Voters of each hospital.
+        colluders: Sites that may collude with the server in a sealed sum; None in an open study.
+
+    Returns:
+        The standard deviation in units of the clipping norm.
     """
     check_integer("hospitals", hospitals, least=1)
     bound = radius_int(1.0)
@@ -296,12 +344,19 @@ def joint_noise(
 
 
 def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Sequence[float] = ()) -> float:
-    """The share of what teachers know beyond public data that a joint query can carry, in (0, 1).
+    """Return the share of the teachers' knowledge beyond public data that a joint query can carry.
 
-    ``spectrum``: shares of its variance by direction, descending; a tangent kernel's unless given.
+    Args:
+        noise: Noise standard deviation on every coordinate of the mean code if one release spent the budget, in units
+            of the clipping norm. Each of ``rounds`` has √rounds times that.
+        rounds: Number of rounds.
+        spectrum: Shares of the variance by direction, descending; by default those of a tangent kernel.
 
-    ``noise``: standard deviation on every coordinate of the mean code if one release spent the budget, in units of the
-    clipping norm; each of ``rounds`` has √rounds times that. Falls with noise, grows with rounds.
+    Returns:
+        A share between 0 and 1, which falls with noise and grows with rounds.
+
+    Raises:
+        InvalidInput: If the noise or the number of rounds is outside its range.
     """
     if not 0 < noise < 1e6:
         raise InvalidInput("noise on the mean code", value=noise, limit="above 0, below a million clipping norms")
@@ -316,5 +371,8 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
 
 
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
-    """Dice the student of a joint query should have over its best control; see the module for what it stands on."""
+    """Return the gain in Dice that a joint query's student should have over its best control.
+
+    The module states the measurements behind the estimate.
+    """
     return float(DICE_OF_ALL * recovered_share(noise, rounds=rounds) ** FIRST_PARTS)

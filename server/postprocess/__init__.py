@@ -1,1 +1,1 @@
-"""What stored answers become: labels, the student, its controls, the bundle. Free of privacy cost, repeatable."""
+"""Turns stored answers into labels, the student, its controls and the bundle. Costs no privacy and can be repeated."""

@@ -18,6 +18,7 @@ from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.keys import load_signing_key
 from common.ledger.rows import Link, body_digest, format_time
+from common.ledger.spending import Spending
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import export_bundle
 from common.objects import write_atomically
@@ -26,9 +27,10 @@ from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
-from server.operations.objects_app import STUDENTS, said_file
+from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
-from server.postprocess.student import load_student
+from server.public.said import STUDENTS, said_file
+from server.study.gate import verdicts_on
 from server.study.workspace import Workspace
 
 
@@ -44,12 +46,12 @@ def export_student(
     study, model = workspace.study(), load_student(workspace.study(), workspace.student_dir)
     scores = score_networks(workspace, on_case=on_case)
     with Ledger.open(workspace.ledger_file) as ledger:
+        ledger.check_newest()
         answers = ledger.answers(study.id)
         if not answers:
             raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
-        facts = _facts(study, ledger, answers)
-        costs = [ledger.spent(declared.pool, study.id).mu_squared for declared in ledger.pools()]
-        head = ledger.head()
+        spending, head = ledger.study_spending(study.id), ledger.head()
+        facts = privacy_of(study, spending, answers, head=head.hash)
         links = tuple(
             Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body))
             for row in ledger.rows()
@@ -64,15 +66,17 @@ def export_student(
         inputs=ranges_seen(workspace),
     )
     archive = to_archive({name: (workspace.bundle_dir / name).read_bytes() for name in files})
+    bundle = workspace.objects.put(archive)
     statement = StudentStatement(
         study_id=study.id,
-        bundle=workspace.objects.put(archive),
+        bundle=bundle,
         size=len(archive),
         queries=len(answers),
-        mu_squared=max(costs),
+        mu_squared=spending.mu_squared,
         head=head,
         links=links,
         created_utc=format_time(utc_now()),
+        verdicts=verdicts_on(workspace, bundle),
     )
     publish_statement(workspace, statement)
     events.emit("bundle-exported", sha256=statement.bundle)
@@ -83,6 +87,16 @@ def ranges_seen(workspace: Workspace) -> InputRanges:
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
     return input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
+
+
+def publish_verdicts(workspace: Workspace) -> None:
+    """Sign the standing statement anew with the verdicts that count by now; nothing without a gate or a student."""
+    study = workspace.study()
+    path = said_file(workspace.objects_dir, STUDENTS, study.id)
+    if not study.gate.verdicts or not path.exists():
+        return
+    standing = StudentStatement.parse(path.read_bytes())
+    publish_statement(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
 
 
 def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
@@ -96,25 +110,22 @@ def publish_statement(workspace: Workspace, statement: StudentStatement) -> None
     write_atomically(path, signed.render())
 
 
-def _facts(study: Study, ledger: Ledger, answers: Sequence[StoredAnswer]) -> BundlePrivacy:
-    """What the student's labels cost, as the bundle states it."""
-    guarantees = ledger.study_guarantees(study.id)
-    protection = study.privacy.protection
+def privacy_of(study: Study, spending: Spending, answers: Sequence[StoredAnswer], *, head: str) -> BundlePrivacy:
+    """What the student's labels cost, as the bundle states it; ``head`` is the hash of the ledger's signed head."""
+    protection, paper = study.privacy.protection, AccountantName.PAPER
     return BundlePrivacy(
         budget_epsilon=study.privacy.epsilon,
-        epsilon_exact=guarantees[AccountantName.EXACT].epsilon,
-        epsilon_rdp=guarantees[AccountantName.RDP].epsilon,
+        epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
+        epsilon_rdp=spending.by(AccountantName.RDP).epsilon,
         delta=study.privacy.delta,
         protection=protection,
         accountant=study.privacy.accountant,
         queries=len(answers),
         noise_multiplier=min(noise_multiplier(answer.query.mechanism, protection) for answer in answers),
-        sites=max(len(answer.roster) for answer in answers),
+        sites=spending.largest_roster,
         voters_per_site=study.privacy.voters_per_site,
-        ledger_head=ledger.head().hash,
+        ledger_head=head,
         study=study.id,
         codec=answers[0].query.codec,
-        epsilon_paper=guarantees[AccountantName.PAPER].epsilon
-        if study.privacy.accountant is AccountantName.PAPER
-        else None,
+        epsilon_paper=spending.by(paper).epsilon if study.privacy.accountant is paper else None,
     )

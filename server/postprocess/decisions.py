@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +19,7 @@ from common.clock import utc_now
 from common.document import FLAT, Document
 from common.errors import InvalidInput
 from common.objects import read_regular, write_atomically
+from common.reading import parse_json
 
 MAX_NOTE_CHARACTERS = 500
 MAX_BYTES = 1 << 28
@@ -67,10 +67,10 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
     previous = NO_HASH
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn by a crash
         try:
-            read = _Line.from_json(json.loads(line))
+            read = _Line.from_json(parse_json(line, what="decision"))
             if read.previous != previous or read.decision.seq != number:
                 raise InvalidInput("decision", limit="one that follows from the line before")
-        except (ValueError, RecursionError, InvalidInput) as error:
+        except InvalidInput as error:
             raise InvalidInput(
                 f"decisions file, line {number}",
                 value=path.name,

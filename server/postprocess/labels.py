@@ -1,4 +1,4 @@
-"""From a study's directory to its labels: the ledger is read once, every stored answer decoded into a file.
+"""Decodes every stored answer of a study's directory into a label file; the ledger is read once.
 
 What is done with answers, labels and networks after this takes what was read here. Free of torch.
 """
@@ -13,9 +13,10 @@ from common.events import EventLog
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.postprocess.decisions import rejected_labels
-from server.protocols.base import protocol_of
+from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import StoredLabels, store_label
-from server.study.workspace import Public, Workspace
+from server.public.material import Public
+from server.study.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ def write_labels(released: Released, *, events: EventLog) -> None:
 
     Where it is known what answers should look like they are held against that, for the operator's eyes.
     """
-    protocol = protocol_of(released.public.study)
-    for label in protocol.labels(released.public, released.answers):
+    said = protocol_of(released.public.study).aggregate(released.public, released.answers)
+    for label in said.labels():
         store_label(label_file(released.labels_dir, label.volume), label.probabilities)
         events.emit("label-decoded", volume=label.volume, query=label.query)
-    if (plausible := protocol.weigh(released.public, released.answers)) is not None:
+    if (plausible := said.weighed()) is not None:
         events.emit("answers-weighed", **plausible.event())

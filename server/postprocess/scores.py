@@ -1,4 +1,4 @@
-"""What the student is worth: it and its controls on the validation set, case by case, beside each other.
+"""Scores the student and its controls on the validation set, case by case.
 
 Nothing is chosen by these figures, and they are of public cases, so they say nothing of any hospital's. Kept in
 ``report.json`` in the study's directory, where command, dashboard and demo read them.
@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from common.data.volume import example_from_bytes
-from common.intervals import mean_interval
+from common.metrics import Score, score
 from common.models.fit import predict
-from server.postprocess.student import control_trained, load_control, load_student
-from server.protocols.controls import CONTROLS
-from server.protocols.student import Score, score
-from server.study.workspace import Workspace, read_record, write_record
-
-STUDENT = "student"
+from common.worth import Worth, over_best
+from server.postprocess.networks import control_trained, load_control, load_student
+from server.protocols.controls import CONTROLS, STUDENT
+from server.public.kept import read_record, write_record
+from server.study.workspace import Workspace
 
 
 def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None]) -> dict[str, Score]:
@@ -79,21 +78,22 @@ def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:
-    """The same as the bundle's model card has it: means, and the gain over the best control with its interval.
-
-    The interval is Student's over the paired differences of the cases. That control is the best on these very cases,
-    which can only make the gain look smaller.
-    """
+    """Return the figures of the bundle's model card: means, and the gain over the best control with its interval."""
     means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": scores[n].mean for n in CONTROLS if n in scores}}
     shown = {name.replace("_", " "): round(mean, 5) for name, mean in means.items() if not math.isnan(mean)}
     shown["cases"] = len(scores[STUDENT].cases)
-    controls = {name: scores[name] for name in CONTROLS if name in scores and scores[name].cases}
-    if not controls:
+    found = worth_of(scores)
+    if found is None:
         return shown
-    best = max(controls, key=lambda name: controls[name].mean)
-    gain, half = mean_interval([a - b for a, b in zip(scores[STUDENT].cases, controls[best].cases, strict=True)])
-    name = f"gain over {best.replace('_', ' ')}"
-    shown[name] = round(gain, 5)
-    if half is not None:
-        shown |= {f"{name}, 95 per cent from": round(gain - half, 5), f"{name}, to": round(gain + half, 5)}
+    name = f"gain over {found.reference}"
+    shown[name] = round(found.gain, 5)
+    if found.interval is not None:
+        low, high = (round(end, 5) for end in found.interval)
+        shown |= {f"{name}, 95 per cent from": low, f"{name}, to": high}
     return shown
+
+
+def worth_of(scores: Mapping[str, Score]) -> Worth | None:
+    """The student's worth over the best of its controls, paired case by case; None without a scored control."""
+    controls = {name: scores[name].cases for name in CONTROLS if name in scores and scores[name].cases}
+    return over_best(scores[STUDENT].cases, controls)

@@ -1,1 +1,1 @@
-"""How a study asks: what the server asks, what it reads in the answers, and the student it makes of them."""
+"""Holds the server's half of the query protocols: what is asked, how answers are read, how the student is trained."""

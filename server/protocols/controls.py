@@ -20,11 +20,20 @@ this is post-processing and costs no privacy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import numpy as np
+from jaxtyping import Float
 
 from common.errors import InvalidInput
+from server.protocols.query_protocol import Lesson
+from server.protocols.stored_labels import as_stored
 
+STUDENT = "student"
 CONTROLS = ("zero_code", "shuffled_codes", "public_only")
+
+L = TypeVar("L")
 
 DERANGEMENT_SEED = 0
 """Fixes who gets whose answer in ``shuffled_codes``; it protects nothing."""
@@ -45,3 +54,20 @@ def derangement(count: int, *, seed: int) -> tuple[int, ...]:
         other = int(draws.integers(last))  # never ``last`` itself: so one cycle, and no fixed point
         order[last], order[other] = order[other], order[last]
     return tuple(order)
+
+
+def dealt(labels: Mapping[str, L]) -> dict[str, L]:
+    """The labels of ``shuffled_codes``: every volume has another's. Empty where there is no other to deal from."""
+    volumes = list(labels)
+    if len(volumes) < 2:
+        return {}
+    order = derangement(len(volumes), seed=DERANGEMENT_SEED)
+    return {volume: labels[volumes[other]] for volume, other in zip(volumes, order, strict=True)}
+
+
+def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
+    """What the student of ``zero_code`` says of each of the student's volumes, rounded as labels are."""
+    from common.models.fit import predict
+
+    model = lesson.trained("zero_code")
+    return {volume: as_stored(predict(model, lesson.image(volume))) for volume in lesson.labels}

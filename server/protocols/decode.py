@@ -32,3 +32,8 @@ def decode_answer(
         )
     noise_std = mechanism.mean_noise_std(voters=voters)
     return codec.decode(noisy_sum.astype(np.float64) / (voters * 2.0**GRID_BITS), noise_std=noise_std)
+
+
+def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
+    """Float32 probabilities the codes stand for."""
+    return np.stack([codec.decode(code, noise_std=0.0) for code in codes])

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from common.canonical import digest, sha256_bytes
-from server.study.workspace import Public
+from server.public.material import Public
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""One query a public volume, at the server: each answer is decoded to that volume's label, a fresh student learns them.
+"""Implements one query a public volume at the server: each answer becomes a label, and a fresh student learns them.
 
 Refuses to train on less than one label.
 """
@@ -6,38 +6,39 @@ Refuses to train on less than one label.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, load_codec
-from common.codecs.pca import PcaCodec
 from common.config import Study
 from common.data.volume_cache import VolumeCache, together
 from common.errors import InvalidInput
-from common.objects import ObjectStore
+from common.objects import Objects
 from common.privacy.mechanism import GRID_BITS, Mechanism, QuerySpec
-from server.aggregation.progress import OnStage
-from server.protocols.base import (
+from server.protocols.controls import CONTROLS, STUDENT, dealt, predicted
+from server.protocols.decode import decode_answer
+from server.protocols.plausible import Plausible, Silence, shares
+from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
+from server.protocols.query_protocol import (
+    Agenda,
     Answer,
     AnswerOf,
     FitFiles,
     Label,
     Lesson,
+    NetworkTraining,
     QueryProtocol,
-    Training,
-    Wording,
-    at_least,
+    Said,
     query_about,
 )
-from server.protocols.controls import CONTROLS, DERANGEMENT_SEED, derangement
-from server.protocols.decode import decode_answer
-from server.protocols.joint.plausible import Plausible
-from server.protocols.posterior import DRAW_SEED, Standing, doubt_of
 from server.protocols.stored_labels import as_stored
-from server.study.workspace import CodecRecord, Public
+from server.public.material import CodecRecord, OnStage, Public
 
 if TYPE_CHECKING:
     import torch
@@ -57,85 +58,91 @@ def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) ->
 
 
 class PerVolume(QueryProtocol):
-    """See :class:`~server.protocols.base.QueryProtocol`."""
+    """See :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
-    name: ClassVar[str] = "per-volume"
-
-    def wording(self, study: Study) -> Wording:
+    def agenda(self, study: Study) -> Agenda:
         planned = study.privacy.planned_queries
-        return Wording(plan=f"{planned} queries", which=f"up to {planned}", each="each")
-
-    def check_volumes(self, study: Study, count: int) -> None:
-        at_least(count, needed=study.privacy.planned_queries)
-
-    def asked_about(self, study: Study, volumes: Sequence[str]) -> tuple[str, ...]:
-        return tuple(volumes[: study.privacy.planned_queries])
-
-    def volumes_answered(self, answers: int, *, asked: int) -> int:
-        return answers
+        return Agenda(f"{planned} queries", which=f"up to {planned}", each="each", asks=planned, an_answer=1)
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         """Nothing: the codec is all that is needed."""
 
-    def questions(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+    def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
         """All at once: no answer changes another question."""
         yield plan_queries(public.study, codec=public.codec, volumes=public.volumes)
 
-    def labels(self, public: Public, answers: Sequence[Answer]) -> Iterator[Label]:
-        codecs = Codecs(public.objects)
-        for answer in answers:
-            (volume,) = answer.query.volumes
-            yield Label(volume, answer.query.id, decoded(answer, codecs.of(answer), answer.noisy_sum))
+    def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfEach:
+        return SaidOfEach(public, answers)
 
-    def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
-        """Nothing is known beforehand of a single answer's size."""
-        return None
-
-    def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
-        """Draws from the posterior of a PCA codec's coordinates; of another codec from the answer and noise anew."""
-        codecs, rng = Codecs(public.objects), np.random.default_rng(DRAW_SEED)
-        for answer in answers:
-            (volume,) = answer.query.volumes
-            codec = codecs.of(answer)
-            label = decoded(answer, codec, answer.noisy_sum)
-            centre = decoded(answer, codec, np.zeros_like(answer.noisy_sum)).argmax(axis=0).astype(np.uint8)
-            yield Standing(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
-
-    def student(self, lesson: Lesson) -> Training:
+    def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
         study = lesson.public.study
-        inputs = digest("student-inputs", [study.id, repr(study.student), lesson.labels.hashes()])
-        return _training(lesson, lesson.labels, inputs)
-
-    def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
-        study, labels = lesson.public.study, control_labels(lesson, name, trained=trained)
-        if not labels:
+        if network == STUDENT:
+            inputs = digest("student-inputs", [study.id, repr(study.student), lesson.labels.hashes()])
+            return _training(lesson, lesson.labels, inputs)
+        if not (labels := control_labels(lesson, network)):
             return None
         hashes = [[volume, sha256_bytes(label.tobytes())] for volume, label in labels.items()]
-        return _training(lesson, labels, digest("control-inputs", [name, study.id, repr(study.student), hashes]))
+        return _training(lesson, labels, digest("control-inputs", [network, study.id, repr(study.student), hashes]))
 
 
-def control_labels(
-    lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]
-) -> dict[str, Float[np.ndarray, "c x y z"]]:
+@dataclass(frozen=True, slots=True)
+class SaidOfEach(Said):
+    """What answers about one volume each say."""
+
+    public: Public
+    answers: Sequence[Answer]
+
+    def labels(self) -> Iterator[Label]:
+        for answer, codec in self._decoders():
+            (volume,) = answer.query.volumes
+            yield Label(volume, answer.query.id, decoded(answer, codec, answer.noisy_sum))
+
+    def weighed(self) -> Plausible | None:
+        """Answers of a linear codec beside the powers that public shapes give its coordinates; None for other codecs.
+
+        The powers are what the decoder shrinks by. The structures' volumes are held against the mean shape's.
+        """
+        held = [(answer, linear) for answer, codec in self._decoders() if (linear := codec.linear) is not None]
+        if not held:
+            return None
+        surprise, silence, names = 0.0, Silence(), self.public.study.data.labels[1:]
+        ours, shapes = np.zeros(len(names), dtype=np.int64), np.zeros(len(names))
+        for answer, codec in held:
+            noise = answer.query.mechanism.mean_noise_std(voters=answer.voters)
+            mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)
+            surprise += float((mean**2 / (codec.powers + noise**2)).sum())
+            silence += Silence.of(noise**2 / (codec.powers + noise**2))
+            ours += _voxels(decoded(answer, codec, answer.noisy_sum))
+            shapes += decoded(answer, codec, np.zeros_like(answer.noisy_sum)).sum(axis=(1, 2, 3))[1:]
+        dimension = sum(codec.dimension for _, codec in held)
+        return Plausible(surprise, dimension, silence, shares(names, ours.tolist(), shapes.tolist()))
+
+    def doubts(self, *, draws: int) -> Iterator[Doubt]:
+        """Draws from the posterior of a linear codec's coordinates; of another codec from the answer and noise anew."""
+        rng = np.random.default_rng(DRAW_SEED)
+        for answer, codec in self._decoders():
+            (volume,) = answer.query.volumes
+            label = decoded(answer, codec, answer.noisy_sum)
+            centre = decoded(answer, codec, np.zeros_like(answer.noisy_sum)).argmax(axis=0).astype(np.uint8)
+            yield Doubt(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
+
+    def _decoders(self) -> Iterator[tuple[Answer, Codec]]:
+        codecs = Codecs(self.public.objects)
+        return ((answer, codecs.of(answer)) for answer in self.answers)
+
+
+def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c x y z"]]:
     """A control's labels by volume hash, the student's volumes in the student's order; float16 as its own are.
 
     Empty for ``shuffled_codes`` where the student has one volume only: there is no wrong one to deal its answer to.
     """
-    own = lesson.labels
     match name:
         case "zero_code":
             return _zero_labels(lesson)
         case "shuffled_codes":
-            volumes = list(own)
-            if len(volumes) < 2:
-                return {}
-            dealt = derangement(len(volumes), seed=DERANGEMENT_SEED)
-            return {volume: own[volumes[other]] for volume, other in zip(volumes, dealt, strict=True)}
+            return dealt(lesson.labels)
         case "public_only":
-            from common.models.fit import predict
-
-            model = trained("zero_code")
-            return {volume: as_stored(predict(model, lesson.image(volume))) for volume in own}
+            return predicted(lesson)
         case _:
             raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
 
@@ -143,7 +150,7 @@ def control_labels(
 class Codecs:
     """The codecs of answers, each read once."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._known: dict[str, Codec] = {}
 
@@ -159,6 +166,11 @@ def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.nda
     return decode_answer(codec, noisy_sum, voters=answer.voters, mechanism=answer.query.mechanism)
 
 
+def _voxels(probabilities: np.ndarray) -> np.ndarray:
+    """Voxels of every structure, without the background."""
+    return np.bincount(probabilities.argmax(axis=0).ravel(), minlength=len(probabilities))[1:]
+
+
 def _draws(
     answer: Answer, codec: Codec, *, count: int, rng: np.random.Generator
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
@@ -167,8 +179,8 @@ def _draws(
     mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)
     for _ in range(count):
         normal = rng.normal(size=mean.shape)
-        if isinstance(codec, PcaCodec):
-            kept = codec.powers / (codec.powers + noise**2)
+        if (linear := codec.linear) is not None:
+            kept = linear.powers / (linear.powers + noise**2)
             yield codec.decode(kept * mean + np.sqrt(kept) * noise * normal, noise_std=0.0)
         else:
             yield codec.decode(mean + noise * normal, noise_std=noise)
@@ -187,22 +199,25 @@ def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
     return {volume: labels[volume] for volume in lesson.labels}
 
 
-def _training(lesson: Lesson, labels: Labels, inputs: str) -> Training:
+def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
     """A fresh network by the study's student recipe on these labels."""
 
-    def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.student import train_student
+    def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
+        from server.protocols.student_fit import train_student
 
-        with VolumeCache(files.weights.with_suffix(".cache"), budget_bytes=CACHE_BYTES) as cache:
-            images = [cache.keep(lesson.image(name)) for name in labels]
+        with ExitStack() as stack:
+            keep: Callable[[np.ndarray], np.ndarray | Path] = np.asarray
+            if files is not None:
+                cache = VolumeCache(files.weights.with_suffix(".cache"), budget_bytes=CACHE_BYTES)
+                keep = stack.enter_context(cache).keep
             model, _ = train_student(
-                together(images),
-                together([cache.keep(label) for label in labels.values()]),
+                together([keep(lesson.image(name)) for name in labels]),
+                together([keep(label) for label in labels.values()]),
                 lesson.public.study.student,
                 seed=lesson.seed,
-                checkpoint=files.checkpoint,
+                checkpoint=None if files is None else files.checkpoint,
                 on_step=on_step,
             )
         return model
 
-    return Training(inputs, train, lesson.public.study.student.steps)
+    return NetworkTraining(inputs, train, lesson.public.study.student.steps)

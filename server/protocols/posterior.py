@@ -1,4 +1,4 @@
-"""What is still open of a label once the answers are in: draws of what it could have been, by the noise that is known.
+"""Samples the labels that are still possible given the answers and the known noise.
 
 A voxel's doubt is the share of draws in which it has another label. It is made of the answers, the codec and the noise
 alone, never of a student, which has learnt these labels. Post-processing of what the ledger stores. Free of torch.
@@ -18,7 +18,7 @@ DRAW_SEED = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
+class Doubt:
     """A volume's label before any answer (``centre``), and the share of draws that contradict the one after them."""
 
     volume: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -17,13 +17,15 @@ from jaxtyping import Float, UInt8
 from common.canonical import check_integer
 from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
+from common.protocol_terms import terms_of
+from common.registry import registered
 from server.planning.public_shapes import LEAST_MAPS, codec_of, halves
 from server.planning.recommend import LEAST_CASES, Rehearsal
 
 if TYPE_CHECKING:
     import torch
 
-    from common.codecs.pca import PcaCodec
+    from common.codecs.codec import LinearCodec
 
 STAND_INS = 2
 """Of each half of the cases, at most."""
@@ -38,6 +40,17 @@ class PublicCases:
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
     data: DataConfig
+
+
+class Begin(Protocol):
+    """A protocol before anybody is asked, on public cases."""
+
+    def __call__(
+        self, cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
+    ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+        """The public start, None where there is none, and the student that nobody's answers make; ``pairs`` are the
+        rows of the cases that the study has with their labels."""
+        ...
 
 
 def rehearse(
@@ -62,11 +75,11 @@ def rehearse(
         limit = f"at least {LEAST_CASES}, twice as many where they are the study's pairs"
         raise InvalidInput("public cases of a rehearsal", value=len(rows), limit=limit)
     check_integer("public label maps", len(label_maps), least=LEAST_MAPS, limit=f"at least {LEAST_MAPS}")
-    codec = codec_of(label_maps, labels=len(cases.data.labels))
+    codec, begin = codec_of(label_maps, labels=len(cases.data.labels)), _begin(protocol)
     scored, used = np.empty((2, len(cases.images))), 0
     for pairs, rest in halves(rows) if paired else ((None, rows),):
         on_training("the network that nobody's answers make")
-        begun, control = _control(cases, codec, protocol, recipes[1], pairs)
+        begun, control = begin(cases, codec, recipes[1], pairs)
         scored[1, rest] = _dice(control, cases, rest)
         for own, others in halves(rest):
             each: list[list[float]] = []
@@ -80,34 +93,13 @@ def rehearse(
     return Rehearsal(used, *(tuple(each[rows].tolist()) for each in scored))
 
 
-def _control(
-    cases: PublicCases, codec: PcaCodec, protocol: str, recipe: TrainingConfig, pairs: np.ndarray | None
-) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-    """The public start, None where there is none, and the student that nobody's answers make."""
-    from server.protocols.base import STUDENT_SEED
-    from server.protocols.joint.student import public_start, refine
-
-    if protocol == "appearance":
-        from common.models.fit import predict
-        from server.protocols.appearance.labels import labelled, placed
-        from server.protocols.appearance.look import unasked
-        from server.protocols.student import train_student
-
-        look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
-        if placed(codec):
-            begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED).model
-            said = [predict(begun, image) for image in cases.images]
-        targets = np.stack(list(labelled(list(cases.images), codec, look, begun=said)))
-        return begun, train_student(cases.images, targets, recipe, seed=STUDENT_SEED, start=begun)[0]
-    from server.protocols.paired import Paired
-
-    known = None
-    if pairs is not None:
-        known = Paired(cases.images[pairs], cases.labels[pairs], len(cases.data.labels))
-    start = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, paired=known)
-    if pairs is not None:
-        return start.model, start.model
-    return start.model, refine(start.model, cases.images, codec, start.codes, recipe, seed=STUDENT_SEED)
+def _begin(protocol: str) -> Begin:
+    """How the protocol of this name begins; InvalidInput for one that was never measured."""
+    prospects = terms_of(protocol).prospects
+    if prospects is None:
+        raise InvalidInput("protocol to rehearse", value=protocol, limit="one that the planner recommends")
+    found: Begin = registered(prospects.rehearsal)
+    return found
 
 
 def _stand_in(
@@ -135,8 +127,8 @@ def _stand_in(
 
 
 def _dice(model: torch.nn.Module, cases: PublicCases, rows: np.ndarray) -> list[float]:
+    from common.metrics import score
     from common.models.fit import predict
-    from server.protocols.student import score
 
     found = []
     for row in rows:

@@ -1,15 +1,16 @@
-"""Decoded labels in files: float16 probabilities a volume, which is what every student and picture is made of."""
+"""Decoded labels as a student sees them: float16 probabilities a volume, in files or in memory."""
 
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
-from common.canonical import sha256_file
+from common.canonical import sha256_bytes, sha256_file
 from common.objects import write_atomically
 
 
@@ -33,7 +34,34 @@ def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, 
     return result
 
 
-class StoredLabels(Mapping[str, Float[np.ndarray, "c x y z"]]):
+class Labels(Mapping[str, Float[np.ndarray, "c x y z"]]):
+    """Decoded labels by volume hash, as :func:`as_stored` gives them."""
+
+    @abstractmethod
+    def hashes(self) -> list[str]:
+        """A SHA-256 for each label, in order."""
+
+
+class LabelsInMemory(Labels):
+    """Decoded labels that end with the process."""
+
+    def __init__(self, probabilities: Mapping[str, Float[np.ndarray, "c x y z"]]) -> None:
+        self._labels = {volume: as_stored(label) for volume, label in probabilities.items()}
+
+    def __getitem__(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+        return self._labels[volume]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def hashes(self) -> list[str]:
+        return [sha256_bytes(label.tobytes()) for label in self._labels.values()]
+
+
+class StoredLabels(Labels):
     """Decoded labels by volume hash, read from their files one at a time: sixteen of BraTS size would not fit."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from textwrap import fill
 
 from common.canonical import check_integer
 from common.config import Study
-from common.privacy.accounting import guarantee, max_mu_squared
+from common.ledger.charges import charge_of
+from common.ledger.spending import Spending
+from common.privacy.accounting import guarantee
 from common.privacy.calibration import noise_multiplier
-from common.privacy.coalitions import against_whom
-from common.privacy.consent import (
-    delta_rule,
-    group_guarantees,
-    group_sentence,
-    guess_right_at_most,
-    guess_sentence,
-    warn_about,
-)
-from common.privacy.figures import delta_text, epsilon_text
+from common.privacy.coalitions import against_whom, trade_sentences
+from common.privacy.consent import delta_rule, warn_about
+from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from common.study_mechanism import sealed_sentences, study_mechanism
+from common.protocol_terms import OLD_KEY
+from common.study_mechanism import pool_sentence, sealed_sentences, study_mechanism
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
-from server.protocols.base import protocol_of
+from server.protocols.query_protocol import protocol_of
 
 _UNITS = {
     Unit.HOSPITAL: "everything one hospital holds",
@@ -75,17 +70,18 @@ def is_spent(ledger: Ledger, study: Study, *, pool: str) -> bool:
     mechanism = study_mechanism(study, dimension=1)
     declared = next(declaration for declaration in ledger.pools() if declaration.pool == pool)
     in_study = mechanism.mu_squared(study.privacy.protection)
-    in_all = mechanism.mu_squared(declared.protection)
+    in_all = charge_of(mechanism, declared.protection, study.privacy.protection)
     return ledger.remaining(pool) < in_all or ledger.remaining(pool, study.id) < in_study
 
 
-def facts(study: Study, *, sites: int = 0) -> dict[str, object]:
-    """The study's plan as plain values: what `consilium study show --json` prints. ``sites``: how many may answer."""
-    privacy = study.privacy
+def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:
+    """The study's plan as plain values: what `consilium study show --json` prints.
+
+    ``sites``: how many may answer; ``spending``: what was spent of it, where there is a ledger.
+    """
+    privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     mechanism = study_mechanism(study, dimension=1)
     spent = mechanism.mu_squared(privacy.protection) * privacy.charges
-    limit = study_limit(study)
-    groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
     planned = {str(name): guarantee(spent, privacy.budget, privacy.protection, name).epsilon for name in AccountantName}
     return {
         "name": study.name,
@@ -94,7 +90,7 @@ def facts(study: Study, *, sites: int = 0) -> dict[str, object]:
         "spacing_mm": list(study.data.spacing_mm),
         "grid": list(study.data.grid),
         "codec": study.codec.name,
-        "joint": protocol_of(study).name == "joint",
+        OLD_KEY: study.codec.to_table()[OLD_KEY],
         **({"finer": study.data.finer} if study.data.finer > 1 else {}),
         **({"paired": study.codec.paired} if study.codec.paired else {}),
         "clipping_norm": study.codec.radius,
@@ -108,19 +104,27 @@ def facts(study: Study, *, sites: int = 0) -> dict[str, object]:
         "quorum": privacy.quorum,
         "noise_multiplier": noise_multiplier(mechanism, privacy.protection),
         "epsilon_of_plan": planned,
-        "guess_right_at_most": guess_right_at_most(limit),
-        "groups": [one.to_json() for one in groups],
-        **({"sealed_sum": sealed_facts(study, sites=sites)} if privacy.sealed else {}),
+        "guaranteed_epsilon": None if spending.doubt else spending.guaranteed.epsilon,
+        "guess_right_at_most": None if spending.doubt else spending.odds_guaranteed,
+        "groups": [one.to_json() for one in spending.groups()],
+        **({"warning": spending.warning} if spending.warning else {}),
+        "modes": list(trade_sentences(sealed=privacy.sealed)),
+        "pool_epsilon_for_life": study.pool_budget.epsilon,
+        **({"verdicts_needed": study.gate.verdicts} if study.gate.verdicts else {}),
+        **({"sealed_sum": sealed_facts(study, sites=sites, spending=spending)} if privacy.sealed else {}),
     }
 
 
-def sealed_facts(study: Study, *, sites: int = 0) -> dict[str, object]:
-    """Against whom which ε holds in a sealed study, for its whole budget, on rosters of the quorum to ``sites``."""
-    privacy = study.privacy
-    most = max(check_integer("sites", sites, least=0), privacy.quorum)
+def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:
+    """Against whom which ε holds in a sealed study, for its whole budget, on rosters of the quorum to ``sites``.
+
+    For what was spent, where ``spending`` says that this is more than the budget; and for its largest roster.
+    """
+    privacy, spending = study.privacy, spending or Spending.of(study.privacy)
+    most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
     terms = privacy.budget, privacy.protection, privacy.accountant
     no_share, t_shares, more = against_whom(
-        study_limit(study), *terms, least=privacy.quorum, most=most, colluders=privacy.colluders
+        spending.bound, *terms, least=privacy.quorum, most=most, colluders=privacy.colluders
     )
     return {
         "colluders": privacy.colluders,
@@ -130,13 +134,18 @@ def sealed_facts(study: Study, *, sites: int = 0) -> dict[str, object]:
         "knowing_no_share": no_share.to_json(),
         "knowing_the_colluders_shares": t_shares.to_json(),
         "knowing_one_more": more.to_json(),
-        "in_words": list(sealed_sentences(study, sites=sites)),
+        "in_words": list(map(spending.if_known, sealed_sentences(study, sites=most, spent=spending.mu_squared))),
     }
 
 
-def for_consortium(study: Study, *, sites: int) -> str:
-    """The plan as text, one fact a line. ``sites``: how many take part, as far as is known: at least the quorum."""
-    f, privacy, wording = facts(study, sites=sites), study.privacy, protocol_of(study).wording(study)
+def for_consortium(study: Study, *, sites: int, spending: Spending | None = None) -> str:
+    """The plan as text, one fact a line.
+
+    ``sites``: how many take part, as far as is known: at least the quorum; ``spending``: as :func:`facts` has it.
+    """
+    spending = spending or Spending.of(study.privacy)
+    f, privacy = facts(study, sites=sites, spending=spending), study.privacy
+    agenda = protocol_of(study).agenda(study)
     plan = f["epsilon_of_plan"]
     assert isinstance(plan, dict)
     stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
@@ -148,26 +157,46 @@ def for_consortium(study: Study, *, sites: int) -> str:
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm"
             + (f", the student at {study.data.finer} times that resolution" if study.data.finer > 1 else ""),
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
-            f"plan {wording.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
+            f"plan {agenda.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),
-            f"noise multiplier z = {f['noise_multiplier']:.6f} on a sum clipped at C = {f['clipping_norm']:g}",
+            pool_sentence(study),
+            f"noise multiplier z = {_z(study, 7)} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
-            guess_sentence(privacy.protection, study_limit(study), colluders=privacy.sealed_colluders),
-            *sealed_sentences(study, sites=sites),
+            *([] if spending.warning is None else [f"warning: {spending.warning}"]),
+            spending.odds_sentence(colluders=privacy.sealed_colluders),
+            *map(
+                spending.if_known,
+                sealed_sentences(study, sites=max(sites, spending.largest_roster), spent=spending.mu_squared),
+            ),
+            *trade_sentences(sealed=privacy.sealed),
+            *([gate_sentence(study)] if study.gate.verdicts else []),
             delta_rule(privacy.delta, unit=privacy.unit),
             *([] if warning is None else [f"warning: {warning}"]),
         ]
     )
 
 
-def study_limit(study: Study) -> Fraction:
-    """The largest Σμ² a unit can lose in the study, whatever is asked: what its budget admits."""
-    return max_mu_squared(study.privacy.accountant, study.privacy.budget)
+def _z(study: Study, digits: int) -> str:
+    """The noise multiplier of one release, rounded down."""
+    return noise_text(noise_multiplier(study_mechanism(study, dimension=1), study.privacy.protection), digits)
 
 
-def for_site(study: Study, *, patients: int | None = None) -> str:
-    """What a hospital reads before it consents. ``patients``: how many it has, where it says so."""
-    f = facts(study)
+def gate_sentence(study: Study, *, yours: bool = False) -> str:
+    """What the study's gate asks of hospitals, and what leaves them by it."""
+    needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
+    return (
+        f"Gate: the student is released once {needed} hospitals have found it better than public data alone on cases "
+        f"of their own. For that {who} sends one signed word (better, not-better or worse), if its staff consent to it "
+        "then. The word is made of patients' data and is under no ε; no figure and no case leaves with it."
+    )
+
+
+def for_site(study: Study, *, patients: int | None = None, spending: Spending | None = None) -> str:
+    """What a hospital reads before it consents.
+
+    ``patients``: how many it has, where it says so; ``spending``: as :func:`facts` has it.
+    """
+    spending = spending or Spending.of(study.privacy)
     privacy = study.privacy
     unit = _UNITS[privacy.unit]
     relation = _RELATIONS[privacy.relation].format(unit=privacy.unit)
@@ -175,21 +204,24 @@ def for_site(study: Study, *, patients: int | None = None) -> str:
         f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), δ = {delta_text(privacy.delta)}, "
         f"unit {privacy.unit}, relation {privacy.relation}"
     )
-    limit = study_limit(study)
-    groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
-    guess = guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True)
-    sentences = [guess, group_sentence(groups)]
+    sentences = [] if spending.warning is None else [f"Warning: {spending.warning}"]
+    sentences.append(spending.odds_sentence(colluders=privacy.sealed_colluders, yours=True))
+    sentences.append(spending.groups_sentence())
     sentences.append(delta_rule(privacy.delta, unit=privacy.unit))
     if privacy.unit is Unit.PATIENT and patients is not None:
         warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)
         sentences += [] if warning is None else [f"Warning: {warning}."]
     said = "\n".join(_filled(sentence) for sentence in sentences)
-    sealed = "".join(f"{_filled(sentence)}\n" for sentence in sealed_sentences(study))
+    most, spent = spending.largest_roster, spending.mu_squared
+    against = map(spending.if_known, sealed_sentences(study, sites=most, spent=spent))
+    sealed = "".join(f"{_filled(sentence)}\n" for sentence in against)
     seen = _SEEN_SEALED if privacy.sealed else _SEEN_OPEN
-    wording = protocol_of(study).wording(study)
+    trade = "".join(f"{_filled(sentence)}\n" for sentence in trade_sentences(sealed=privacy.sealed))
+    gate = f"{_filled(gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
+    agenda = protocol_of(study).agenda(study)
     asked = _filled(
         f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment "
-        f"{wording.which} public volumes: {', '.join(study.data.labels[1:])}. For {wording.each} your site sends the "
+        f"{agenda.which} public volumes: {', '.join(study.data.labels[1:])}. For {agenda.each} your site sends the "
         f"sum of their codes. Each code is clipped to norm C = {study.codec.radius:g} at your site. No image, label "
         "map, weight or gradient of yours leaves."
     )
@@ -198,22 +230,24 @@ Study {study.name}, {study.id}
 
 WHAT IS ASKED OF YOU
 {asked}
-
+{gate}
 WHAT IS GUARANTEED
   {guarantee_line}.
   In words: whatever is released in this study looks almost the same if {unit} were
   {relation}. "Almost" is ε and δ.
 {said}
-{sealed}  Noise: standard deviation {f["noise_multiplier"]:.4f} × the sensitivity of the sum, on every number released.
+{sealed}  Noise: standard deviation {_z(study, 5)} × the sensitivity of the sum, on every number released.
   A release names at least {privacy.quorum} sites; below that nothing is released.
-  The budget belongs to your patient pool: other studies on the same pool add up, and your own ledger refuses
-  past your own cap in site.toml.
+{_filled(pool_sentence(study, yours=True))}
+  Your own ledger refuses past your own cap in site.toml.
 
 WHO SEES WHAT
 {seen}
   The other hospitals     the noisy releases, the roster of each, and the student.
   The public              whatever the consortium publishes of those: the guarantee covers all of it.
 
+ONE DISHONEST HOSPITAL
+{trade}
 WHAT IS NOT COVERED
   Whether you take part (your name is on the roster). Patients known at several sites count once per site.
   The public volumes and public label maps. What your own staff can see at your own site.

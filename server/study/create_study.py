@@ -29,11 +29,11 @@ from common.ledger.keys import (
 from common.objects import all_or_nothing, write_atomically
 from common.privacy.accounting import max_mu_squared
 from common.privacy.figures import epsilon_text
-from common.study_mechanism import study_mechanism
-from server.aggregation.progress import OnStage
 from server.ledger.server_ledger import Ledger
-from server.protocols.base import protocol_of
-from server.study.workspace import CodecRecord, PairedFiles, Site, Workspace
+from server.protocols.query_protocol import check_study, protocol_of
+from server.public.material import CodecRecord, OnStage, PairedFiles
+from server.study.pools import check_shared
+from server.study.workspace import Site, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ def create_study(
     """Lay out a study's directory with its keys and a ledger that knows the study.
 
     ``ledger``: the directory of a study, or its ledger file, whose ledger and signing key this one shares; the sealing
-    key is always its own. Without it a ledger is begun, its standing in ``standing`` if given, on another disk. What
-    fails leaves nothing behind. InvalidInput for a budget that no release can be held to.
+    key is always its own, and a ledger whose every pool is spent is refused. Without it a ledger is begun, its standing
+    in ``standing`` if given, on another disk. What fails leaves nothing behind. InvalidInput for a budget that no
+    release can be held to.
     """
     if workspace.study_file.exists():
         raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
@@ -60,15 +61,16 @@ def create_study(
         raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
     if shared is not None and standing is not None:
         raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
-    protocol_of(study).check_study(study)
+    check_study(study)
     max_mu_squared(study.privacy.accountant, study.privacy.budget)
     with all_or_nothing(workspace.root, *(() if standing is None else (standing,))):
-        workspace.root.mkdir(parents=True, exist_ok=True)
+        workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
         create_sealing_key(workspace.sealing_key_file)
         if shared is not None:
             workspace.share_ledger(shared.books_dir)
             with _open_ledger(workspace) as opened:
+                check_shared(opened, study)
                 opened.register_study(study)
         else:
             signing_key = create_signing_key(workspace.signing_key_file)
@@ -114,7 +116,7 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
         raise InvalidInput(
             "paired public volumes", limit="none that is asked about", remedy="publish it as one of both"
         )
-    protocol_of(study).check_volumes(study, len(volumes))
+    protocol_of(study).agenda(study).check_volumes(len(volumes))
     if pairs:
         workspace.save_paired(pairs)
     workspace.save_volumes(tuple(volumes))
@@ -160,7 +162,15 @@ def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedF
     for case in dataset.labelled:
         assert case.label is not None  # labelled
         image, label = case.image.read_bytes(), case.label.read_bytes()
-        example_from_bytes(image, label, study.data)
+        try:
+            example_from_bytes(image, label, study.data)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"{case.id} is no case of this study ({error.what})",
+                value=error.value,
+                limit=error.limit,
+                remedy=error.remedy or "take it out of the dataset",
+            ) from error
         found.append(PairedFiles(workspace.objects.put(image), workspace.objects.put(label)))
     if len({files.image for files in found}) != len(found):
         raise InvalidInput("public volumes with label maps", limit="no volume twice", remedy="remove the duplicate")
@@ -181,7 +191,7 @@ def fit_study_codec(
     ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
     Interrupted, it leaves no codec. Refuses a study with answers, which are in the codec they were asked in.
     """
-    from common.codecs.base import fit_codec
+    from common.codecs.codec import fit_codec
     from common.data.volume import load_label
 
     study = workspace.study()
@@ -190,7 +200,7 @@ def fit_study_codec(
         raise InvalidInput("--sites", value=sites, limit=f"at least the study's quorum, {study.privacy.quorum}")
     if not label_maps:
         raise InvalidInput("public label maps", value=0, limit="at least 4")
-    if study.codec.in_proportion:
+    if study.codec.terms.framed:
         workspace.volumes()  # what comes after the codec asks about them, and they may have been forgotten
     told = on_stage or (lambda _name, _done, _total: None)
     maps, last = [], len(study.data.labels) - 1
@@ -207,12 +217,10 @@ def fit_study_codec(
             ) from error
     told("label maps", len(label_maps), len(label_maps))
     told("codec", 0, 1)
-    voters = sites * study.privacy.voters_per_site
-    noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=voters)
     codec = fit_codec(
         study,
         maps,
-        noise_std=noise_std,
+        sites=sites,
         map_hashes=[sha256_file(path) for path in label_maps],
         private_hashes=private_hashes,
     )
@@ -232,16 +240,21 @@ def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
         raise InvalidInput(
             f"{what} of a study that has answers",
             value=f"{answers} answers",
-            limit="what they were asked with",
-            remedy="another study, which shares the ledger: `consilium study init --ledger`",
+            limit="the value with which they were asked",
+            remedy="make another study that shares the ledger: `consilium study init --ledger`",
         )
 
 
 def neighbour_study(directory: Path) -> Path | None:
     """A study beside this directory that has a ledger a new one could share; None if there is none."""
+    return next((path for path in studies_beside(directory) if Workspace(path).ledger_file.exists()), None)
+
+
+def studies_beside(directory: Path) -> tuple[Path, ...]:
+    """The other studies' directories in the folder of this one, by name."""
     here = directory.absolute()
-    folders = (path.parent for path in sorted(here.parent.glob("*/study.toml")))
-    return next((path for path in folders if path != here and Workspace(path).ledger_file.exists()), None)
+    found = (path.parent for path in sorted(here.parent.glob("*/study.toml")))
+    return tuple(path for path in found if path != here)
 
 
 _REMEDY = (
@@ -255,8 +268,8 @@ def pool_to_declare(
 ) -> PoolDeclaration:
     """The declaration under which a site with this pool may be admitted, by what the ledger knows from any study.
 
-    A pool's lifetime budget is the study's, or ``pool_epsilon`` at the study's δ, when it is first declared; later
-    studies leave it as it is, whatever their own budget, unless a ``pool_epsilon`` makes it tighter.
+    A pool's lifetime budget is what the study says (``[pool]``), or ``pool_epsilon`` at its δ, when it is first
+    declared; later studies leave it as it is, whatever they say, unless a ``pool_epsilon`` makes it tighter.
 
     A pool the ledger knows goes on with its sum, so whoever brings it must bring its books: InvalidInput if the request
     names none, others than are on record, or books that show less than this ledger charged; for a looser budget, a pool
@@ -272,11 +285,12 @@ def pool_to_declare(
             f"patient pool of site {site}", value=pool, limit=f"{other}, as in the ledger", remedy=_REMEDY
         )
     if owner != pool:
-        raise InvalidInput(f"books of pool {owner}, named for pool {pool}", limit="one pool for one book")
+        raise InvalidInput(f"books of pool {owner}, named for pool {pool}", limit="one ledger for each pool")
     if pool not in known:
-        privacy = workspace.study().privacy
-        protection = privacy.protection if books is None else books.protection
-        return _tightened(PoolDeclaration(pool, site, privacy.budget, privacy.accountant, protection), pool_epsilon)
+        study = workspace.study()
+        protection = study.privacy.protection if books is None else books.protection
+        declared = PoolDeclaration(pool, site, study.pool_budget, study.privacy.accountant, protection)
+        return _tightened(declared, pool_epsilon)
     if known[pool].site != site:
         raise InvalidInput(f"site of pool {pool}", value=site, limit=f"{known[pool].site}, as first declared")
     _check_books(pool, books, recorded=recorded, spent=spent)

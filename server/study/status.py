@@ -1,18 +1,23 @@
-"""Where a study stands: its state, its answers, what was spent, and what each site did last."""
+"""Summarises a study: its state, its answers, what was spent, and what each site did last."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.events import EVENTS, read_events
+from common.ledger.spending import Spending
+from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
 from server.ledger.server_ledger import Ledger
 from server.study.consent_text import BatchRoster, is_spent, rosters
+from server.study.run_state import RunState, run_state
+from server.study.spoiled import accepted_row, question, spoiled_draws
 from server.study.workspace import Workspace
 
 _TURNS = ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed")
@@ -21,16 +26,27 @@ _OF_SITES = ("offer-answered", "reply-received", "reply-missing")
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """One site: ``spent`` says that its pool takes no further answer; ``newest`` is the last event about it."""
+    """One site: ``spent`` says that its pool takes no further answer; ``newest`` is the last event about it.
+
+    ``refused`` of its codes were none that an honest site sends, and counted as zero.
+
+    In a sealed study ``charged`` draws were charged to it, and ``spoiled`` of them were spoiled by a site of their
+    roster, which may be this one.
+    """
 
     spent: bool
     batches: int
     answers: int
     newest: dict[str, str] = field(default_factory=dict)
+    charged: int | None = None
+    spoiled: int = 0
+    refused: int = 0
 
     def to_json(self) -> dict[str, object]:
         state = "spent" if self.spent else "open"
-        return {"state": state, "batches": self.batches, "answers": self.answers, **self.newest}
+        draws = {} if self.charged is None else {"charged": self.charged, "spoiled": self.spoiled}
+        refused = {"refused": self.refused} if self.refused else {}
+        return {"state": state, "batches": self.batches, "answers": self.answers, **draws, **refused, **self.newest}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StudyStatus:
-    """A study's standing by its ledger and its event log; ``epsilon`` is what it spent, by accountant.
+    """A study's standing by its ledger and its event log; ``spending`` is what it spent and what is guaranteed.
 
     ``admitted`` is how many sites are; ``stage`` is None before the first run and where a run has ended well.
     """
@@ -58,7 +74,7 @@ class StudyStatus:
     last_event: dict[str, object]
     answers: int
     lost_draws: int
-    epsilon: dict[str, float]
+    spending: Spending
     sites: dict[str, SiteStatus]
     batches: tuple[BatchRoster, ...]
     answers_weighed: dict[str, object] | None
@@ -79,9 +95,15 @@ class StudyStatus:
             "answers_left": self.answers_left,
             **({"lost_draws": self.lost_draws} if privacy.sealed else {}),
             "planned_queries": privacy.planned_queries,
-            "epsilon": self.epsilon,
+            "epsilon": {str(name): one.epsilon for name, one in self.spending.readings().items()},
             "accountant": str(privacy.accountant),
             "budget_epsilon": privacy.epsilon,
+            "guaranteed_epsilon": None if self.spending.doubt else self.spending.guaranteed.epsilon,
+            "at_least": self.spending.doubt,
+            "guess_right_at_most": {
+                "guaranteed": None if self.spending.doubt else self.spending.odds_guaranteed,
+                "spent": self.spending.odds_spent,
+            },
             "delta": privacy.delta,
             "unit": str(privacy.unit),
             "relation": str(privacy.relation),
@@ -100,14 +122,11 @@ class StudyStatus:
     def lines(self) -> list[str]:
         """The same for a reader; times are this machine's."""
         privacy = self.study.privacy
-        stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
-        spent = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in self.epsilon.items())
         lines = [
             f"study {self.study.name}: {self.state}",
             *([] if self.stage is None else [_stage_line(self.stage)]),
             f"answers {self.answers} of {privacy.planned_queries} planned, {self.answers_left} left",
-            f"guaranteed ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant}), {stated}",
-            f"spent of it {spent or 'ε = 0'}, {stated}",
+            *_spending_lines(self.spending),
         ]
         if self.lost_draws:
             lines.append(
@@ -115,15 +134,21 @@ class StudyStatus:
             )
         if self.admitted < privacy.quorum:
             lines.append(f"sites admitted: {self.admitted}, of the {privacy.quorum} that a release needs")
+        refused = any(site.refused for site in self.sites.values())
         if self.sites:
             lines += _table(
-                ("site", "budget", "releases", "answers", "last heard", ""),
+                (
+                    *("site", "budget", *(("charged", "spoiled") if privacy.sealed else ())),
+                    *("releases", "answers", *(("refused",) if refused else ()), "last heard", ""),
+                ),
                 [
                     (
                         name,
                         "spent" if site.spent else "open",
+                        *([f"{site.charged or 0} draws", str(site.spoiled)] if privacy.sealed else []),
                         f"{site.batches} of {len(self.batches)}",
                         f"{site.answers} of {self.answers}",
+                        *([f"{site.refused} codes"] if refused else []),
                         _local(site.newest["time"]) if site.newest else "never",
                         " ".join(filter(None, (site.newest.get("event", ""), site.newest.get("reason", "")))),
                     )
@@ -136,6 +161,28 @@ class StudyStatus:
             if absent:
                 lines.append(f"release {number} ({batch.queries} answers) was without {', '.join(absent)}")
         return lines
+
+
+def _spending_lines(found: Spending) -> list[str]:
+    """What is guaranteed and what was spent, every ε with its accountant, δ, unit and relation."""
+    protection = found.protection
+    stated = f"δ = {delta_text(found.budget.delta)}, unit {protection.unit}, relation {protection.relation}"
+    spent = ", ".join(f"ε = {epsilon_text(one.epsilon)} ({name})" for name, one in found.readings().items())
+    if found.doubt:
+        return [
+            f"guaranteed: not known, for more may have been spent than the ledger shows; {_said(found.guaranteed)} at "
+            f"the least, {stated}",
+            f"spent at least {spent}, {stated}",
+        ]
+    return [
+        f"guaranteed {_said(found.guaranteed)}, {stated}",
+        f"spent {'' if found.passed else 'of it '}{spent}, {stated}",
+        *([] if found.warning is None else [f"warning: {found.warning}"]),
+    ]
+
+
+def _said(one: Guarantee) -> str:
+    return f"ε = {epsilon_text(one.epsilon)} ({one.accountant})"
 
 
 def _stage_line(stage: Stage) -> str:
@@ -168,6 +215,15 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
     return before
 
 
+def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> str:
+    """A study in a word or two: what became of its run comes before how many answers it has."""
+    if run.name in ("running", "died", "failed", "stopped"):
+        return run.name
+    if done:
+        return "complete" if run.name == "finished" or student else "answered, no student"
+    return "budget spent" if out_of_budget else "not running"
+
+
 def ledger_problem(workspace: Workspace) -> str | None:
     """Why no run would start on the study's ledger: it does not hold, or its standing shows that it is an older copy.
 
@@ -182,6 +238,53 @@ def ledger_problem(workspace: Workspace) -> str | None:
         return str(error)
 
 
+def spending_of(workspace: Workspace) -> Spending:
+    """What was spent of a study's budget by its ledger; nothing before the study is on record, or where no ledger lies.
+
+    A ledger that does not hold is a doubt, and so is one that is older than its standing.
+    """
+    study = workspace.study()
+    try:
+        if workspace.ledger_file.exists():
+            with Ledger.open(workspace.ledger_file) as ledger:
+                if any(terms.id == study.id for terms in ledger.studies()):
+                    return ledger.study_spending(study.id)
+    except (LedgerCorrupt, InvalidInput, StorageFailed) as error:
+        return Spending.of(study.privacy, doubt=str(error))
+    return Spending.of(study.privacy)
+
+
+def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
+    """Why the exported bundle says too little of what patients lose; None if it says enough, or there is none.
+
+    Charges that were recovered after the export may pass what the bundle guarantees. A ledger in doubt is a problem.
+    """
+    path = workspace.bundle_dir / "configs" / "privacy.json"
+    if not path.exists():
+        return None
+    if spending.doubt:
+        return spending.warning
+    try:
+        stated = json.loads(path.read_bytes())
+        said = max(_stated(stated["budget_epsilon"]), _stated(stated["epsilon"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return "The exported bundle does not say what it guarantees; to fix: `consilium student export`."
+    guaranteed = spending.guaranteed.epsilon
+    if said >= guaranteed:
+        return None
+    return (
+        f"The exported bundle says ε = {epsilon_text(said)}, and ε = {epsilon_text(guaranteed)} was spent since; to "
+        "fix: `consilium student export`."
+    )
+
+
+def _stated(value: Any) -> float:
+    found = float(value)
+    if not found >= 0:  # NaN too
+        raise ValueError("not an epsilon")
+    return found
+
+
 def study_status(workspace: Workspace) -> StudyStatus:
     """A study's standing, from the ledger and the event log."""
     study = workspace.study()
@@ -191,13 +294,18 @@ def study_status(workspace: Workspace) -> StudyStatus:
         registered = workspace.registered()
         declared = {pool.pool for pool in ledger.pools()}
         spent = {site.name: is_spent(ledger, study, pool=site.pool) for site in registered if site.pool in declared}
-        epsilon = {str(name): one.epsilon for name, one in ledger.study_guarantees(study.id).items()}
-        lost, head, standing = ledger.lost_draws(study.id), ledger.head().hash, ledger.standing_problem()
+        spending = ledger.study_spending(study.id)
+        lost, head = ledger.lost_draws(study.id), ledger.head().hash
+        charged = {site.name: ledger.spent(site.pool, study.id).releases for site in registered}
+        spoiled = spoiled_draws(ledger, study)
+        asked = question(ledger, study, accepted=accepted_row(workspace))
     sites = {
         name: SiteStatus(
             spent=spent.get(name, False),
             batches=sum(name in batch.roster for batch in batches),
             answers=sum(batch.queries for batch in batches if name in batch.roster),
+            charged=charged.get(name, 0) if study.privacy.sealed else None,
+            spoiled=sum(len(draw.query_ids) for draw in spoiled if name in draw.sites),
         )
         for name in sorted(spent.keys() | {name for batch in batches for name in batch.roster})
     }
@@ -213,24 +321,28 @@ def study_status(workspace: Workspace) -> StudyStatus:
             weighed, warnings = {name: event[name] for name in EVENTS[kind]}, tuple(event["warnings"])
         elif kind in _OF_SITES:
             newest = {"event": kind, "time": event["time"], "reason": event.get("reason", "")}
-            sites[event["site"]] = replace(sites.get(event["site"], SiteStatus(False, 0, 0)), newest=newest)
-    running = workspace.busy()
-    done = len(answers) >= study.privacy.planned_queries
+            known = sites.get(event["site"], SiteStatus(False, 0, 0))
+            sites[event["site"]] = replace(known, newest=newest)
+        elif kind == "code-refused":
+            known = sites.get(event["site"], SiteStatus(False, 0, 0))
+            sites[event["site"]] = replace(known, refused=known.refused + event["codes"])
+    run = run_state(workspace)
     enough = len(spent) >= study.privacy.quorum  # else sites are missing, not their budgets
     out_of_budget = enough and sum(not gone for gone in spent.values()) < study.privacy.quorum
+    done = len(answers) >= study.privacy.planned_queries
     return StudyStatus(
         study=study,
-        state="running" if running else "complete" if done else "budget spent" if out_of_budget else "not running",
-        running=running,
+        state=_state(run, done=done, student=workspace.bundle_dir.exists(), out_of_budget=out_of_budget),
+        running=run.name == "running",
         admitted=len(registered),
         stage=at,
         last_event=last,
         answers=len(answers),
         lost_draws=lost,
-        epsilon=epsilon,
+        spending=spending,
         sites=sites,
         batches=batches,
         answers_weighed=weighed,
-        warnings=warnings if standing is None else (standing, *warnings),
+        warnings=(*dict.fromkeys(filter(None, (run.reason, spending.doubt, asked))), *warnings),
         ledger_head=head,
     )

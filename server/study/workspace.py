@@ -9,8 +9,9 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,19 +19,19 @@ from typing import Annotated, Any
 from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
-from common.errors import ConsiliumError, InvalidInput
-from common.objects import ObjectStore, read_regular, write_atomically
+from common.errors import InvalidInput
+from common.objects import ObjectStore, shared
+from server.public.kept import KeptInFolder, read_record, write_record
+from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
+from server.study.locks import held_alone, is_held
 
 LEDGER_RECORD = "ledger.json"
 """In a study's directory: where the ledger lies that it shares with other studies."""
 BUSY = "a run is already going on in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
-START_FILE = "start.pt"
-PAIRS_FILE = "pairs.checkpoint"
-"""Of the training from paired public cases alone; done, it is where student and controls find their network."""
+RUN_LOCK = "run.lock"
 PAIRED = "paired.json"
 VALIDATION = "validation.json"
 LEFT = "left.json"
-MAX_RECORD_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +46,17 @@ class Site(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class CodecRecord(Document):
-    """The study's codec: content hash, dimension l, and the planned noise it was fitted for."""
-
-    sha256: str
-    dimension: int
-
-
-@dataclass(frozen=True, slots=True)
-class PairedFiles(Document):
-    """A public volume that is published with its label map: the content hashes of both files."""
-
-    image: str
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Public:
-    """What is public of a study: its terms, its codec and its volumes by content hash in query order, where public
-    objects are kept, the ``folder`` in which a protocol keeps a record of what it made of them, and the volumes that
-    are ``paired`` with their label maps, which nobody is asked about."""
-
-    study: Study
-    codec: CodecRecord
-    volumes: tuple[str, ...]
-    objects: ObjectStore
-    folder: Path
-    paired: tuple[PairedFiles, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Endpoint(Document):
-    """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink's port on loopback."""
+    """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink's port on loopback.
+
+    ``behind`` is the directory of the study whose gateway listens there, seen from this study's directory; empty where
+    this study has a gateway of its own.
+    """
 
     host: str
     port: int
     internal_port: int
+    behind: Annotated[str, LATER] = ""
 
     def __post_init__(self) -> None:
         for name in ("port", "internal_port"):
@@ -113,10 +89,6 @@ class LeftSite(Document):
 
     name: str
     key_sha256: str
-
-
-class StudyBusy(ConsiliumError):
-    """Another run holds this study's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +206,26 @@ class Workspace:
         return self.root / "site-reports"
 
     @property
+    def figures_dir(self) -> Path:
+        """What hospitals measured of the student, a signed file each."""
+        return self.root / "figures"
+
+    @property
+    def verdicts_dir(self) -> Path:
+        """What hospitals said of the student, a signed file each."""
+        return self.root / "verdicts"
+
+    @property
+    def evidence_dir(self) -> Path:
+        """What sites signed in sealed sums, a folder a draw."""
+        return self.root / "evidence"
+
+    @property
+    def spoils_file(self) -> Path:
+        """The row of the newest spoiled draw after which somebody chose to go on."""
+        return self.root / "spoiled-draw-accepted"
+
+    @property
     def stop_file(self) -> Path:
         """Its presence asks a run to stop at the next safe point."""
         return self.root / "stop-requested"
@@ -251,7 +243,9 @@ class Workspace:
 
     def public(self, *, codec: CodecRecord | None = None) -> Public:
         """What everybody in the study can read, once volumes are published and a codec is fitted (or given)."""
-        return Public(self.study(), codec or self.codec(), self.volumes(), self.objects, self.root, self.paired())
+        return Public(
+            self.study(), codec or self.codec(), self.volumes(), self.objects, KeptInFolder(self.root), self.paired()
+        )
 
     def sites(self) -> tuple[Site, ...]:
         """Registered sites in order of their names."""
@@ -261,6 +255,18 @@ class Workspace:
     def registered(self) -> tuple[Site, ...]:
         """Like :meth:`sites`, and none while none is registered."""
         return self.sites() if (self.root / "sites.json").exists() else ()
+
+    def admitted(self) -> tuple[Site, ...]:
+        """Registered sites without those that were revoked: nobody waits for them, and their word counts no more.
+
+        All registered sites where there is no list of keys, as in a study that was never provisioned over a network.
+        """
+        if not self.nodes_file.exists():
+            return self.sites()
+        from common.node_auth import read_admitted  # cryptography: no command's help needs it
+
+        let_in = {node.site for node in read_admitted(self.nodes_file)}
+        return tuple(site for site in self.sites() if site.name in let_in)
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
         """Record the sites; what :meth:`check_sites` raises."""
@@ -273,7 +279,9 @@ class Workspace:
         for field in ("name", "pool", "node_id"):
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
-                raise InvalidInput(f"a site's {field} stands twice", value=sorted(map(str, values)))
+                raise InvalidInput(
+                    f"two sites have the same {field}", value=sorted(map(str, values)), limit="each value once"
+                )
 
     def left(self) -> tuple[LeftSite, ...]:
         """Sites that left and were forgotten."""
@@ -332,6 +340,11 @@ class Workspace:
     def save_endpoint(self, endpoint: Endpoint) -> None:
         self._write("endpoint.json", endpoint.to_json())
 
+    def port_keeper(self) -> Workspace:
+        """The study whose gateway sites of this one reach: itself unless it was put behind another one."""
+        behind = (self.root / "endpoint.json").exists() and self.endpoint().behind
+        return Workspace(self.root / behind) if behind else self
+
     def copy_endpoint(self) -> None:
         """Write where the server is into ``flower/``, too."""
         self._write("flower/endpoint.json", self.endpoint().to_json())
@@ -347,24 +360,32 @@ class Workspace:
     def busy(self) -> bool:
         """Whether a run holds the study's lock now."""
         self._check_there()
-        if not (self.root / "run.lock").exists():
-            return False
-        try:
-            with self.locked():
-                return False
-        except StudyBusy:
-            return True
+        return is_held(self.root / RUN_LOCK) is True
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study's lock; the kernel frees it when the process dies, however it dies."""
+        """Hold the study's lock; the kernel frees it when the process dies, however it dies.
+
+        What is made meanwhile is closed to other users, and so is from now on what earlier versions left open to them:
+        events name hospitals, labels are one per public volume. A study whose folder was given to a group stays that
+        group's.
+        """
         self._check_there()
-        with (self.root / "run.lock").open("a") as stream:
+        with held_alone(self.root / RUN_LOCK, busy=BUSY.format(self.root)):
+            others = 0o027 if shared(self.root) else 0o077
+            before = os.umask(others)
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StudyBusy(BUSY.format(self.root)) from error
-            yield
+                self._close_to(others)
+                yield
+            finally:
+                os.umask(before)
+
+    def _close_to(self, others: int) -> None:
+        folders = (self.labels_dir, self.student_dir, self.bundle_dir, self.evidence_dir, self.reports_dir)
+        for path in (self.events_file, *folders):
+            with suppress(FileNotFoundError, PermissionError):  # another user's: theirs to close
+                if (mode := stat.S_IMODE(path.stat().st_mode)) & others:
+                    path.chmod(mode & ~others)
 
     @contextmanager
     def changing_sites(self) -> Iterator[None]:
@@ -386,18 +407,3 @@ class Workspace:
 
     def _write(self, name: str, value: object) -> None:
         write_record(self.root / name, value)
-
-
-def read_record(path: Path, *, remedy: str) -> Any:
-    """A small JSON record of a study's directory; InvalidInput with ``remedy`` where it is missing or no JSON."""
-    try:
-        return json.loads(read_regular(path, most_bytes=MAX_RECORD_BYTES).decode())
-    except FileNotFoundError as error:
-        raise InvalidInput(f"{path.name} is missing from the study's directory", remedy=remedy) from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path.name} is not valid JSON", remedy=remedy) from error
-
-
-def write_record(path: Path, value: object) -> None:
-    """Write such a record, whole or not at all."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -7,6 +7,7 @@
 | it signs so much that remembering it slows or fills the server | constant work a request, a bound a key |
 | it names itself twice, so that two readers see two names | a header that proves who asks stands once |
 | it pushes a message as another hospital, or one to it | what a node pushes is a reply of its own, to the server |
+| it announces trees of objects | one message, one tree of three names in a row |
 """
 
 from __future__ import annotations
@@ -275,9 +276,18 @@ def metadata(**changes: object) -> message_pb2.Metadata:
     return message_pb2.Metadata(**facts | {"reply_to_message_id": "b" * 64, "ttl": 600.0} | changes)
 
 
+def row(*names: str) -> message_pb2.ObjectTree:
+    """A tree of objects, each the only child of the one before."""
+    *above, last = names
+    tree = message_pb2.ObjectTree(object_id=last)
+    for name in reversed(above):
+        tree = message_pb2.ObjectTree(object_id=name, children=[tree])
+    return tree
+
+
 def pushed(*metadatas: message_pb2.Metadata, node: int = NORTH) -> bytes:
     """What a SuperNode sends to push messages."""
-    trees = [message_pb2.ObjectTree(object_id="a" * 64, children=[message_pb2.ObjectTree(object_id="c" * 64)])]
+    trees = [row("a" * 64, "c" * 64, "d" * 64)]
     messages = [message_pb2.Message(metadata=each) for each in metadatas]
     return fleet_pb2.PushMessagesRequest(
         node=node_pb2.Node(node_id=node),
@@ -343,6 +353,54 @@ def test_nor_where_the_list_of_an_earlier_version_does_not_say_its_node(tmp_path
     assert said_to_superlink(tmp_path, FORGED[forged], known=False) == (403, [])
 
 
+def announced(*trees: message_pb2.ObjectTree, messages: int = 1) -> bytes:
+    """An honest message with these trees of objects."""
+    return fleet_pb2.PushMessagesRequest(
+        node=node_pb2.Node(node_id=NORTH),
+        messages_list=[message_pb2.Message(metadata=metadata())] * messages,
+        message_object_trees=trees,
+    ).SerializeToString()
+
+
+ROOT, NAMES = "a" * 64, [f"{number:064x}" for number in range(900)]
+OTHER_SHAPES = {
+    "names by the thousand": announced(
+        message_pb2.ObjectTree(object_id=ROOT, children=[message_pb2.ObjectTree(object_id=name) for name in NAMES])
+    ),
+    "a row of two": announced(row(ROOT, "c" * 64)),
+    "a row of four": announced(row(ROOT, "c" * 64, "d" * 64, "e" * 64)),
+    "a row of ninety": announced(row(ROOT, *NAMES[:90])),
+    "two records": announced(
+        message_pb2.ObjectTree(
+            object_id=ROOT,
+            children=[message_pb2.ObjectTree(object_id=NAMES[1], children=[row(NAMES[2]), row(NAMES[3])])],
+        )
+    ),
+    "another root": announced(row(*NAMES[:3])),
+    "one name twice": announced(row(ROOT, "c" * 64, "c" * 64)),
+    "a name that is no hash": announced(row(ROOT, "c" * 64, "../../etc/passwd")),
+    "two trees": announced(row(ROOT, *NAMES[:2]), row(ROOT, *NAMES[:2])),
+    "no tree": announced(),
+    "two messages": announced(row(ROOT, *NAMES[:2]), messages=2),
+    "no message": announced(row(ROOT, *NAMES[:2]), messages=0),
+}
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+def test_a_reply_is_one_message_with_one_tree_of_one_shape(tmp_path: Path, shape: str) -> None:
+    assert said_to_superlink(tmp_path, OTHER_SHAPES[shape]) == (403, [])
+
+
+def test_a_node_may_say_an_error_which_is_a_message_alone(tmp_path: Path) -> None:
+    body = announced(row(ROOT))
+    assert said_to_superlink(tmp_path, body) == (200, [body])
+
+
+def test_an_announcement_has_no_room_for_a_megabyte_of_names(tmp_path: Path) -> None:
+    body = pushed(metadata(group_id="x" * (1 << 20)))
+    assert said_to_superlink(tmp_path, body) == (413, [])
+
+
 def field(number: int, content: bytes) -> bytes:
     """A field of bytes, as protobuf writes one of less than 128."""
     return bytes([number << 3 | 2, len(content)]) + content
@@ -363,7 +421,7 @@ AMBIGUOUS = {
     "a number of 70 bits": pushed(metadata()) + b"\x28" + b"\xff" * 9 + b"\x7f",
     "a number without an end": pushed(metadata()) + b"\x28" + b"\xff" * 20,
     "a length beyond the end": pushed(metadata()) + b"\x2a\x7fx",
-    "thousands of fields": pushed(metadata()) + b"\x28\x01" * 100_000,
+    "thousands of fields": pushed(metadata()) + b"\x28\x01" * 30_000,
 }
 
 
@@ -414,3 +472,12 @@ def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes
         for message in read.messages_list:
             assert message.metadata.src_node_id == NORTH
             assert (message.metadata.dst_node_id, bool(message.metadata.reply_to_message_id)) == (SERVER, True)
+        assert (len(read.messages_list), len(read.message_object_trees)) == (1, 1)
+        tree, names = read.message_object_trees[0], []
+        while True:
+            names.append(tree.object_id)
+            if not tree.children:
+                break
+            (tree,) = tree.children
+        assert len(names) in (1, 3)
+        assert names[0] == read.messages_list[0].metadata.message_id

@@ -4,6 +4,7 @@
 |---|---|
 | it takes the gateway's port first: the server seems up | a port is looked at before; a gateway shows its certificate |
 | it lists the nodes or submits an app, which reads the keys | SuperLink asks for a secret only the owner can read |
+| it reads what happened in a study and lists its labels | the study's folder, events and labels are its owner's |
 | it has that secret, too, and submits an app | the app runs as SuperLink's user, who can open neither keys nor ledger |
 """
 
@@ -31,6 +32,7 @@ from common.events import read_events
 from common.pki import create_authority, create_node_keys, issue_server_certificate
 from common.process import ProcessGroup
 from common.sockets import free_ports
+from server.aggregation.pipeline import locked_events
 from server.operations import provision
 from server.operations.daemons import healthy, list_nodes, register_node, submit, superexec, superlink
 from server.operations.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken, start_run
@@ -48,6 +50,45 @@ class _Unauthorised(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_words: object) -> None:
         pass
+
+
+def open_to_others(root: Path) -> set[str]:
+    """What somebody else on this machine could read, list or pass through, from the study's folder on."""
+    found = {path.relative_to(root).as_posix() for path in (root, *root.rglob("*")) if path.stat().st_mode & 0o077}
+    return {name for name in found if name.split("/")[0] not in ("objects", "gateway")}  # public, or the gateway's
+
+
+def test_a_study_and_what_happens_in_it_are_closed_to_other_users(tmp_path: Path) -> None:
+    """Under the usual umask of 022."""
+    before = os.umask(0o022)
+    try:
+        workspace = Workspace(tmp_path / "study")
+        setup.create_study(workspace, make_study())
+        assert stat.S_IMODE(workspace.root.stat().st_mode) == 0o700
+        workspace.root.chmod(0o755)  # as a mounted folder is, and what earlier versions made in it
+        workspace.events_file.touch()
+        workspace.labels_dir.mkdir()
+        assert {"events.jsonl", "labels"} <= open_to_others(workspace.root)
+        with locked_events(workspace) as (_, events):
+            events.emit("stop-requested", run="1")
+            (workspace.student_dir / "zero_code").mkdir(parents=True)
+            assert not {"events.jsonl", "labels", "student", "student/zero_code"} & open_to_others(workspace.root)
+        assert not {"events.jsonl", "labels", "student"} & open_to_others(workspace.root)
+        (tmp_path / "afterwards").mkdir()
+        assert stat.S_IMODE((tmp_path / "afterwards").stat().st_mode) == 0o755
+    finally:
+        os.umask(before)
+
+
+def test_a_study_that_was_given_to_a_group_stays_that_groups(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "study")
+    setup.create_study(workspace, make_study())
+    workspace.events_file.touch()
+    workspace.events_file.chmod(0o664)
+    workspace.root.chmod(0o2750)
+    with locked_events(workspace):
+        pass
+    assert stat.S_IMODE(workspace.events_file.stat().st_mode) == 0o640
 
 
 @contextmanager
@@ -84,6 +125,9 @@ def test_somebody_elses_server_is_no_gateway(workspace: Workspace, tmp_path: Pat
         assert not gateway_answers("127.0.0.1", port, authority)
         assert gateway_answers("127.0.0.1", port, tmp_path / "ca" / "ca.crt")
         said = port_taken("0.0.0.0", port)
+        assert "`consilium provision server` with --port" in said
+        inner = port_taken("127.0.0.1", port, option="--internal-port")
+        assert "`consilium provision server` with --internal-port" in inner
     assert f"cannot listen on 0.0.0.0:{port}: another program has it; to fix: end that program" in said
 
 
@@ -193,11 +237,12 @@ exec setpriv --reuid "$1" --regid "$1" --clear-groups "$2" -P -c "$3" server up 
 
 
 def give(workspace: Workspace, group: int) -> None:
-    """What systemd-tmpfiles does with the study's directory."""
+    """What systemd-tmpfiles does with the study's directory, for a user in both groups as SuperLink's unit is."""
     text = (Path(__file__).parents[2] / "docker" / "systemd" / "consilium.tmpfiles").read_text(encoding="utf-8")
     for line in text.splitlines():
         words = line.split()
-        if words[0] == "z" and "consilium-superlink" in words and (workspace.root / words[1][21:]).exists():
+        ours = "consilium-superlink" in words or words[1:2] == ["/srv/consilium/study/gateway/run"]
+        if words[:1] == ["z"] and ours and (workspace.root / words[1][21:]).exists():
             path = workspace.root / words[1].removeprefix("/srv/consilium/study/")
             os.chown(path, -1, group)
             path.chmod(int(words[2], 8))

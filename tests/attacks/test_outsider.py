@@ -258,12 +258,21 @@ class Asked:
         self.reached.append(request.url.path)
         return httpx.Response(200, content=b"ok")
 
-    def ask(self, path: str, *, raw: bytes = b"", hosts: tuple[bytes, ...] = (b"gateway",), query: bytes = b"") -> int:
-        """The status of a POST that an admitted site signed for ``path``; ``raw`` is what went over the wire."""
+    def ask(
+        self,
+        path: str,
+        *,
+        raw: bytes = b"",
+        hosts: tuple[bytes, ...] = (b"gateway",),
+        query: bytes = b"",
+        more: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> int:
+        """The status of a POST that an admitted site signed for ``path``; ``raw`` is what went over the wire, and
+        ``more`` are headers beside the signed ones."""
         raw = raw or path.encode()
         signed = signed_headers(self.key, method="POST", path=raw.decode(), now=NOW)
         headers = [(b"host", host) for host in hosts]
-        headers += [(name.encode(), value.encode()) for name, value in signed.items()]
+        headers += [(name.encode(), value.encode()) for name, value in signed.items()] + list(more)
         scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "path": path}
         scope |= {"raw_path": raw, "query_string": query, "root_path": "", "headers": headers}
         scope |= {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8443)}
@@ -301,6 +310,24 @@ def test_a_host_header_reaches_no_other_route(asked: Asked, host: bytes) -> None
     assert asked.ask(ROUTE, hosts=(host,)) == 421
     assert asked.ask("/", hosts=(host,)) == 421
     assert asked.reached == []
+
+
+TWO_LENGTHS = (
+    ((b"content-length", b"0"), (b"transfer-encoding", b"chunked")),
+    ((b"transfer-encoding", b"chunked"), (b"content-length", b"5")),
+    ((b"content-length", b"0"), (b"content-length", b"0")),
+    ((b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"identity")),
+)
+
+
+@pytest.mark.parametrize("lengths", TWO_LENGTHS)
+def test_a_body_that_says_its_length_in_two_ways_is_refused_without_a_traceback(
+    asked: Asked, lengths: tuple[tuple[bytes, bytes], ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert asked.ask(ROUTE, more=lengths) == 400
+    assert asked.ask(ROUTE, more=lengths[:1]) == 200
+    assert asked.reached == [ROUTE]
+    assert "Traceback" not in caplog.text
 
 
 def test_no_host_and_two_hosts_are_refused(asked: Asked) -> None:
@@ -482,6 +509,33 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
+    """A stranger without a key; each left one to three lines, and a log is rotated at a daemon's start alone."""
+    tricks = (
+        b"content-length: -2",
+        b"content-length: 0x2",
+        b"transfer-encoding: xchunked",
+        b"upgrade: h2c\r\nconnection: upgrade",
+    )
+
+    async def ask(gateway: Door, number: int) -> None:
+        async with asyncio.timeout(60), gateway.connect() as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\n" + tricks[number % len(tricks)] + b"\r\n\r\n")
+            assert await status(reader) in (400, 401)
+
+    async def attack(gateway: Door) -> float:
+        started = time.monotonic()
+        for number in range(120):
+            await ask(gateway, number)
+        return time.monotonic() - started
+
+    with door(tmp_path) as gateway:
+        seconds = asyncio.run(attack(gateway))
+        lines = gateway.gateway.spec.log.read_text().splitlines()
+    assert len(lines) < 5 * (seconds + 2)
+    assert "Invalid HTTP request" in "".join(lines)  # and yet it is said
+
+
 def test_six_hundred_idle_connections_and_two_hundred_slow_ones_keep_no_site_out(tmp_path: Path) -> None:
     async def attack(gateway: Door) -> None:
         calm, slowest_calm = await answers(gateway, "north", 10)

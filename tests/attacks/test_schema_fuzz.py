@@ -22,7 +22,6 @@ import random
 import re
 import struct
 import time
-import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -39,8 +38,9 @@ from hypothesis import strategies as st
 from client.app import _timeout_s
 from client.ledger.site_codes import KEYS_A_CHARGE
 from client.ledger.site_ledger import SiteLedger
+from client.witnessing import Witnessing
 from common.canonical import canonical_bytes
-from common.codecs.base import load_codec
+from common.codecs.codec import load_codec
 from common.envelope import answered, asked, body_of
 from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
 from common.events import EventLog
@@ -56,17 +56,23 @@ from common.messages import (
     Receipts,
     ReceiptsReply,
     Several,
+    WitnessRequest,
     decode,
     encode,
 )
 from common.peers import Peer
-from common.protocols.joint.frame import Frame
+from common.protocols.frame import Frame
+from common.witness.notes import origin_of
+from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
 from server.aggregation.sealed_sums import aggregator_of
-from tests.federation import Federation, LoopTransport, make_study, part
+from server.aggregation.witnessing import Witnesses
+from tests.attacks.costs import peak_bytes
+from tests.federation import Federation, make_study, part
 
-KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several")
-SEALED_KINDS = ("offer", "offer-reply", "codes", "codes-reply", "several")
+HEADS = ("witness", "witness-reply")
+KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several", *HEADS)
+SEALED_KINDS = ("offer", "offer-reply", "codes", "codes-reply", "several", *HEADS)
 """Those that are others in a sealed sum."""
 CASES = [("open", kind) for kind in KINDS] + [("sealed", kind) for kind in SEALED_KINDS]
 
@@ -77,8 +83,8 @@ some mask keys for every charge."""
 THOROUGH = int(os.environ.get("CONSILIUM_FUZZ", "0"))
 """Messages of each kind; `make test-fuzz` sends 20,000."""
 
-BATCH = 250
-"""Messages made of one seed."""
+BATCH, FEW = 250, 60
+"""Messages made of one seed, in the slow tests and in the fast ones, which look for what shows at once."""
 
 LONGEST = 1 << 17
 
@@ -215,6 +221,14 @@ class World:
         study = make_study(quorum=3, **terms)
         self.fed = Federation(root, study=replace(study, collection=replace(study.collection, batch_size=3)))
         fed = self.fed
+        for site in fed.sites:
+            worker = fed.workers[site.node_id]
+            worker._witness = Witnessing(
+                root / site.name / "witnesses",
+                site=site.name,
+                ledger=fed.site_ledgers[site.name],
+                server_keys=worker._config.server.signing_public_keys,
+            )
         fed.core(fed.planned()[:2]).run(fed.transport)  # so that there are receipts to begin from
         open_queries = fed.core().open_queries()
         receipts = tuple(found.render() for found in fed.ledger.site_receipts("site-1", after=0))
@@ -245,22 +259,41 @@ class World:
             "receipts": parts[0],
             "receipts-reply": ReceiptsReply(head.seq, head.hash),
             "several": Several(parts),
+            **dict(zip(HEADS, self.heads_said(), strict=True)),
         }
         self.documents = {kind: json.loads(encode(message)) for kind, message in made.items()}
 
-    def messages(self, kind: str, seed: int) -> list[bytes]:
+    def witnesses(self) -> Witnesses:
+        """The server's half of a round of heads."""
+        fed = self.fed
+        events = EventLog(fed.events_file, study=fed.study.id)
+        return Witnesses(fed.root / "witnesses", study=fed.study.id, ledger=fed.ledger, events=events)
+
+    def heads_said(self) -> tuple[Part, Part]:
+        """What site-1 is asked of heads at the end of a round, with its peers' heads, and what it says."""
+        asked: list[tuple[Part, Part]] = []
+
+        def heard(node: int, body: bytes, reply: bytes) -> bytes:
+            if node == 101:
+                asked.append((decode(body), decode(reply)))  # type: ignore[arg-type]
+            return reply
+
+        self.witnesses().ask(self.fed.sites, Wire(self.fed.workers, intercept=heard))
+        return asked[-1]
+
+    def messages(self, kind: str, seed: int, *, number: int = BATCH) -> list[bytes]:
         """A batch of changed messages, the same for the same seed."""
         maker = Mutator(kind, self.documents, random.Random(seed))
-        return [maker.message() for _ in range(BATCH)]
+        return [maker.message() for _ in range(number)]
 
 
-def seeds(messages: int) -> Callable[[Any], Any]:
-    """As many seeds as make so many messages."""
+def seeds(number: int) -> Callable[[Any], Any]:
+    """So many seeds, each of which makes a batch of messages."""
 
     def decorate(test: Any) -> Any:
         quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
         limited = settings(
-            max_examples=messages // BATCH,
+            max_examples=number,
             deadline=None,
             suppress_health_check=quiet,
             database=None,
@@ -271,23 +304,14 @@ def seeds(messages: int) -> Callable[[Any], Any]:
     return decorate
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 # --- a malicious server at a worker
 
 
-def attack_worker(world: World, kind: str, seed: int) -> None:
+def attack_worker(world: World, kind: str, seed: int, *, number: int = BATCH) -> None:
     """Sign a batch of messages, have the worker answer them, and look at what it did."""
     fed, site = world.fed, world.fed.site_ledgers["site-1"]
     rows = len(beside_mask_keys(site))
-    for body in world.messages(kind, seed):
+    for body in world.messages(kind, seed, number=number):
         message = asked(body, sign=fed.ledger.sign, site="site-1")
         before, started = site.spent(), time.thread_time()
         _timeout_s(message)  # what the program before the worker reads of it
@@ -305,6 +329,10 @@ def attack_worker(world: World, kind: str, seed: int) -> None:
         assert site.spent() == before, body[:500]
         if reply:
             decode(body_of(reply))
+    memory = fed.workers[101]._witness.memory  # type: ignore[union-attr]
+    for origin in memory.conflicting():  # a false proof of a true head is an alarm, after which nothing is read
+        assert kind in ("witness", "several"), kind
+        memory.forget(origin)
     assert len(beside_mask_keys(site)) - rows <= len(CAUSES)
     assert site.row_count - len(beside_mask_keys(site)) <= KEYS_A_CHARGE * site.spent().releases
 
@@ -330,14 +358,14 @@ def spent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
-@seeds(500)
+@seeds(2)
 def test_nothing_that_a_server_signs_ends_a_worker_or_is_charged(spent: World, kind: str, seed: int) -> None:
-    attack_worker(spent, kind, seed)
+    attack_worker(spent, kind, seed, number=FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
-@seeds(THOROUGH or 2_000)
+@seeds((THOROUGH or 2_500) // BATCH)
 def test_many_messages_end_no_worker_and_charge_nothing(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
 
@@ -359,6 +387,7 @@ def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(
     world.fed.close()
 
 
+@pytest.mark.slow
 def test_a_batch_of_messages_needs_no_more_memory_than_their_size_explains(spent: World) -> None:
     messages = {kind: spent.messages(kind, seed=7) for kind in KINDS}
     for bodies in messages.values():
@@ -371,6 +400,7 @@ def test_a_batch_of_messages_needs_no_more_memory_than_their_size_explains(spent
         assert peak_bytes(handle) < MEMORY_BYTES
 
 
+@pytest.mark.slow
 def test_sixty_megabytes_of_nothing_are_counted_and_not_read() -> None:
     for piece in (b"[],", b"{},", b'"",', b"0,", b"[" * 50):
         data = b"[" + piece * ((60 << 20) // len(piece)) + b"0]"
@@ -429,7 +459,7 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
 # --- a malicious hospital at the core
 
 
-class Flood(LoopTransport):
+class Flood(Wire):
     """Delivers a batch of what site-1 signed as its replies, before what every site honestly says.
 
     ``phase`` is the kind of message that site-1 answers honestly no more; None: it does in the end, always. ``aimed``:
@@ -455,14 +485,14 @@ class Flood(LoopTransport):
             yield Reply(101, b"") if silent and reply.node_id == 101 else reply
 
 
-def attack_core(world: World, kind: str, seed: int, *, phase: type[Part]) -> None:
+def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number: int = BATCH) -> None:
     """Answer a message of ``phase`` with a batch of replies: a study that is not answered stays as it is."""
     fed = world.fed
     sealed = fed.study.privacy.sealed
     before = fed.ledger.remaining("pool-1"), len(fed.ledger.answers(fed.study.id))
     rows, events = fed.ledger.row_count, fed.events_file.stat().st_size
     flood = Flood(fed.workers)
-    flood.fed, flood.bodies, flood.phase, flood.aimed = fed, world.messages(kind, seed), phase, sealed
+    flood.fed, flood.bodies, flood.phase, flood.aimed = fed, world.messages(kind, seed, number=number), phase, sealed
     started = time.thread_time()
     time_of_core = count()
     core = aggregator_of(fed.study)(
@@ -486,7 +516,7 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part]) -> Non
         assert (fed.ledger.remaining("pool-1"), grown) == (before[0], [])
     size = sum(map(len, flood.bodies))
     assert time.thread_time() - started < 20 * (SECONDS + size / BYTES_PER_SECOND)
-    assert fed.events_file.stat().st_size - events < 4_000 * BATCH
+    assert fed.events_file.stat().st_size - events < 4_000 * number
 
 
 @pytest.fixture(scope="module", params=["open", "sealed"])
@@ -505,22 +535,40 @@ def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.fed.close()
 
 
+@seeds(2)
+def test_nothing_that_a_hospital_says_of_heads_ends_the_round_or_costs_others_their_countersignature(
+    asking: World, seed: int
+) -> None:
+    """site-1 sends a batch of changed words and then its honest one, in each of the round's questions."""
+    fed = asking.fed
+    before = fed.ledger.row_count, len(list((fed.root / "witnesses").iterdir()))
+    flood = Flood(fed.workers)
+    flood.fed, flood.bodies = fed, asking.messages("witness-reply", seed, number=FEW)
+    asking.witnesses().ask(fed.sites, flood, timeout_s=5)
+    flood.phase = WitnessRequest  # and no honest word at all
+    asking.witnesses().ask(fed.sites, flood, timeout_s=5)
+    assert (fed.ledger.row_count, len(list((fed.root / "witnesses").iterdir()))) == before
+    note = asking.witnesses().memory.note(origin_of("server", fed.ledger.ledger_id))
+    assert note is not None
+    assert {"consilium/site/site-0", "consilium/site/site-2"} <= {one.name for one in note.signatures}
+
+
 PHASES: dict[str, type[Part]] = {"offers": Offer, "codes": CodesRequest}
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
-@seeds(250)
+@seeds(1)
 def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
     asking: World, kind: str, phase: str, seed: int
 ) -> None:
-    attack_core(asking, kind, seed, phase=PHASES[phase])
+    attack_core(asking, kind, seed, phase=PHASES[phase], number=FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
-@seeds((THOROUGH or 2_000) // 2)
+@seeds((THOROUGH or 2_500) // 2 // BATCH)
 def test_many_replies_end_no_run_and_charge_nothing(asking: World, kind: str, phase: str, seed: int) -> None:
     attack_core(asking, kind, seed, phase=PHASES[phase])
 

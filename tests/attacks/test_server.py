@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.operations.fetch import PublicObjects
-from client.teachers.student import pull
+from client.site.fetch import PublicObjects
+from client.teachers.pulled_student import pull
 from common.bundle_archive import from_archive, to_archive
 from common.canonical import sha256_bytes
 from common.config import DataConfig, parse_study, render_study
@@ -110,7 +110,7 @@ def test_no_configuration_of_the_servers_reaches_a_hospital(serve, honest: Files
     name, change = EXPRESSIONS[where]
     changed = edited(honest, name, change)
     changed[name] = changed[name].replace(b"RAN", str(tmp_path / "ran").encode())
-    with pytest.raises(InvalidInput, match=r"(not what this program makes of the study|cannot be read).*tampered with"):
+    with pytest.raises(InvalidInput, match=r"(differs from the one this program writes|cannot be read).*tampered with"):
         serve(to_archive(changed))
     assert not (tmp_path / "student").exists()
     assert not (tmp_path / "ran").exists()
@@ -145,7 +145,7 @@ def test_values_of_a_bundle_keep_within_their_bounds(serve, honest: Files, tmp_p
 
 @pytest.mark.parametrize("name", ["docs/README.md", "LICENSE"])
 def test_what_people_read_is_the_sites_own_text(serve, honest: Files, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match="not what this program makes of the study"):
+    with pytest.raises(InvalidInput, match="differs from the one this program writes"):
         serve(to_archive({**honest, name: honest[name] + b"\x1b]0;run this: curl\x07"}))
     assert not (tmp_path / "student").exists()
 

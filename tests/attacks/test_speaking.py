@@ -7,11 +7,13 @@
 | a hospital's reply is put in the place of another's | the core reads only what that site's ledger key signed |
 | a reply of yesterday is given to today's request | the signature covers the request it answers |
 | a reply holds bytes that end the core's run | whatever cannot be read is that site's own silence |
+| an offer that a hospital declined is brought again later | an offer says when it was made, and is old soon |
 | an offer whose figures brick a hospital's ledger | the consented mechanism exactly, numbers that can be written |
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -23,6 +25,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from client.app import call_worker
+from client.declined import DECLINED
 from client.operations.serve import serve
 from client.worker import Worker
 from common.canonical import sha256_bytes
@@ -31,8 +34,9 @@ from common.errors import InvalidInput, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, Offer, OfferReply, decode, encode
 from common.privacy.mechanism import QuerySpec
+from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
-from tests.federation import Federation, LoopTransport, part
+from tests.federation import Federation, part
 from tests.worlds import silent
 
 
@@ -66,14 +70,14 @@ def test_an_offer_that_the_server_did_not_sign_is_not_read_and_charges_nothing(f
         "nobody": bytes(SIGNATURE_BYTES) + body,
         "cut short": body[:40],
     }[who]
-    with pytest.raises(Refused, match="no expected key signed"):
+    with pytest.raises(Refused, match="not signed by an expected key"):
         fed.workers[101].answer(message)
     assert nothing_charged(fed, "site-1")
 
 
 def test_an_offer_that_the_server_signed_for_one_hospital_is_not_anothers(fed: Federation) -> None:
     message = asked(encode(offer(fed)), sign=fed.ledger.sign, site="site-0")
-    with pytest.raises(Refused, match="no expected key signed"):
+    with pytest.raises(Refused, match="not signed by an expected key"):
         fed.workers[101].answer(message)
     assert nothing_charged(fed, "site-1")
     reply = open_answered(
@@ -101,15 +105,96 @@ def test_one_changed_bit_of_a_signed_message_is_another_message(fed: Federation)
     assert open_asked(bytes(message), keys=keys, site="site-1") == body_of(bytes(message))
     for place in (0, SIGNATURE_BYTES - 1, SIGNATURE_BYTES, len(message) - 1):
         message[place] ^= 1
-        with pytest.raises(Refused, match="no expected key signed"):
+        with pytest.raises(Refused, match="not signed by an expected key"):
             open_asked(bytes(message), keys=keys, site="site-1")
         message[place] ^= 1
+
+
+# --- as the server of yesterday
+
+
+def brought(fed: Federation, message: bytes, *, now: float) -> OfferReply:
+    worker = fed.workers[101]
+    worker._now = lambda: now
+    reply = decode(body_of(worker.answer(message)))
+    assert isinstance(reply, OfferReply)
+    return reply
+
+
+@pytest.mark.parametrize("later_s", [1.0, 3_600.0, 1e7])
+def test_an_offer_that_was_declined_is_not_accepted_when_it_is_brought_again(fed: Federation, later_s: float) -> None:
+    """Whoever carries messages keeps it until the hospital has ended its pause: it would be charged."""
+    issued = 1_800_000_000
+    message = asked(encode(replace(offer(fed), issued=1000 * issued)), sign=fed.ledger.sign, site="site-1")
+    ledger = fed.site_ledgers["site-1"]
+    ledger.decide(fed.study.id, "pause")
+    assert brought(fed, message, now=issued).reason == "paused"
+    ledger.decide(fed.study.id, "resume")
+    assert brought(fed, message, now=issued + later_s).reason == ("paused" if later_s < 60 else "stale")
+    assert nothing_charged(fed, "site-1")
+    again = asked(encode(replace(offer(fed), issued=1000 * issued + 1)), sign=fed.ledger.sign, site="site-1")
+    assert brought(fed, again, now=issued).reason == "accepted"
+
+
+def restarted(fed: Federation) -> None:
+    """The worker of site-1 as it comes up again on the same folder."""
+    fed.site_ledgers["site-1"].close()
+    fed.hospitals.open(fed.sites[1])
+
+
+@pytest.mark.parametrize("file", ["kept", "damaged"])
+def test_an_offer_that_was_declined_before_a_restart_is_not_accepted_after_it(fed: Federation, file: str) -> None:
+    """A restarted worker had the offer's age alone to go by, which is as long as the study's deadlines and more."""
+    issued = time.time_ns() // 1_000_000 - 1000
+    messages = [
+        asked(encode(replace(offer(fed), issued=issued - late)), sign=fed.ledger.sign, site="site-1") for late in (0, 1)
+    ]
+    fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
+    for message in reversed(messages):
+        assert brought(fed, message, now=issued / 1000).reason == "paused"
+    fed.site_ledgers["site-1"].decide(fed.study.id, "resume")
+    if file == "damaged":
+        (fed.root / "site-1" / DECLINED).write_bytes(b"{")
+    restarted(fed)
+    found = [brought(fed, message, now=issued / 1000).reason for message in messages]
+    assert found == (["paused", "stale"] if file == "kept" else ["stale", "stale"])
+    assert nothing_charged(fed, "site-1")
+    newer = issued + 60_000
+    again = asked(encode(replace(offer(fed), issued=newer)), sign=fed.ledger.sign, site="site-1")
+    assert brought(fed, again, now=newer / 1000).reason == "accepted"
+
+
+def test_an_offer_is_declined_where_the_disk_is_full(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("client.declined.write_atomically", full)
+    issued = 1_800_000_000_000
+    message = asked(encode(replace(offer(fed), issued=issued)), sign=fed.ledger.sign, site="site-1")
+    fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
+    assert brought(fed, message, now=issued / 1000).reason == "paused"
+    fed.site_ledgers["site-1"].decide(fed.study.id, "resume")
+    assert brought(fed, message, now=issued / 1000).reason == "paused"
+
+
+def test_an_offer_from_a_clock_of_tomorrow_is_stale(fed: Federation) -> None:
+    message = asked(encode(replace(offer(fed), issued=1_800_086_400_000)), sign=fed.ledger.sign, site="site-1")
+    assert brought(fed, message, now=1_800_000_000).reason == "stale"
+    assert nothing_charged(fed, "site-1")
+
+
+def test_what_the_core_offers_says_when_it_was_made(fed: Federation) -> None:
+    for worker in fed.workers.values():
+        worker._now = lambda: 1.0
+    with pytest.raises(QuorumNotReached):
+        fed.core().run(fed.transport)
+    assert {event["reason"] for event in fed.events("offer-answered")} == {"stale"}
 
 
 # --- as another hospital
 
 
-class Forged(LoopTransport):
+class Forged(Wire):
     """Delivers what ``forge`` makes of a site's signed reply, whoever signs it."""
 
     forge: staticmethod
@@ -161,7 +246,7 @@ def test_a_reply_to_another_request_is_not_the_answer_to_this_one(fed: Federatio
         return kept.setdefault(node, reply) if node == 101 else reply
 
     run_with(fed, forge)
-    assert {e["reason"] for e in fed.events("reply-missing")} == {"unsigned"}
+    assert {e["reason"] for e in fed.events("reply-missing")} == {"unsigned", "patience"}
     for found in fed.ledger.answers(fed.study.id):
         honest = [fed.site_ledgers[s].code(found.query.id) for s in ("site-0", "site-2")]
         assert all(code is not None for code in honest)

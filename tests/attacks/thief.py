@@ -10,8 +10,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.engine import flower_env
 from common.process import executable
-from server.operations.daemons import FlowerServer, flower_env
+from server.operations.daemons import FlowerServer
 
 THIEF = {
     "pyproject.toml": """

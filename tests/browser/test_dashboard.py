@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import zipfile
@@ -19,11 +20,13 @@ import nibabel as nib
 import pytest
 
 from common.canonical import sha256_file
+from common.events import EventLog
 from server.ledger.verify import verify
 from server.postprocess.decisions import read_decisions
 from server.postprocess.labels import read_released
-from server.protocols import student
-from server.protocols.student import train_student
+from server.protocols import student_fit
+from server.protocols.student_fit import train_student
+from server.study.workspace import Workspace
 from tests.browser.conftest import serving, sign_in
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
@@ -117,6 +120,27 @@ def test_the_first_screen_answers_what_is_spent_what_is_left_and_who_is_up(dashb
         assert "spent" in row.inner_text()
         assert "ago" in row.inner_text()
         assert row.get_by_role("img").bounding_box()["y"] < 800  # on the first screen
+
+
+@pytest.mark.parametrize("width", [1440, 1000, 390])
+def test_the_page_of_a_failed_run_fits_and_leaves_the_sign_out_in_reach(
+    recorded, users_text, open_page, tmp_path, width
+):
+    study = tmp_path / "study"
+    shutil.copytree(recorded.workspace.root, study)
+    events = EventLog(Workspace(study).events_file, study=recorded.workspace.study().id)
+    events.emit("run-started", run="9", pid=1, resumed=True)
+    reason = "3 of 4 sites declined: `consilium site status` there says why, " * 8
+    events.emit("run-failed", run="9", reason=reason)
+    (tmp_path / "users.json").write_bytes(users_text)
+    with serving(study, tmp_path) as running:
+        page = open_page(running.url, width=width)
+        sign_in(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert "`" not in page.locator("body").inner_text()
+        assert page.locator(".alarm.critical").count() == 1
+        page.get_by_role("button", name="Sign out").click(timeout=5000)
+        page.wait_for_url("**/login*")
 
 
 def test_keyboard_alone_reaches_the_content_and_every_page(dashboard, open_page):
@@ -389,7 +413,7 @@ def test_a_page_follows_a_run_without_being_loaded_again_and_dies_without_distur
         shown.wait(60)
         return train_student(*arguments, **options)
 
-    monkeypatch.setattr(student, "train_student", train_once_it_was_shown)
+    monkeypatch.setattr(student_fit, "train_student", train_once_it_was_shown)
     study = make_study_directory(tmp_path, batch_size=1, steps=40)
     for teacher in study.teachers.values():
         teacher.before = lambda: time.sleep(0.12)

@@ -20,7 +20,7 @@ SEARCHED = {
     "epsilon": "concepts/guarantee.html",
     "expired": "start/hospital.html#questions",
     "fingerprint": "start/hospital.html#how-do-i-take-part",
-    "proxy": "deployment.html#at-a-hospital-from-the-kit-to-connected",
+    "proxy": "hospital-systems.html#a-proxy-and-one-that-inspects-tls",
     "quorum-missed": "runbook.html#alarms-of-the-dashboard",
     "daily-cap": "runbook.html#why-a-site-declines",
     "wrong-codec": "runbook.html#why-a-site-declines",

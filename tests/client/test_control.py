@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.operations.staff_decisions import retired_voters
 from client.policy import AllowLists, ServerFacts, load_site
-from client.training.patient_deal import load_or_deal, load_slots
+from client.records.patient_deal import load_or_deal, load_slots
+from client.records.served import retired_voters
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, encode
@@ -74,13 +74,16 @@ def test_a_veto_between_acceptance_and_answer_keeps_the_codes_in_with_the_roster
 def test_withdrawing_is_for_good_and_a_study_is_found_by_name_or_id(fed) -> None:
     directory = fed.root / "site-0"
     assert site("pause", fed.study.id[:8], "--site-dir", directory).exit_code == 0
-    assert site("withdraw", fed.study.id, "--site-dir", directory).exit_code == 0
+    asked = site("withdraw", fed.study.id, "--site-dir", directory)
+    assert "the answer yes, because withdrawing is permanent" in str(asked.exception), "nobody at a terminal said yes"
+    assert site("resume", "--site-dir", directory).exit_code == 0, "the one study needs no name"
+    assert site("withdraw", fed.study.id, "--site-dir", directory, "--yes").exit_code == 0
     result = site("resume", "test", "--site-dir", directory)
     assert isinstance(result.exception, InvalidInput)
     assert "for good" in str(result.exception)
     with pytest.raises(InvalidInput, match=r"test \("):
         fed.site_ledgers["site-0"].study_named("other")
-    assert verify(directory / "site-ledger.sqlite").kinds["decision"] == 2
+    assert verify(directory / "site-ledger.sqlite").kinds["decision"] == 3
 
 
 def test_a_decision_about_a_site_that_never_ran_says_what_to_do(fed, tmp_path) -> None:
@@ -116,12 +119,12 @@ def test_empty_lists_allow_what_the_consented_study_implies_and_full_ones_what_t
 
 def test_site_toml_reads_allow_lists_and_more_keys_and_refuses_what_is_no_hash(fed, tmp_path) -> None:
     text = fed.site_toml("north", "north", more=f'[allow]\ncodecs = ["{"c" * 64}"]\n')
-    text = text.replace("[caps]", f'more_signing_keys = ["{"0" * 64}"]\n[caps]')
+    text = text.replace("[caps]", f'more_signing_keys = ["{"3" * 64}"]\n[caps]')
     (tmp_path / "site.toml").write_text(text)
     config = load_site(tmp_path)
     assert config.allow == AllowLists(codecs=("c" * 64,))
     assert len(config.server.signing_public_keys) == 2
-    for old, new in (("c" * 64, "c" * 63), ("0" * 64, "x" * 64), ("codecs", "code")):
+    for old, new in (("c" * 64, "c" * 63), ("3" * 64, "x" * 64), ("codecs", "code")):
         (tmp_path / "site.toml").write_text(text.replace(old, new))
         with pytest.raises(InvalidInput):
             load_site(tmp_path)
@@ -264,7 +267,7 @@ def test_a_receipt_under_a_key_being_rotated_in_is_taken_once_it_is_listed(fed) 
 
 def test_server_facts_refuse_a_key_that_is_not_one() -> None:
     with pytest.raises(InvalidInput, match="more_signing_keys"):
-        ServerFacts("0" * 64, "0" * 64, "https://x", "x", "ca.crt", more_signing_keys=("short",))
+        ServerFacts("1" * 64, "2" * 64, "https://x", "x", "ca.crt", more_signing_keys=("short",))
 
 
 def test_a_receipt_nobody_signed_is_no_evidence_of_a_fork(fed, tmp_path) -> None:

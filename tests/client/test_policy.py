@@ -1,13 +1,15 @@
+import re
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from client.operations.readiness import check_site
 from client.policy import Consent, load_site, review
 from common.errors import InvalidInput
 from common.messages import Offer
 from server.protocols.per_volume import plan_queries
-from server.study.workspace import CodecRecord
+from server.public.material import CodecRecord
 from tests.federation import make_study
 from tests.worlds import site_toml
 
@@ -50,6 +52,15 @@ def test_anything_but_the_consented_study_is_declined_with_an_allowed_word(asked
     assert review(asked, CONSENT) == word
 
 
+@pytest.mark.parametrize(("colluders", "word"), [(1, "accepted"), (0, "wrong-mechanism"), (2, "wrong-mechanism")])
+def test_a_sealed_sum_for_another_number_of_colluders_than_was_consented_is_declined(colluders, word):
+    """Each site's share of the noise follows from the colluders: for fewer of them it draws less."""
+    study = make_study(quorum=4, aggregation="sealed-sum", colluders=1)
+    planned = plan_queries(study, codec=CodecRecord(sha256="c" * 64, dimension=4), volumes=["a" * 64])
+    asked = [replace(query, mechanism=replace(query.mechanism, colluders=colluders)) for query in planned]
+    assert review(replace(offer(*asked, study=study.id), draw=1), Consent.of(study)) == word
+
+
 def write(tmp_path, old="", new=""):
     text = site_toml(data="data")
     assert old in text
@@ -73,7 +84,7 @@ def test_a_site_file_reads(tmp_path):
         ("delta = 0.001", "delta = 2.0"),
         ("delta = 0.001", 'delta = 0.001\nunit = "patient"\nrelation = "zero-out"'),
         ("delta = 0.001", 'delta = 0.001\naccountant = "guess"'),
-        ('sealing_key = "0', 'sealing_key = "x'),
+        ('sealing_key = "1', 'sealing_key = "x'),
         ("[caps]", "[cups]"),
     ],
 )
@@ -85,3 +96,29 @@ def test_a_wrong_site_file_is_refused(tmp_path, old, new):
 def test_a_missing_site_file_says_what_to_do(tmp_path):
     with pytest.raises(InvalidInput, match="site init"):
         load_site(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("epsilon", "epslion", "did you mean 'epsilon'?"),
+        ("root_certificates", "root_certificate", "did you mean 'root_certificates'?"),
+        ('pool = "', 'poool = "', "did you mean 'pool'?"),
+        ('superlink = "', 'superlink = "no-port', "allowed: HOST:PORT"),
+    ],
+)
+def test_a_mistake_in_site_toml_is_told_with_the_file_and_the_remedy(tmp_path, old, new, said):
+    write(tmp_path)
+    text = (tmp_path / "site.toml").read_text()
+    changed = text.replace(old, new, 1)
+    if "superlink" in old:
+        changed = re.sub(r'superlink = ".*"', 'superlink = "no-port"', text)
+    assert changed != text
+    (tmp_path / "site.toml").write_text(changed)
+    with pytest.raises(InvalidInput) as refused:
+        load_site(tmp_path)
+    assert said in str(refused.value)
+    assert "site.toml" in str(refused.value)
+    assert "to fix: " in str(refused.value)
+    (finding,) = check_site(tmp_path)
+    assert (finding.check, finding.ok) == ("site.toml", False)

@@ -12,8 +12,8 @@ import pytest
 
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.protocols.joint.frame import plan_frame
-from server.study.workspace import CodecRecord
+from common.protocols.frame import plan_frame
+from server.public.material import CodecRecord
 from tests.federation import Federation, ball, make_study
 
 VOTERS = 3

@@ -196,7 +196,7 @@ def test_a_second_code_without_a_withdrawal_in_between_is_no_ledger(fed: Federat
     with pytest.raises(LedgerCorrupt, match="until a patient is withdrawn"), ledger._writing():
         write_raw(ledger, "code", parse_body(body))
     withdraw(fed, 1)
-    with pytest.raises(LedgerCorrupt, match="which no row before introduces"), ledger._writing():
+    with pytest.raises(LedgerCorrupt, match="which no earlier row introduces"), ledger._writing():
         write_raw(ledger, "code", parse_body(body) | {"teachers": "d" * 64})
 
 

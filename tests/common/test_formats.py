@@ -9,27 +9,16 @@ import pytest
 from client.policy import load_site
 from client.teachers.teacher import load_teacher
 from common.canonical import canonical_bytes, check_schema
-from common.codecs.base import load_codec, pack
+from common.codecs.codec import load_codec, pack
 from common.config import parse_study
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.receipts import Receipt
 from common.messages import decode
 from common.student_statement import StudentStatement
 from server.dashboard.auth import UserFile
+from tests.worlds import study_toml
 
-STUDY = """
-schema = 1
-name = "demo"
-[data]
-labels = ["background", "anterior", "posterior"]
-spacing_mm = [1.0, 1.0, 1.0]
-grid = [32, 48, 32]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 16
-quorum = 3
-"""
+STUDY = study_toml("anterior", "posterior", grid=(32, 48, 32), name="demo", planned_queries=16, quorum=3)
 
 RECEIPT = {
     **dict.fromkeys(("batch", "signature", "site", "study"), ""),

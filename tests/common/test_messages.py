@@ -44,9 +44,10 @@ PARTS = (
 )
 
 
-MASK = MaskKey(A, bytes(64))
+OTHER = MaskKey("2" * 64, bytes(64))
+MASK = MaskKey("1" * 64, bytes(64))
 SEALED = (
-    replace(ASKED, draw=1, members=(Member("north", MASK), Member("south", MaskKey(B, bytes(64))))),
+    replace(ASKED, draw=1, members=(Member("north", MASK), Member("south", OTHER))),
     replace(PARTS[2], draw=1, peers=(Peer("north", A), Peer("south", B))),
     replace(PARTS[5], mask=MASK, unconfirmed=("south",), last_draw=3),
 )
@@ -121,7 +122,7 @@ def test_messages_of_the_first_schema_are_refused_rather_than_half_understood():
         (SEALED[0], {"members": None}),
         (SEALED[0], {"members": (Member("north", MASK),)}),
         (SEALED[0], {"members": (Member("north", MaskKey("zz", bytes(64))),) * 2}),
-        (SEALED[0], {"members": (Member("north", MaskKey(A, bytes(63))),) * 2}),
+        (SEALED[0], {"members": (Member("north", MaskKey("1" * 64, bytes(63))),) * 2}),
         (SEALED[0], {"members": (Member("no rth", MASK),) * 2}),
         (SEALED[0], {"members": (Member("north", MASK),) * (MAX_MEMBERS + 1)}),
         (SEALED[1], {"peers": None}),

@@ -117,5 +117,5 @@ def test_a_revocation_and_an_admission_hold_at_once(gatekeeper, keys, tmp_path):
 
 def test_no_key_stands_for_two_sites(tmp_path, keys):
     key = read_node_public_key(keys.public)
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="have the same"):
         write_admitted(tmp_path / "n.json", (AdmittedNode(site="a", key=key), AdmittedNode(site="b", key=key)))

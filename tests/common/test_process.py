@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from common.errors import DaemonFailed, InvalidInput
 from common.process import DaemonSpec, ProcessGroup, Terminated, base_env, executable, plain_text
-from common.sockets import accepts, free_port, free_ports
+from common.sockets import accepts, answers_http, free_port, free_ports, listen
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -243,3 +244,26 @@ def test_a_listener_is_seen_by_name_by_any_address_and_by_path(tmp_path: Path) -
             assert all(accepts(where, port) for where in asked)
     assert not accepts(tmp_path / "none.sock")
     assert not accepts("no-such-host.invalid", 1)
+
+
+def test_a_unix_socket_is_made_found_and_asked_in_a_folder_of_any_length(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    path = folder / "fleet.sock"
+    assert not accepts(path)
+    assert not answers_http(path)
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1024)
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+
+    with listen(path) as listener:
+        assert path.stat().st_mode & 0o777 == 0o600
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert answers_http(path)
+        thread.join(5)
+        assert accepts(path)
+    assert not accepts(path)

@@ -18,7 +18,7 @@ from common.process import DaemonSpec, ProcessGroup, base_env
 from common.supervision import (
     FACTS,
     LOG_MAX_BYTES,
-    Kept,
+    KeptRunning,
     Supervisor,
     deliberate,
     json_report,
@@ -50,7 +50,7 @@ class World:
             ready_timeout_s=5.0,
         )
 
-    def supervisor(self, *kept: Kept) -> Supervisor:
+    def supervisor(self, *kept: KeptRunning) -> Supervisor:
         report = lambda event, **facts: self.facts.append((event, facts))  # noqa: E731
         return Supervisor(self.group, kept, report=report, clock=lambda: self.now)
 
@@ -75,7 +75,7 @@ SLEEP = "import time; time.sleep(600)"
 
 
 def test_a_killed_daemon_comes_back_after_its_wait_and_not_before(world: World) -> None:
-    supervisor = world.supervisor(Kept(spec=lambda: world.spec(SLEEP), after_kill_s=45.0))
+    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(SLEEP), after_kill_s=45.0))
     supervisor.step()
     world.now = 1.0
     supervisor.step()
@@ -96,7 +96,7 @@ def test_a_killed_daemon_comes_back_after_its_wait_and_not_before(world: World) 
 
 def test_waits_double_up_to_a_minute_and_start_over_after_a_steady_time(world: World) -> None:
     code = "import os, sys, time\nif os.path.exists('steady'): time.sleep(600)\nsys.exit(3)"
-    supervisor = world.supervisor(Kept(spec=lambda: world.spec(code), first_s=5.0, longest_s=60.0))
+    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(code), first_s=5.0, longest_s=60.0))
     for number in range(1, 7):
         world.until(supervisor, lambda number=number: len(world.of("daemon-ended")) == number)
         world.now += 60.0
@@ -116,7 +116,7 @@ def test_waits_double_up_to_a_minute_and_start_over_after_a_steady_time(world: W
 
 
 def test_a_daemon_that_never_gets_ready_is_stopped_and_tried_again(world: World) -> None:
-    supervisor = world.supervisor(Kept(spec=lambda: world.spec(SLEEP, ready=lambda: False)))
+    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(SLEEP, ready=lambda: False)))
     supervisor.step()
     pid = world.group.daemons[0].pid
     world.now = 6.0
@@ -129,8 +129,8 @@ def test_a_daemon_that_never_gets_ready_is_stopped_and_tried_again(world: World)
 def test_the_first_time_they_start_in_order_and_later_each_by_itself(world: World) -> None:
     up = world.folder / "up"
     supervisor = world.supervisor(
-        Kept(spec=lambda: world.spec(SLEEP, name="first", ready=up.exists)),
-        Kept(spec=lambda: world.spec(SLEEP, name="second")),
+        KeptRunning(spec=lambda: world.spec(SLEEP, name="first", ready=up.exists)),
+        KeptRunning(spec=lambda: world.spec(SLEEP, name="second")),
     )
     supervisor.step()
     supervisor.step()
@@ -152,7 +152,7 @@ def test_the_first_time_they_start_in_order_and_later_each_by_itself(world: Worl
 def test_one_older_log_is_kept(world: World) -> None:
     log = world.folder / "one.log"
     log.write_bytes(b"x" * (LOG_MAX_BYTES + 1))
-    world.supervisor(Kept(spec=lambda: world.spec(SLEEP))).step()
+    world.supervisor(KeptRunning(spec=lambda: world.spec(SLEEP))).step()
     assert log.stat().st_size == 0
     assert log.with_name("one.log.1").stat().st_size == LOG_MAX_BYTES + 1
 
@@ -173,14 +173,14 @@ def test_sigterm_ends_everything_and_is_no_failure(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from common.process import DaemonSpec, ProcessGroup, base_env
-from common.supervision import Kept, Supervisor, json_report
+from common.supervision import KeptRunning, Supervisor, json_report
 root = Path({str(tmp_path)!r})
 argv = (sys.executable, "-S", "-c", {SLEEP!r})
 spec = DaemonSpec(role="one", name="one", argv=argv, env=base_env(), cwd=root, log=root / "log")
 with ProcessGroup() as group:
     try:
         report = json_report(root / "facts")
-        Supervisor(group, [Kept(spec=lambda: spec)], report=report).run(on_ready=(root / "up").touch)
+        Supervisor(group, [KeptRunning(spec=lambda: spec)], report=report).run(on_ready=(root / "up").touch)
     except KeyboardInterrupt:
         pass
 """
@@ -199,7 +199,7 @@ def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world:
     taken = ["cannot listen on 0.0.0.0:8443: another program has it; to fix: end that program"]
     told: list[str] = []
     supervisor = world.supervisor(
-        Kept(spec=lambda: world.spec(SLEEP, ready=lambda: True), obstacle=lambda: taken[0] if taken else "")
+        KeptRunning(spec=lambda: world.spec(SLEEP, ready=lambda: True), obstacle=lambda: taken[0] if taken else "")
     )
     for _ in range(3):
         supervisor.step()
@@ -221,7 +221,7 @@ def test_what_a_daemon_said_last_is_in_the_line_and_of_a_site_only_its_own_error
     cases = (("server", own, last_words), ("site", own, deliberate), ("silent", other, deliberate))
     for name, code, explain in cases:
         code = f"import sys; {code}; sys.exit(3)"
-        kept = Kept(spec=lambda name=name, code=code: world.spec(code, name=name), explain=explain)
+        kept = KeptRunning(spec=lambda name=name, code=code: world.spec(code, name=name), explain=explain)
         supervisor = world.supervisor(kept)
         world.until(supervisor, lambda name=name: any(f["daemon"] == name for f in world.of("daemon-ended")))
     *quoted, silent = world.of("daemon-ended")
@@ -231,7 +231,7 @@ def test_what_a_daemon_said_last_is_in_the_line_and_of_a_site_only_its_own_error
 
 def test_an_error_of_an_earlier_start_is_not_quoted_for_this_one(world: World) -> None:
     (world.folder / "one.log").write_text("error: of yesterday\n")
-    supervisor = world.supervisor(Kept(spec=lambda: world.spec("import sys; sys.exit(3)")))
+    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec("import sys; sys.exit(3)")))
     world.until(supervisor, lambda: bool(world.of("daemon-ended")))
     assert "said" not in world.of("daemon-ended")[0]
 
@@ -243,12 +243,12 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from common.process import DaemonSpec, base_env
-from common.supervision import Kept, keep_running
+from common.supervision import KeptRunning, keep_running
 root = Path({str(tmp_path)!r})
 def kept(name, code):
     argv = (sys.executable, "-S", "-c", code)
     spec = DaemonSpec(role=name, name=name, argv=argv, env=base_env(), cwd=root, log=root / f"{{name}}.log")
-    return Kept(spec=lambda: spec, first_s=30.0)
+    return KeptRunning(spec=lambda: spec, first_s=30.0)
 keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
@@ -264,6 +264,20 @@ keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
         process.kill()
     assert {one.state for one in standings([tmp_path])} == {"stopped"}
     assert standings([tmp_path / "none"]) == ()
+
+
+def test_a_stopped_daemon_is_stopped_since_its_keeper_stopped_and_not_since_it_started(tmp_path: Path) -> None:
+    facts = [
+        {"time": "2026-11-24T08:00:00+00:00", "event": "daemon-ready", "daemon": "worker"},
+        {"time": "2026-11-24T17:30:00+00:00", "event": "stopped"},
+    ]
+    (tmp_path / FACTS).write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    (tmp_path / "daemons.lock").touch()
+    (one,) = standings([tmp_path])
+    assert (one.state, one.since) == ("stopped", "2026-11-24T17:30:00+00:00")
+    (tmp_path / FACTS).write_text(json.dumps(facts[0]) + "\n")  # killed: nobody knows when
+    (one,) = standings([tmp_path])
+    assert "stopped, last heard of" in one.line
 
 
 def test_a_daemon_that_the_next_start_has_not_come_to_yet_is_stopped(tmp_path: Path) -> None:

@@ -13,14 +13,20 @@ import subprocess
 import sys
 import tarfile
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import consilium
+from common.config import render_study
+from tests.federation import make_study
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "api.md"
+HEADING = "\n## Every public name\n\n"
 SNAPSHOT = Path(__file__).with_name("api.json")
 
 
@@ -47,8 +53,83 @@ def test_names_and_parameters_are_what_the_snapshot_promises() -> None:
 
 
 @pytest.mark.parametrize("name", consilium.__all__)
-def test_every_public_name_is_documented(name: str) -> None:
-    assert len(inspect.getdoc(getattr(consilium, name)) or "") > 40
+def test_every_public_name_says_what_it_takes_gives_and_refuses(name: str) -> None:
+    """Args and Returns of a function; Attributes or Args of a class, unless it is an enumeration or an error's base."""
+    value = getattr(consilium, name)
+    text = inspect.getdoc(value) or ""
+    assert re.match(r"[A-Z].*?[.:]", text, re.DOTALL)
+    if inspect.isfunction(value):
+        parameters = inspect.signature(value).parameters
+        said = text.partition("Args:")[2].partition("\n\n")[0]
+        assert [re.search(rf"^\s+{each}: ", said, re.MULTILINE) for each in parameters].count(None) == 0
+        assert "Returns:" in text
+    elif not issubclass(value, Enum) and value is not consilium.ConsiliumError:
+        assert re.search(r"^(Args|Attributes):$", text, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What examples of public names begin from: a small study, public volumes with label maps, teachers, a ledger."""
+    folder = tmp_path_factory.mktemp("ledger")
+    with tarfile.open(ROOT / "tests" / "golden" / "per-volume-0.1.0.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    study = consilium.Study.new(
+        labels=["background", "ball"],
+        grid=(8, 8, 8),
+        epsilon=8,
+        delta=1e-5,
+        unit="patient",
+        quorum=3,
+        voters=5,
+        queries=2,
+        codec=consilium.CodecConfig(augmentations=4),
+        student=consilium.TrainingConfig(channels=(2, 4), steps=1),
+    )
+    x, y, z = np.indices((8, 8, 8)) - 3.5
+    maps = [(x**2 + y**2 + z**2 < radius**2).astype(np.uint8) for radius in (1.5, 2.0, 2.5, 3.5)]
+    images = [each + np.random.default_rng(0).normal(0, 0.1, each.shape) for each in maps]
+    return {
+        "c": consilium,
+        "np": np,
+        "Fraction": Fraction,
+        "Path": Path,
+        "study": study,
+        "maps": maps,
+        "images": images,
+        "teachers": [lambda image: image[0] > 0.5] * 40,
+        "ledger": folder / "study" / "ledger.sqlite",
+    }
+
+
+@pytest.mark.parametrize("name", consilium.__all__)
+def test_every_public_name_has_an_example_that_runs(name: str, given: dict[str, Any]) -> None:
+    found = doctest.DocTestFinder(recurse=False).find(getattr(consilium, name), name, globs=given)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    assert sum(len(each.examples) for each in found) > 0
+    assert sum(runner.run(each, out=said.append).failed for each in found) == 0, "".join(said)
+
+
+def names_listed() -> str:
+    """Every public name with the first sentence of its documentation, as docs/api.md ends with it."""
+    rows = []
+    for name in consilium.__all__:
+        said = " ".join((inspect.getdoc(getattr(consilium, name)) or "").split("\n\n")[0].split())
+        said = re.sub(r":\w+:`~?([^`<]+)`", lambda found: f"`{found[1].rpartition('.')[2]}`", said).replace("``", "`")
+        rows.append(f"- `{name}`: {said}\n")
+    return "".join(rows)
+
+
+def test_the_document_ends_with_every_public_name() -> None:
+    """``python -m tests.consilium.test_api`` writes the list."""
+    assert DOCUMENT.read_text(encoding="utf-8").endswith(HEADING + names_listed())
+
+
+def test_a_study_is_loaded_from_a_path_that_is_a_string(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(render_study(make_study()))
+    assert consilium.load_study(str(tmp_path / "study.toml")) == make_study()
+    with pytest.raises(consilium.InvalidInput, match="check the path"):
+        consilium.load_study("nowhere.toml")
 
 
 def test_the_examples_in_the_document_run(tmp_path: Path) -> None:
@@ -65,7 +146,8 @@ def test_importing_consilium_loads_nothing_and_its_names_neither_torch_nor_flowe
         "import sys, consilium\n"
         "before = {'numpy', 'scipy', 'torch', 'flwr', 'dp_accounting', 'common.errors'} & set(sys.modules)\n"
         "names = [getattr(consilium, name) for name in consilium.__all__]\n"
-        "print(sorted(before), sorted({'torch', 'monai', 'flwr'} & set(sys.modules)), len(names) > 40)\n"
+        "heavy = {'torch', 'monai', 'flwr', 'scipy.optimize'}\n"
+        "print(sorted(before), sorted(heavy & set(sys.modules)), len(names) > 40)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[] [] True\n"
@@ -78,3 +160,5 @@ def test_a_name_that_is_not_public_is_no_attribute() -> None:
 
 if __name__ == "__main__":
     SNAPSHOT.write_text(json.dumps(promised(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    beginning = DOCUMENT.read_text(encoding="utf-8").partition(HEADING)[0]
+    DOCUMENT.write_text(beginning + HEADING + names_listed(), encoding="utf-8")

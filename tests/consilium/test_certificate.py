@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +25,14 @@ from common.site_account import signed_account
 from consilium.cli.certificate import app
 from consilium.cli.ledger import verify_app
 from consilium.reports.certificate import Sources, certificate_facts
+from consilium.reports.certificate_paper import certificate_paper
+from consilium.reports.papers import Paper
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
+from server.public.material import CodecRecord
 from server.study import create_study as setup
-from server.study.workspace import CodecRecord, Site, Workspace
+from server.study.workspace import Site, Workspace
 
 RUN = CliRunner()
 YEAR = timedelta(days=365)
@@ -279,30 +282,24 @@ def test_what_is_no_audit_is_refused(workspace: Workspace, text: str) -> None:
         certificate_facts(workspace)
 
 
-def test_the_same_facts_make_the_same_bytes_and_every_letter_is_embedded(workspace: Workspace, tmp_path: Path) -> None:
-    from fontTools.ttLib import TTFont
+def paper_of(facts: dict[str, Any]) -> Paper:
+    return certificate_paper(facts, document_sha256="0" * 64)
 
-    from consilium.reports.certificate_pdf import FONTS, render
 
+def test_the_same_facts_make_the_same_bytes(workspace: Workspace) -> None:
     facts = certificate_facts(workspace)
-    for name in ("one.pdf", "two.pdf"):
-        render(facts, tmp_path / name, document_sha256="0" * 64)
-    one = (tmp_path / "one.pdf").read_bytes()
-    assert one == (tmp_path / "two.pdf").read_bytes()
-    assert one.count(b"/FontFile2") == len(FONTS)
-    assert b"/Helvetica" not in one
-    for _, _, file in FONTS:
-        assert not {ord(letter) for letter in "εδσμ≤²·–•…"} - TTFont(file).getBestCmap().keys()
+    assert paper_of(facts).pdf() == paper_of(facts).pdf()
 
 
-def test_a_study_of_many_batches_takes_the_pages_it_needs(workspace: Workspace, tmp_path: Path) -> None:
-    from consilium.reports.certificate_pdf import render
-
+def test_every_batch_of_a_long_study_has_its_row(workspace: Workspace) -> None:
     facts = certificate_facts(workspace)
+    few = len(paper_of(facts).pdf())
     facts["releases"] = [
         {**facts["releases"][0], "sites": [f"hospital-{n}-of-the-north" for n in range(12)]} for _ in range(60)
     ]
-    assert render(facts, tmp_path / "long.pdf", document_sha256="0" * 64) > 4
+    (rows,) = (one.rows for one in paper_of(facts).sections if one.heading.startswith("What was released"))
+    assert len(rows) == 61
+    assert len(paper_of(facts).pdf()) > few
 
 
 def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
@@ -318,22 +315,17 @@ def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
     assert verify(made.ledger_file).ok
 
 
-def test_the_pages_are_tagged_so_that_all_is_read_in_order_with_its_headings(
-    workspace: Workspace, tmp_path: Path
-) -> None:
-    from consilium.reports.certificate_pdf import render
+def test_the_pages_are_tagged_and_archivable_and_signed_by_hand_at_the_end(workspace: Workspace) -> None:
+    """PDF/A-2a and PDF/UA-1, by the marks that a validator reads first."""
+    paper = paper_of(certificate_facts(workspace))
+    data = paper.pdf()
+    for mark in (b"/MarkInfo", b"/StructTreeRoot", b"/Lang", b"pdfaid:part>2<", b"pdfuaid:part>1<"):
+        assert mark in data, mark
+    assert paper.sign == ("Privacy officer, name and signature", "Place and date")
+    assert paper.blanks == ()
 
-    render(certificate_facts(workspace), tmp_path / "read.pdf", document_sha256="0" * 64)
-    data = (tmp_path / "read.pdf").read_bytes()
-    assert b"/MarkInfo <</Marked true>>" in data
-    assert b"/Lang (en)" in data
-    elements = re.findall(rb"/K \[([0-9 ]*)\]\n/P \d+ 0 R.*?/S /(H1|H2|P)\b", data, re.DOTALL)
-    roles = [role for _, role in elements]
-    assert (roles[0], roles.count(b"H1"), roles.count(b"H2")) == (b"H1", 1, 9)
-    written = [zlib.decompress(stream) for stream in re.findall(rb"stream\n(x.*?)\nendstream", data, re.DOTALL)]
-    pages = [page for page in written if b" BDC" in page]
-    assert all(b"Tj" not in re.sub(rb"B[DM]C.*?EMC", b"", page, flags=re.DOTALL) for page in pages)
-    marked = [re.findall(rb"/MCID (\d+)>> BDC", page) for page in pages]
-    assert sorted(int(number) for kids, _ in elements for number in kids.split()) == sorted(
-        number for page in marked for number in range(len(page))
-    )
+
+def test_a_name_in_a_study_is_text_in_the_certificate_and_no_command(workspace: Workspace) -> None:
+    facts = certificate_facts(workspace)
+    facts["study"] = {**facts["study"], "name": '#panic("x") $1 [a]'}
+    assert paper_of(facts).pdf()

@@ -29,6 +29,7 @@ def test_it_serves_the_study_and_ends_with_the_block(tmp_path):
         urllib.request.urlopen(url, timeout=2)
 
 
+@pytest.mark.slow
 def test_a_dashboard_that_cannot_start_is_told_and_changes_nothing(tmp_path):
     said: list[str] = []
     (tmp_path / "not-a-study").mkdir()

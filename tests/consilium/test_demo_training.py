@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from client.training.lock import writing
-from client.training.site import one_after_another
+from client.records.lock import writing
 from common.data.msd import write_dataset
 from common.errors import Refused
 from consilium.demo import training
+from tests.trained_sites import one_after_another
 from tests.worlds import DATA, STUDY, site_toml, write_case
 
 

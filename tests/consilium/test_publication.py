@@ -93,7 +93,12 @@ def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the
     workspace.node_keys_dir.mkdir()
     (workspace.node_keys_dir / f"{name}.pub").write_text(f"{public} {name}\n")
     site = next(one for one in workspace.sites() if one.name == name)
-    write_admitted(workspace.nodes_file, (AdmittedNode(site=name, key=public, node_id=site.node_id),))
+    nodes = [AdmittedNode(site=name, key=public, node_id=site.node_id)]
+    for other in workspace.sites():
+        if other.name != name:
+            key = " ".join(create_node_keys(tmp_path / other.name).public.read_text().split()[:2])
+            nodes.append(AdmittedNode(site=other.name, key=key, node_id=other.node_id))
+    write_admitted(workspace.nodes_file, nodes)
     (workspace.root / "site-reports").mkdir()
     (workspace.root / "site-reports" / f"{name}.json").write_text(json.dumps({"site": name, "cases": 40}))
     (workspace.root / "logs").mkdir(exist_ok=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,16 +17,17 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from common.config import load_study
 from common.data.msd import read_dataset
+from common.data.split import read_left_out
 from common.data.synthetic_tumours import write_tumours
 from common.data.volume import load_label
 from common.errors import InvalidInput
 from common.events import read_events
 from common.ledger.keys import load_signing_key
-from common.protocols.base import protocol_name
 from consilium.cli.simulate import app
 from consilium.cli.study import study_app
 from consilium.demo import run
@@ -46,13 +49,13 @@ CASES = 24
 
 def lay(root: Path, layout: str) -> None:
     """One dataset in a layout, its core called 1, or 3 where the layout can say so."""
-    found = balls(CASES)
+    images, labels = balls(CASES)
     number = 3 if layout in ("bids", "table") else 1
     rows = []
     for i in range(CASES):
         name = f"case{i:02d}"
-        image = nib.Nifti1Image(found.images[i, 0], np.eye(4))
-        label = nib.Nifti1Image((found.labels[i] * number).astype(np.uint8), np.eye(4))
+        image = nib.Nifti1Image(images[i, 0], np.eye(4))
+        label = nib.Nifti1Image((labels[i] * number).astype(np.uint8), np.eye(4))
         places = {
             "msd": (f"imagesTr/{name}.nii.gz", f"labelsTr/{name}.nii.gz"),
             "nnunet": (f"imagesTr/{name}_0000.nii.gz", f"labelsTr/{name}.nii.gz"),
@@ -90,7 +93,7 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
         hospitals=3,
         queries=4,
         label_maps=4,
-        joint=True,
+        rounds=True,
         simulated=True,
         channels="" if layout in ("msd", "nnunet") else "T1w" if layout == "bids" else "image",
     )
@@ -107,6 +110,62 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
     assert all(0 < truth.mean() < 1 for truth in truths.values())
     for site in sites:
         assert all(load_label(case.label, study.data).max() == 1 for case in site.labelled if case.label)
+
+
+@pytest.mark.parametrize("layout", ["msd", "nnunet", "table", "bids"])
+def test_no_case_vanishes_capitals_are_read_and_what_is_left_out_is_named_and_kept(tmp_path: Path, layout: str) -> None:
+    root = tmp_path / "set"
+    lay(root, layout)
+    for path in sorted(root.rglob("*case0[1-9]*.nii.gz")):  # a scanner that writes capitals
+        path.rename(path.with_name(path.name.removesuffix(".nii.gz") + ".NII.GZ"))
+    for index in ("dataset.json", "cases.csv"):
+        if (root / index).exists():
+            text = (root / index).read_text()
+            (root / index).write_text(re.sub(r"(case0[1-9])\.nii\.gz", r"\1.NII.GZ", text))
+    broken = next(path for path in sorted(root.rglob("*case20*")) if path.is_file() and "dseg" not in path.name)
+    broken.write_bytes(broken.read_bytes()[:100])  # cut short: among the sites' or the public's, as the seed has it
+    options = DemoOptions(
+        data=str(root),
+        hospitals=3,
+        queries=4,
+        label_maps=4,
+        simulated=True,
+        channels="" if layout in ("msd", "nnunet") else "T1w" if layout == "bids" else "image",
+    )
+    said: list[str] = []
+    places = Places(tmp_path / "out")
+    run._data(places, options, tell=said.append)
+    used, left_out = read_left_out(places.split / "split.json")
+    assert (used, len(left_out)) == (CASES - 1, 1)
+    assert said[0] == f"cases: {CASES - 1} used, 1 left out"
+    assert "case20" in said[1]
+    assert "case20" in left_out[0].case
+
+
+def test_a_remedy_names_no_option_that_the_command_lacks(tmp_path: Path) -> None:
+    lay(tmp_path / "set", "msd")
+    asked = ["--data", str(tmp_path / "set"), "--labels", "background,other,third", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, asked).exception
+    assert isinstance(refused, InvalidInput)
+    named = set(re.findall(r"--[a-z-]+", str(refused)))
+    assert named <= {option for one in typer.main.get_command(app).params for option in one.opts}, refused
+    assert "site.toml" not in str(refused)
+
+
+def test_uncompressed_data_are_published_too(tmp_path: Path) -> None:
+    lay(tmp_path / "set", "msd")
+    index = tmp_path / "set" / "dataset.json"
+    for path in (tmp_path / "set").rglob("*.nii.gz"):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    index.write_text(index.read_text().replace(".nii.gz", ".nii"))
+    options = DemoOptions(
+        data=str(tmp_path / "set"), hospitals=3, queries=4, label_maps=4, rounds=False, simulated=True
+    )
+    places = Places(tmp_path / "out")
+    run._data(places, options)
+    run._study(places, options, run.Watch(*[lambda *_: None] * 5))
+    assert len(places.workspace.volumes()) == 4
 
 
 def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None:
@@ -140,11 +199,11 @@ def test_how_to_ask_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
     done = CliRunner().invoke(study_app, said[1:])
     assert done.exit_code == 0, done.output
     started = load_study(tmp_path / "trial" / "study.toml")
-    assert protocol_name(study) == protocol_name(started) == asked.protocol == protocol
+    assert study.codec.protocol_name == started.codec.protocol_name == asked.protocol == protocol
     measured = training_for(protocol)  # as the benchmark trains
     assert (study.teacher, study.student) == (started.teacher, started.student) == measured
-    assert protocol_name(run.terms(replace(options, joint=False), places, maps, [4, 4, 4])) == "per-volume"
-    assert protocol_name(run.terms(replace(options, paired=2), places, maps, [4, 4, 4])) == "joint"
+    assert run.terms(replace(options, rounds=False), places, maps, [4, 4, 4]).codec.protocol_name == "per-volume"
+    assert run.terms(replace(options, paired=2), places, maps, [4, 4, 4]).codec.protocol_name == "joint"
 
 
 def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from common.codecs import Codec, codec_class, fit_codec, label_map_hash, load_codec
-from common.codecs.base import pack, unpack
+from common.codecs.codec import pack, unpack
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy.mechanism import radius_int

@@ -19,22 +19,18 @@ from common.errors import InvalidInput
 from common.events import read_events
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
-from common.protocols.base import halves, protocol_name, site_protocol
+from common.protocols.site_protocol import site_protocol
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import Released, read_released
-from server.postprocess.student import lesson_of
-from server.protocols.base import Answer, protocol_of
-from server.protocols.controls import CONTROLS
+from server.postprocess.networks import lesson_of
+from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.query_protocol import Answer, protocol_of
 from server.study import consent_text
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
 
 
 def never(_query: str) -> Answer | None:
     return None
-
-
-def refused(_name: str) -> torch.nn.Module:
-    raise InvalidInput("no control stands before this one")
 
 
 class ProtocolContract:
@@ -67,15 +63,15 @@ class ProtocolContract:
 
     def test_a_study_selects_it_by_its_terms(self, released: Released) -> None:
         study = released.public.study
-        assert protocol_name(study) == protocol_of(study).name == self.name
-        site, server = halves(study).site, halves(study).server
+        assert study.codec.protocol_name == self.name
+        site, server = study.codec.terms.site, study.codec.terms.server
         assert [target.rpartition(":")[2] for target in (site, server)] == [
             type(site_protocol(study)).__name__,
             type(protocol_of(study)).__name__,
         ]
 
     def test_a_site_accepts_what_it_asks_and_declines_another_shape(self, released: Released) -> None:
-        first = next(protocol_of(released.public.study).questions(released.public, never))
+        first = next(protocol_of(released.public.study).configure(released.public, never))
         for query in first:
             assert self.offered(released, query) == "accepted"
             other = "a" * 64 if query.centre == "zero" else "zero"
@@ -85,12 +81,12 @@ class ProtocolContract:
         protocol, known = protocol_of(released.public.study), {a.query.id: a for a in released.answers}
         before = sorted(path.name for path in recorded.workspace.objects_dir.iterdir())
         first, again = (
-            [query.id for group in protocol.questions(released.public, known.get) for query in group] for _ in range(2)
+            [query.id for group in protocol.configure(released.public, known.get) for query in group] for _ in range(2)
         )
         assert first == again
         assert set(first) <= known.keys()
         assert sorted(path.name for path in recorded.workspace.objects_dir.iterdir()) == before
-        begun = [query.id for query in next(protocol.questions(released.public, never))]
+        begun = [query.id for query in next(protocol.configure(released.public, never))]
         assert begun == [answer.query.id for answer in released.answers][: len(begun)]
 
     def test_every_planned_query_is_one_charge_and_one_answer(self, recorded: Recorded, released: Released) -> None:
@@ -115,25 +111,29 @@ class ProtocolContract:
 
     def test_every_volume_that_is_asked_about_gets_probabilities(self, released: Released) -> None:
         study, protocol = released.public.study, protocol_of(released.public.study)
-        labels = list(protocol.labels(released.public, released.answers))
-        asked = protocol.asked_about(study, released.public.volumes)
+        labels = list(protocol.aggregate(released.public, released.answers).labels())
+        agenda = protocol.agenda(study)
+        asked = agenda.asked(released.public.volumes)
         assert sorted(label.volume for label in labels) == sorted(asked)
-        assert protocol.volumes_answered(len(released.answers), asked=len(asked)) == len(asked)
-        assert protocol.volumes_answered(0, asked=len(asked)) == 0
+        assert agenda.labelled(len(released.answers), asked=len(asked)) == len(asked)
+        assert agenda.labelled(0, asked=len(asked)) == 0
         for label in labels:
             assert label.probabilities.shape == (len(study.data.labels), *study.data.grid)
             assert label.probabilities.min() >= 0
             np.testing.assert_allclose(label.probabilities.sum(axis=0), 1, atol=1e-5)
-        assert list(protocol.labels(released.public, ())) == []
-        assert protocol.weigh(released.public, ()) is None
+        nothing = protocol.aggregate(released.public, ())
+        assert [*nothing.labels(), *nothing.doubts(draws=1)] == []
+        assert nothing.weighed() is None
 
     def test_student_and_controls_are_made_of_different_things_and_named_by_them(self, released: Released) -> None:
         protocol, lesson = protocol_of(released.public.study), lesson_of(released)
-        before = CONTROLS[:2]  # the last may need one that was trained
-        trainings = [protocol.student(lesson), *(protocol.control(lesson, name, trained=refused) for name in before)]
+        before = (STUDENT, *CONTROLS[:2])  # the last control may need one that was trained
+        trainings = [protocol.finish(lesson, name) for name in before]
         inputs = [training.inputs for training in trainings if training is not None]
         assert len(set(inputs)) == len(inputs) == 3
-        assert protocol.student(lesson).inputs == inputs[0]
+        again = protocol.finish(lesson, STUDENT)
+        assert again is not None
+        assert again.inputs == inputs[0]
 
     def test_a_run_trains_student_and_controls_and_a_second_run_nothing(self, recorded: Recorded) -> None:
         def trained() -> list[str]:
@@ -146,14 +146,14 @@ class ProtocolContract:
         assert (trained(), len(read_released(recorded.workspace).answers)) == (before, rows)
 
     def test_too_few_public_volumes_are_refused(self, released: Released) -> None:
-        protocol = protocol_of(released.public.study)
-        protocol.check_volumes(released.public.study, QUERIES)
+        agenda = protocol_of(released.public.study).agenda(released.public.study)
+        agenda.check_volumes(QUERIES)
         with pytest.raises(InvalidInput, match="public volumes"):
-            protocol.check_volumes(released.public.study, 0)
+            agenda.check_volumes(0)
 
     def test_its_plan_is_in_the_words_that_a_hospital_reads(self, released: Released) -> None:
         study = released.public.study
-        words = protocol_of(study).wording(study)
+        words = protocol_of(study).agenda(study)
         assert f"plan {words.plan}," in consent_text.for_consortium(study, sites=4)
         said = " ".join(consent_text.for_site(study).split())
         assert f"segment {words.which} public volumes" in said
@@ -161,7 +161,7 @@ class ProtocolContract:
 
     def test_no_torch_is_loaded_before_there_is_something_to_train(self, released: Released) -> None:
         """Questions are asked and answers read while the ledger is open."""
-        targets = halves(released.public.study)
+        targets = released.public.study.codec.terms
         program = "import importlib, sys; [importlib.import_module(n.partition(':')[0]) for n in sys.argv[1:]]; "
         program += "sys.exit('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", program, targets.site, targets.server], check=False)

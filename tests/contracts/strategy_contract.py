@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from client.training.base import Part
+from client.records.journal import TrainingJournal
+from client.training.contract import Part
 from client.training.private.clipped_sums import RADIUS_INT
-from client.training.private.journal import Journal
 from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.private.strategies_3d import Patients
 from client.training.private.teachers import Setup, VolumeStrategy, train_privately
@@ -97,7 +97,7 @@ class StrategyContract:
 
     def test_a_training_spends_its_plan_and_tells_no_loss(self, tmp_path: Path) -> None:
         settings, told = self.settings(), []
-        journal = Journal.open(tmp_path / "journal", settings.plan(patients=SLOTS), identity="a")
+        journal = TrainingJournal.open(tmp_path / "journal", settings.plan(patients=SLOTS), identity="a")
         done = train_privately(
             part(), RECIPE, settings, journal, seed=1, on_step=lambda step, loss: told.append((step, loss))
         )

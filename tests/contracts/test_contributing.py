@@ -1,4 +1,4 @@
-"""A codec, a query protocol and a private strategy are added from CONTRIBUTING alone, and keep their contracts."""
+"""A codec, a protocol, a private strategy and a layout are added from CONTRIBUTING alone, and keep their contracts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_block_of_the_steps_is_one_of_them() -> None:
     steps = TEXT.split("## Add a codec")[1].split("\n## ")[0]
-    assert len(re.findall("```python", steps)) == len(re.findall(STEP, TEXT, re.DOTALL)) == 10
+    assert len(re.findall("```python", steps)) == len(re.findall(STEP, TEXT, re.DOTALL)) == 13
 
 
-def test_what_contributing_says_gives_a_codec_a_protocol_and_a_strategy_that_keep_their_contracts(copy: Path) -> None:
-    names = ["codec_mirror", "protocol_pairs", "strategy_plain"]
+@pytest.mark.slow
+def test_what_contributing_says_gives_what_keeps_its_contract(copy: Path) -> None:
+    names = ["codec_mirror", "protocol_pairs", "strategy_plain", "layout_side_by_side"]
     files = [f"tests/contracts/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     first = {**os.environ, "PYTHONPATH": str(copy)}  # the copy's packages come before the installed ones

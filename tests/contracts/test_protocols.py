@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contracts.protocol_contract import ProtocolContract
 from tests.dashboard_study import QUERIES
 
@@ -15,6 +17,7 @@ class TestJoint(ProtocolContract):
     rounds = 2
 
 
+@pytest.mark.slow
 class TestAppearance(ProtocolContract):
     name, queries = "appearance", 2
     protocol = "appearance"

@@ -6,7 +6,6 @@ Needs a Docker engine and compose; `docker/engine.sh run` starts an engine where
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import tarfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docker.conftest import ENVIRONMENT
 from tests.docker.scan import SCAN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ class Compose:
 def compose(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     """Everything built, brought up and run to the study's end; removed afterwards whatever happens."""
     values = {
-        **os.environ,
+        **ENVIRONMENT,
         "COMPOSE_PROJECT_NAME": PROJECT,
         "OUT": str(tmp_path_factory.mktemp("out")),
         "CONSILIUM_QUERIES": "8",
@@ -62,7 +62,8 @@ def compose(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         ["make", "docker-demo"], cwd=ROOT, env=values, check=False, timeout=3600, capture_output=True, text=True
     )
     try:
-        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        if done.returncode != 0:
+            pytest.fail(f"the federation did not come up:\n{(done.stdout + done.stderr)[-6000:]}", pytrace=False)
         yield made
     finally:
         subprocess.run(["make", "docker-down"], cwd=ROOT, env=values, check=True, timeout=300)

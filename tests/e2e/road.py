@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.ledger.site_ledger import SiteLedger
-from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
+from client.training.private.settings import PrivateSettings
+from common.config import CodecConfig, CollectionConfig, DataConfig, GateConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.events import read_events
@@ -24,12 +25,16 @@ from common.privacy.mechanism import GRID_BITS
 from consilium.demo.federation import Federation, write_server, write_sites
 from consilium.demo.training import train_all
 from server.ledger.server_ledger import Ledger
+from server.public.said import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
 CHUNK = 1 << 26
+NO_GATE = GateConfig()
+DATA = study_data(2)
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
+CODEC = CodecConfig(augmentations=20, max_dimension=8)
 PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
 
 
@@ -39,6 +44,11 @@ class Road:
     workspace: Workspace
     sites: dict[str, Path]
     federation: Federation
+
+    @property
+    def peers_file(self) -> Path:
+        """The list of hospitals and keys that the server gives."""
+        return said_file(self.workspace.objects_dir, PEERS, self.workspace.study().id)
 
     def ledger(self) -> Ledger:
         return Ledger.open(self.workspace.ledger_file)
@@ -59,9 +69,9 @@ class Road:
             time.sleep(0.05)
         raise AssertionError(f"no {kind} event within {timeout_s} s")
 
-    def consilium(self, *arguments: str) -> subprocess.CompletedProcess:
+    def consilium(self, *arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
 def memory_with_one_reply(road: Road) -> bytes:
@@ -163,12 +173,20 @@ def build(
     *,
     collection: CollectionConfig,
     privacy: PrivacyConfig = PRIVACY,
+    codec: CodecConfig = CODEC,
+    private: PrivateSettings | None = None,
+    patients: int = PATIENTS,
+    gate: GateConfig = NO_GATE,
+    data: DataConfig = DATA,
 ) -> tuple[Workspace, dict[str, Path]]:
-    """A study with its codec and volumes, and sites with trained teachers; nothing runs yet."""
-    phantoms = write_phantoms(root / "all", cases=len(names) * PATIENTS + privacy.planned_queries + 8, seed=1)
+    """Make a study with its codec and volumes, and sites with trained teachers; nothing runs yet.
+
+    ``private``: how the teachers are trained, where they are trained privately.
+    """
+    phantoms = write_phantoms(root / "all", cases=len(names) * patients + privacy.planned_queries + 8, seed=1)
     cases = list(phantoms.cases)
     for k, name in enumerate(names):
-        part = cases[k * PATIENTS : (k + 1) * PATIENTS]
+        part = cases[k * patients : (k + 1) * patients]
         write_dataset(
             root / "data" / name,
             name=name,
@@ -177,15 +195,16 @@ def build(
             cases=part,
             synthetic=True,
         )
-    rest = cases[len(names) * PATIENTS :]
+    rest = cases[len(names) * patients :]
     study = Study(
         name="road",
-        data=study_data(2),
+        data=data,
         privacy=privacy,
-        codec=CodecConfig(augmentations=20, max_dimension=8),
+        codec=codec,
         teacher=RECIPE,
         student=RECIPE,
         collection=collection,
+        gate=gate,
     )
     workspace = Workspace(root / "server")
     setup.create_study(workspace, study)
@@ -193,6 +212,5 @@ def build(
     setup.fit_study_codec(workspace, [case.label for case in rest[privacy.planned_queries :]], sites=len(names))
     write_server(workspace)
     sites = write_sites(workspace, root / "sites", names=names, data=root / "data")
-    for number, (name, directory) in enumerate(sites.items()):
-        train_all({name: directory}, seed=number, processes=1, on_steps=lambda done, total: None)
+    train_all(sites, seed=0, processes=1, on_steps=lambda done, total: None, private=private)
     return workspace, sites

@@ -71,9 +71,14 @@ def test_the_same_command_finishes_what_was_interrupted(demo):
     assert report["privacy"]["queries"] == report["privacy"]["planned_queries"] == 4
     assert 8 * 0.999 <= report["privacy"]["epsilon_exact"] <= 8
     assert "δ = 1e-05, unit patient, relation replace-one" in stdout
-    assert report["bought"] in stdout
-    assert report["known"] in stdout
-    assert re.search(r"Controls: zero code 0\.\d{3}, shuffled codes 0\.\d{3}, public only 0\.\d{3}; student", stdout)
+    worth, lines = report["worth"], stdout.splitlines()
+    best = max(one["dice"]["mean"] for one in report["controls"].values())
+    student = report["student"]["dice"]["mean"]
+    assert f"The student has Dice {student:.3f}, {worth['reference']} {best:.3f}, " in lines[0]
+    assert f" {student - best:+.3f} (95 % interval " in lines[0]
+    assert [line.split()[0] for line in lines[:3]] == ["The", "All", "Each"]
+    assert lines[-1].startswith("The report is ")
+    assert all(line.endswith(".") for line in lines)
 
 
 def test_the_report_has_what_was_promised(demo):

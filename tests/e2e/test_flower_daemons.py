@@ -149,6 +149,7 @@ def all_pids(daemons: tuple[Daemon, ...]) -> set[int]:
     return set().union(*(daemon.members() for daemon in daemons))
 
 
+@pytest.mark.slow
 def test_a_registered_node_is_admitted_and_a_stranger_refused(tmp_path: Path) -> None:
     with ProcessGroup() as group:
         federation = start(group, tmp_path)

@@ -61,9 +61,12 @@ ELSEWHERE = {
     "consilium study init second": "tests/e2e/test_second_study.py",
     "consilium provision server second": "tests/e2e/test_second_study.py",
     "consilium provision approve second": "tests/e2e/test_second_study.py",
+    "consilium site consent --site-dir site/studies/second": "tests/e2e/test_second_study.py",
     "consilium site train --site-dir site/studies/second": "tests/e2e/test_second_study.py",
     "consilium site up --site-dir site/studies/second": "tests/e2e/test_second_study.py",
     "consilium site teacher add": "tests/client/teachers",
+    "consilium student verdict": "tests/e2e/test_dispute.py",
+    "consilium study evaluate": "tests/server/study/test_evaluated.py",
     "consilium dashboard": "tests/server/dashboard",
     "consilium demo": "tests/e2e/test_demo.py",
     "consilium simulate": "tests/consilium/test_simulate.py",
@@ -235,7 +238,7 @@ def consortium(road: Road) -> None:
     assert "`consilium study init`" in office.wrong("consilium study status trial")
     office.type("study init trial", ("trial --name", "draft --name"))
     study = (office.folder / "draft" / "study.toml").read_text()  # the operator's own file, with a smaller recipe
-    study = re.sub(r"(?ms)^\[(teacher|student)\]\n.*?(?=^\[|\Z)", "", study) + SMALL[0]
+    study = re.sub(r"(?ms)^\[(teacher|student|gate)\]\n.*?(?=^\[|\Z)", "", study) + SMALL[0] + "[gate]\nverdicts = 0\n"
     study = re.sub(r"(?m)^(augmentations|max_dimension) = .*\n", "", study).replace("[codec]\n", "[codec]\n" + SMALL[1])
     (office.folder / "study.toml").write_text(study)
     shutil.rmtree(office.folder / "draft")
@@ -260,7 +263,7 @@ def consortium(road: Road) -> None:
         log = office.start("server up trial", until="another program has it; to fix: end that program")
     office.until(lambda: "server is up" in log.read_text(), log)  # once the port is free, and without anybody
     assert "already" in office.wrong("consilium server up trial")
-    assert "no run is going on" in office.wrong("consilium study stop trial")
+    assert "no run is active" in office.wrong("consilium study stop trial")
 
 
 def hospital(road: Road, name: str) -> None:
@@ -281,10 +284,14 @@ def hospital(road: Road, name: str) -> None:
         again = "consilium site init --kit kit --data data/north --site-dir another"
         assert "`consilium site join" in party.wrong(again)
         assert "# [dataset]" in (party.folder / "site" / "site.toml").read_text()
-        unready = party.start("site up --site-dir site", until="FAIL admission")
-        assert "to fix: `consilium site train`" in unready.read_text()
-        party.end()
+        assert "`consilium site consent`" in party.wrong("consilium site up --site-dir site")
+    party.type("site consent --site-dir site --by", more=" --yes")
+    if name == "north":
+        assert "`consilium site train`" in party.wrong("consilium site up --site-dir site")
     party.type("site train --site-dir site", more=PRIVATE + STRATEGY[name])
+    if name == "north":
+        party.start("site up --site-dir site", until="FAIL admission")
+        party.end()
     if name == "north":
         for beginning in ("site doctor --site-dir site", "site doctor --site-dir site --data data/north"):
             doctor = CliRunner().invoke(app, shlex.split(party._words(beginning, ()))[1:])
@@ -429,8 +436,9 @@ def test_sites_hold_receipts_for_all_that_was_released(road: Road) -> None:
 def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     north, office = road.hospitals["north"], road.office
     assert "ready" in north.type("site status --site-dir site")
+    north.type("site student pull --site-dir site --to-evaluate")
+    assert "signed; send it" in north.type("site evaluate --site-dir site --verdict")
     north.type("site student pull --site-dir site")
-    assert "Dice" in north.type("site evaluate --site-dir site")
     for folder, of in (("scans", "imagesTr"), ("drawn", "labelsTr")):
         shutil.copytree(office.folder / "validation" / of, office.folder / folder)
     assert "images: got" in office.wrong("consilium predict nowhere --model trial/bundle --out predictions")

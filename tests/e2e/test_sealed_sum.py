@@ -83,6 +83,16 @@ def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(
     assert report.ok, report.problems
 
 
+def test_heads_are_countersigned_at_the_end_of_the_run_and_verify_counts_the_witnesses(road: Road) -> None:
+    """The server's head by all, a hospital's own by the peers that confirmed it, over Flower's daemons."""
+    found = json.loads(road.consilium("verify", str(road.workspace.root), "--json").stdout)["countersigned"]
+    assert (sorted(found["witnesses"]), found["size"], found["problems"]) == (list(NAMES), found["rows"], [])
+    assert {event["site"] for event in road.events("witnessed")} == set(NAMES)
+    assert road.events("witness-missing") == road.events("witness-disagrees") == []
+    own = json.loads(road.consilium("verify", str(road.sites[NAMES[0]]), "--json").stdout)["countersigned"]
+    assert sorted(own["witnesses"]) == list(NAMES[1:-1])
+
+
 def test_a_hospital_that_confirmed_nobody_sends_nothing_and_is_told_what_to_do(road: Road) -> None:
     answered = {(e["accepted"], e["reason"]) for e in road.events("offer-answered") if e["site"] == STRANGER}
     assert answered == {(False, "unknown-peers")}
@@ -99,6 +109,27 @@ def test_the_list_comes_over_the_network_and_says_what_was_confirmed(road: Road)
     shown = road.consilium("site", "peers", "--site-dir", str(road.sites[NAMES[0]]), "--fetch", "--json")
     assert shown.returncode == 0, shown.stderr
     assert {peer["standing"] for peer in json.loads(shown.stdout)["peers"]} == {"confirmed"}
+
+
+def test_a_dispute_about_a_draw_of_honest_hospitals_finds_nobody(road: Road) -> None:
+    study, auditor = str(road.workspace.root), road.root / "auditor"
+    assert road.consilium("dispute", "keys", str(auditor)).returncode == 0
+    draw = road.consilium("dispute", "evidence", study).stdout.split()[0]
+    evidence, files = road.root / "evidence.json", []
+    assert road.consilium("dispute", "evidence", study, draw, "--out", str(evidence)).returncode == 0
+    for name in NAMES[:-1]:
+        files.append(str(road.root / f"{name}.disclosure"))
+        done = road.consilium(
+            *("site", "disclose", draw, "--to", str(auditor / "auditor.json"), "--yes"),
+            *("--site-dir", str(road.sites[name]), "--out", files[-1]),
+        )
+        assert done.returncode == 0, done.stderr
+    done = road.consilium(
+        *("dispute", "judge", str(evidence), *files, "--keys", str(auditor)),
+        *("--peers", str(road.peers_file), "--out", str(road.root / "judged.json"), "--json"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {(one["disclosure"], one["part"]) for one in json.loads(done.stdout)["findings"]} == {("true", "within")}
 
 
 def test_no_code_is_on_the_servers_disk_or_in_its_memory_after_the_release(road: Road) -> None:

@@ -2,127 +2,23 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
-
 import pytest
 
-from client.policy import load_site
-from client.site.books import read_books
-from client.site.enrolment import SiteKit, join_site
-from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
-from common.data.dataset import Case
-from common.data.msd import write_dataset
-from common.data.synthetic import study_data, write_phantoms
-from common.events import read_events
-from consilium.demo.federation import running, write_server, write_sites
+from common.errors import InvalidInput
+from consilium.demo.federation import running, write_sites
 from consilium.demo.training import train_all
-from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from server.operations import provision
-from server.operations.supervisor import RunFailed, request_stop, supervise
+from server.operations.supervisor import RunFailed
 from server.study import create_study as setup
-from server.study.workspace import Workspace
+from tests.e2e.consortium import POOL_EPSILON, SITES, Consortium, collect, consortium_of, costs, events
 
 pytestmark = pytest.mark.slow
-
-SITES = ("site-0", "site-1")
-QUERIES, PATIENTS, POOL_EPSILON = 2, 2, 10.0
-RECIPE = TrainingConfig(channels=(4, 8), steps=2)
-
-
-@dataclass
-class Consortium:
-    """Public cases that no study asked about yet, and the hospitals' first directories."""
-
-    root: Path
-    public: list[Case]
-    sites: dict[str, Path]
-    first: Workspace
-
-    def study(self, name: str, *, epsilon: float, ledger: Path | None) -> Workspace:
-        """A study of its own volumes and codec, set up and ready for sites."""
-        study = Study(
-            name=name,
-            data=study_data(2),
-            privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=QUERIES, quorum=2),
-            codec=CodecConfig(augmentations=10, max_dimension=4),
-            teacher=RECIPE,
-            student=RECIPE,
-            collection=CollectionConfig(offer_deadline_s=20.0, patience_s=60.0),
-        )
-        workspace = Workspace(self.root / name)
-        setup.create_study(workspace, study, ledger=ledger)
-        asked, fitted = [self.public.pop() for _ in range(QUERIES)], self.public[:6]
-        setup.publish_volumes(workspace, [case.image for case in asked])
-        setup.fit_study_codec(workspace, [case.label for case in fitted], sites=len(SITES))
-        write_server(workspace)
-        return workspace
-
-    def join(self, workspace: Workspace) -> dict[str, Path]:
-        """Every hospital joins with the books it has, and serves the teachers it has."""
-        joined = {}
-        for name, existing in self.sites.items():
-            kit = self.root / "kits" / f"{workspace.root.name}-{name}"
-            provision.make_kit(workspace, name, kit)
-            joined[name], _ = join_site(None, kit=SiteKit.load(kit), existing=existing)
-            shutil.copytree(
-                existing / "teachers", joined[name] / "teachers", ignore=shutil.ignore_patterns("slots.json")
-            )
-        return joined
-
-    def set_caps(self, epsilon: float) -> None:
-        """The hospitals' own decision, in the one place where it stands."""
-        for directory in self.sites.values():
-            text = (directory / "site.toml").read_text()
-            (directory / "site.toml").write_text(re.sub(r"(?m)^epsilon = .*$", f"epsilon = {epsilon}", text))
-
-    def spent(self) -> dict[str, tuple[Fraction, Fraction]]:
-        """Σμ² of every pool, by the consortium's ledger and by the hospital's own."""
-        found = {}
-        with Ledger.open(self.first.ledger_file) as ledger:
-            for name, directory in self.sites.items():
-                with read_books(load_site(directory)) as own:
-                    found[name] = ledger.spent(f"{name}/patients").mu_squared, own.spent().mu_squared
-        return found
-
-
-def costs(workspace: Workspace) -> Fraction:
-    """Σμ² of a study's answers, added up here from the release rows alone."""
-    study = workspace.study()
-    with Ledger.open(workspace.ledger_file) as ledger:
-        answers = ledger.answers(study.id)
-    assert len(answers) == QUERIES
-    moved = [Fraction(2 * answer.query.mechanism.radius_int) for answer in answers]
-    return sum((m**2 / a.query.mechanism.noise_std**2 for m, a in zip(moved, answers, strict=True)), Fraction(0))
-
-
-def collect(workspace: Workspace) -> None:
-    """Run a study until its answers are in or were refused; no student is trained here."""
-
-    def stop(event: dict) -> None:
-        if event["event"] in ("released", "budget-refused"):
-            request_stop(workspace)
-
-    supervise(workspace, on_event=stop)
-
-
-def events(workspace: Workspace, kind: str) -> list[dict]:
-    return [event for event in read_events(workspace.events_file) if event["event"] == kind]
 
 
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Consortium:
     root = tmp_path_factory.mktemp("studies")
-    phantoms = write_phantoms(root / "all", cases=len(SITES) * PATIENTS + 4 * QUERIES + 6, seed=1)
-    cases = list(phantoms.cases)
-    for k, name in enumerate(SITES):
-        part = cases[k * PATIENTS : (k + 1) * PATIENTS]
-        write_dataset(root / "data" / name, name=name, labels=phantoms.labels, channels=phantoms.channels, cases=part)
-    made = Consortium(root, cases[len(SITES) * PATIENTS :], {}, Workspace(root / "first"))
+    made = consortium_of(root)
     made.study("first", epsilon=8.0, ledger=None)
     made.sites = write_sites(made.first, root / "sites", names=SITES, data=root / "data")
     train_all(made.sites, seed=0, processes=1, on_steps=lambda done, total: None)
@@ -143,8 +39,12 @@ def test_both_books_show_the_sum_of_two_studies_and_each_refuses_a_third_by_itse
     total = first + costs(second)
     assert consortium.spent() == dict.fromkeys(SITES, (total, total))
 
-    # The hospitals' books are raised out of the way: the consortium's ledger refuses.
-    third = consortium.study("third", epsilon=8.0, ledger=second.root)
+    with pytest.raises(InvalidInput, match="its budget for life is spent"):
+        consortium.study("refused", epsilon=8.0, ledger=second.root)
+    # Made while there was room, and the hospitals' books raised out of the way: the consortium's ledger refuses.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "check_shared", lambda _ledger, _study: None)
+        third = consortium.study("third", epsilon=8.0, ledger=second.root)
     joined = consortium.join(third)
     consortium.set_caps(1000.0)
     with running(third, joined):

@@ -28,11 +28,11 @@ from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
 from server.ledger.server_ledger import Ledger
 from server.postprocess import bundle  # here, so that a forked process does not have to
-from server.protocols import student
+from server.protocols import student_fit
 from server.study.workspace import Workspace
 from tests.faults.ledger.crash_parts import Sockets
 
-__all__ = ["POINTS", "student"]
+__all__ = ["POINTS", "student_fit"]
 
 
 def die() -> None:

@@ -27,7 +27,8 @@ from common.ledger.charges import Spend
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from server.study.workspace import CodecRecord, Workspace
+from server.public.material import CodecRecord
+from server.study.workspace import Workspace
 from tests.faults.kill_parts import POINTS
 from tests.federation import GRID, Federation, make_study
 

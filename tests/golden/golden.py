@@ -26,18 +26,20 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import common.ledger.chain
 from client.ledger.site_ledger import SiteLedger
-from client.policy import Consent, load_site
-from client.worker import Worker
+from client.policy import load_site
 from common.config import load_study
 from common.events import EventLog
-from common.objects import ObjectStore
+from consilium.in_process import Sites, Wire
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Ledger
-from server.protocols.joint.rounds import FRAMES
+from server.protocols.rounds import FRAMES
+from server.public.kept import write_record
+from server.public.material import CodecRecord
 from server.study.create_study import add_site, create_study, server_keys
-from server.study.workspace import CodecRecord, Site, Workspace, write_record
-from tests.federation import LoopTransport, ball
+from server.study.workspace import Site, Workspace
+from tests.common.ledger.golden_world import as_until_0_2
+from tests.federation import ball
 
 HERE = Path(__file__).parent
 KINDS = ("per-volume", "joint")
@@ -121,6 +123,7 @@ def fixed(*, seed: str) -> Iterator[None]:
         return share * int(noise_std) // 2**31
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(as_until_0_2())
         for target, name, value in (
             (Ed25519PrivateKey, "generate", lambda: Ed25519PrivateKey.from_private_bytes(draw(32))),
             (X25519PrivateKey, "generate", lambda: X25519PrivateKey.from_private_bytes(draw(32))),
@@ -172,17 +175,16 @@ def ask(root: Path, *, until: int | None = None) -> None:
     """Run or resume the study's collection over its sites' real workers; stopped after ``until`` stored answers."""
     workspace = Workspace(root / "study")
     with contextlib.ExitStack() as stack:
-        workers = {}
-        for number in range(SITES):
-            folder = root / f"site-{number}"
-            ledger = stack.enter_context(_site_ledger(folder))
-            workers[100 + number] = Worker(
-                config=load_site(folder),
-                consent=Consent.of(load_study(folder / "study.toml")),
-                ledger=ledger,
-                voters=Voters(number),
-                fetch=ObjectStore(workspace.objects_dir).get,
-            )
+        sites = Sites(
+            root,
+            workspace.sites(),
+            workspace.study(),
+            config=lambda site: load_site(root / site.name),
+            voters=lambda site: Voters(site.node_id - 100),
+            fetch=workspace.objects.get,
+            consented=True,
+        )
+        stack.callback(sites.close)
         events = EventLog(workspace.events_file, study=workspace.study().id)
         emit = events.emit
 
@@ -192,7 +194,7 @@ def ask(root: Path, *, until: int | None = None) -> None:
                 workspace.stop_file.touch()
 
         stack.enter_context(patch.object(events, "emit", stop_after))
-        collect(workspace, LoopTransport(workers), events=events)
+        collect(workspace, Wire(sites.workers), events=events)
         workspace.stop_file.unlink(missing_ok=True)
 
 
@@ -254,8 +256,8 @@ def _write(path: Path, found: dict[str, object]) -> None:
 def make_public() -> None:
     """Write the codec and the frames, once: their bytes depend on the processor's way of adding."""
     from common.canonical import sha256_bytes
-    from common.codecs.base import fit_codec
-    from common.protocols.joint.frame import Frame, plan_frame
+    from common.codecs.codec import fit_codec
+    from common.protocols.frame import Frame, plan_frame
 
     (HERE / "study.tmp").write_text(STUDY.format(queries=VOLUMES, joint="false"))
     study = load_study(HERE / "study.tmp")

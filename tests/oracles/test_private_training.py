@@ -30,9 +30,9 @@ from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 from common.privacy.training import Sampling, TrainingEvent
-from consilium.research import mlp, mlp_strategies, sensitivity
-from consilium.research.mlp_strategies import MacTerms, MlpBbb, MlpMac, MlpSgd
-from consilium.research.private_pca import noisy_second_moment, private_pca, unit_rows
+from research import mlp, mlp_strategies, sensitivity
+from research.mlp_strategies import MacTerms, MlpBbb, MlpMac, MlpSgd
+from research.private_pca import noisy_second_moment, private_pca, unit_rows
 from tests.worlds import silent
 
 F64 = torch.float64
@@ -119,13 +119,13 @@ def test_backprop_in_rank_one_factors_equals_autograd() -> None:
 
 
 def test_one_layer_of_first_order_without_noise_or_clip_is_plain_sgd_step_for_step() -> None:
+    from client.records.journal import TrainingJournal, TrainingPlan
     from client.training.private.engine import run
-    from client.training.private.journal import Journal, TrainingPlan
     from common.privacy.training import Neighbours
 
     x, y = examples(30, 4, 3, one_hot=False)
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, 3), Fraction(10), 9)
-    journal = Journal(TrainingPlan(event, 8.0, 1e-3, Neighbours.ADD_REMOVE, 30))
+    journal = TrainingJournal(TrainingPlan(event, 8.0, 1e-3, Neighbours.ADD_REMOVE, 30))
     made = mac((4, 3), x, y, output="mse", clip=1e3)
     made.optimizer = torch.optim.SGD(made.weights)
     by_hand = made.weights[0].detach().clone()
@@ -346,7 +346,7 @@ def coefficient(name: str, w: torch.Tensor, z: torch.Tensor, i: torch.Tensor) ->
 def the_step_is_the_gradient_of_the_tempered_evidence_bound() -> None:
     """σ = 0, C = ∞: Blundell's estimator by autograd through w = μ + softplus(ρ)ε, with the closed-form KL."""
     rng = torch.Generator().manual_seed(0)
-    posterior = bbb.Posterior.around({"w": torch.randn(5, 3, generator=rng, dtype=F64)}, std=0.3)
+    posterior = bbb.WeightPosterior.around({"w": torch.randn(5, 3, generator=rng, dtype=F64)}, std=0.3)
     x, y = examples(8, 4, 3)
     draw = posterior.draw(rng)
     for temperature, prior, n, middle in ((1.0, 0.5, 8, None), (0.03, 0.2, 60, None), (0.03, 0.2, 60, 0.7)):
@@ -426,6 +426,18 @@ def test_each_printed_bound_is_passed_by_some_example(name: str) -> None:
         w = scale * torch.randn(4, units, generator=torch.Generator().manual_seed(seed), dtype=F64)
         worst = max(worst, search(name, w, t, seed=seed) / getattr(printed(w.numpy(), t=t), name))
     assert worst > 1.05
+
+
+def test_appendix_gs_printed_bound_is_too_small_for_the_curvature_and_large_enough_for_half_of_it() -> None:
+    """Appendix G bounds ‖∂²T‖ by ½T²(T² + ‖4β² + α‖²)^½; the search passes that, and not twice as far."""
+    worst = 0.0
+    for seed, scale, t, units in ((0, 0.3, 0.3, 3), (1, 1.0, 1.0, 3), (3, 0.1, 2.0, 8), (4, 1.0, 3.0, 1)):
+        w = scale * torch.randn(4, units, generator=torch.Generator().manual_seed(seed), dtype=F64)
+        m = w.norm(dim=0) * t
+        alpha, beta = torch.nn.functional.softplus(m), torch.sigmoid(m)
+        printed = float(t**2 / 2 * (t**2 + (4 * beta**2 + alpha).norm() ** 2).sqrt())
+        worst = max(worst, 2 * search("c", w, t, seed=seed) / printed)  # the search is for C = ½∂²T
+    assert 1.05 < worst < 2
 
 
 def test_no_example_passes_the_output_bounds() -> None:
@@ -550,6 +562,9 @@ def test_private_pca_without_noise_is_the_eigenbasis_and_whitens() -> None:
     overlap = np.abs(found.components.T @ vt[:3].T)
     np.testing.assert_allclose(overlap, np.eye(3), atol=1e-4)
     np.testing.assert_allclose((found.apply(rows) ** 2).mean(axis=0), 1, rtol=1e-3)
+    flat = np.tile([1.0, 0, 0, 0], (50, 1))  # an eigenvalue below the noise's own size, z·√4, is taken for it
+    scale = private_pca(flat, components=2, noise_multiplier=Fraction(4), noise=silent).scale
+    np.testing.assert_allclose(scale, [1, (50 / 8) ** 0.5], rtol=1e-3)
 
 
 def test_private_pca_noise_is_symmetric_of_the_stated_size_and_a_zero_row_is_safe() -> None:
@@ -575,7 +590,7 @@ def test_adding_a_row_moves_the_second_moment_by_at_most_one() -> None:
 
 def test_the_kl_weights_of_an_epoch_sum_to_the_temperature() -> None:
     """Relative to Σ_n log p, a step of expected batch qn weighs the KL by λ·q: one epoch of 1/q steps gives λ."""
-    posterior = bbb.Posterior.around({"w": torch.ones(2, dtype=F64)}, std=0.1)
+    posterior = bbb.WeightPosterior.around({"w": torch.ones(2, dtype=F64)}, std=0.1)
     zero = {"w": torch.zeros(2, dtype=F64)}
     n, q, temperature, prior = 50, 0.1, 0.3, 0.5
     moves = bbb.posterior_gradients(posterior, zero, zero, bbb.Prior(temperature, prior, n))
@@ -583,8 +598,21 @@ def test_the_kl_weights_of_an_epoch_sum_to_the_temperature() -> None:
     torch.testing.assert_close(per_step / q, temperature * posterior.mean["w"].detach() / prior**2)
 
 
+def test_a_posteriors_deviations_move_by_the_draw_at_which_the_patients_were_asked() -> None:
+    """Adam's first step goes against the sign of G ⊙ ε, ε read off the weights that were sampled."""
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(200, generator=generator, dtype=torch.float64)
+    descent = bbb.PosteriorDescent(bbb.WeightPosterior.around({"w": start}, std=0.1), bbb.Prior(1e-12, 1.0, 1), seed=5)
+    drawn = (descent.sample()["w"] - start) / 0.1
+    likelihood = torch.randn(200, generator=generator, dtype=torch.float64)
+    before = descent.posterior.rho["w"].detach().clone()
+    descent.apply({"w": likelihood}, 1e-3)
+    moved = descent.posterior.rho["w"].detach() - before
+    assert torch.equal(moved.sign(), -(likelihood * drawn).sign())
+
+
 def test_sampled_weights_repeat() -> None:
-    posterior = bbb.Posterior.around({"w": torch.zeros(3, dtype=F64)}, std=0.5)
+    posterior = bbb.WeightPosterior.around({"w": torch.zeros(3, dtype=F64)}, std=0.5)
     one, two = posterior.samples(4, seed=7), posterior.samples(4, seed=7)
     assert all(torch.equal(a["w"], b["w"]) for a, b in zip(one, two, strict=True))
 

@@ -16,11 +16,15 @@ import torch
 from client.training.private import bbb, sampling
 from client.training.private import clipped_sums as sums
 from client.training.private import strategies_3d as volumes
-from consilium.research import mlp, mlp_strategies, sensitivity
+from research import mlp, mlp_strategies, sensitivity
 
 
 def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.LayerBounds:
-    """Appendices E to G of the DP-MAC paper, word for word; b1 and b2 are printed squared, C without its ½."""
+    """Return the bounds of appendices E to G of the DP-MAC paper.
+
+    Two are not as printed, so that all compare with what is released here: b1 and b2 are printed squared, and appendix
+    G derives its bound for ∂²T, whose half is C, so it is halved. For C itself the printed number holds.
+    """
     m, alpha, beta = sensitivity._checked(weights, t)
     columns = np.linalg.norm(weights, axis=0)
     norm = np.linalg.norm
@@ -50,11 +54,11 @@ def double_parts(names: tuple[tuple[str, ...], ...], clips: tuple[float, ...], *
 
 
 def printed_posterior_gradients(
-    posterior: bbb.Posterior,
+    posterior: bbb.WeightPosterior,
     likelihood: dict[str, torch.Tensor],
     draw: dict[str, torch.Tensor],
     prior: bbb.Prior,
-) -> bbb.Posterior:
+) -> bbb.WeightPosterior:
     """The published step: the prior's gradient at w without that of log q, and ∂q/∂θ where ∂ log q/∂θ is meant."""
     weight = prior.temperature / prior.patients
     mean, rho = {}, {}
@@ -67,7 +71,7 @@ def printed_posterior_gradients(
         mean[name] = g_bar + weight * density * draw[name] / s
         by_s = weight * density * (draw[name].square() - 1) / s
         rho[name] = (g_bar * draw[name] + by_s) * torch.sigmoid(r)
-    return bbb.Posterior(mean, rho)
+    return bbb.WeightPosterior(mean, rho)
 
 
 def row_chunks(self: volumes.Patients, batch: np.ndarray, size: int, *, turn: int = 0) -> Iterator[volumes.Chunk]:

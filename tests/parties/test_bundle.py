@@ -217,6 +217,7 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     operator = ("run", "--rm", "-T", *ONE_THREAD, "operator")
     approve = ("provision", "approve", "/study", "/study/request.json", *whom)
     server.compose(*operator, *approve)
+    site.compose(*run, "worker", "site", "consent", "--site-dir", "/site", "--by", "A. Noether", "--yes")
     site.compose(*run, "worker", "site", "train", "--site-dir", "/site")
     site.compose("up", "-d")
     listed = (*operator, "provision", "list", "/study")

@@ -21,14 +21,14 @@ pytestmark = pytest.mark.docker
 
 NAME = "consilium-test-units"
 STUDY, SITE, DATA = "/srv/consilium/study", "/srv/consilium/site", "/srv/data/north"
-CORE, SUPERLINK = "consilium-server", "consilium-superlink"
+CORE, SUPERLINK, GATEWAY = "consilium-server", "consilium-superlink", "consilium-gateway"
 WORKER, NODE = "consilium-site-worker", "consilium-site-node"
 ROLES = {
     **dict.fromkeys(("client.operations.serve", "server.aggregation.core"), "consilium"),
     **dict.fromkeys(
-        ("server.operations.superlink", "server.operations.fleet", "server.operations.gateway", "flower-superexec"),
-        "consilium-superlink",
+        ("server.operations.superlink", "server.operations.fleet", "flower-superexec"), "consilium-superlink"
     ),
+    "server.operations.gateway": "consilium-gateway",
     **dict.fromkeys(("client.app", "flower-supernode"), "consilium-node"),
 }
 """Whose each daemon is."""
@@ -125,17 +125,18 @@ def set_up(one: Machine) -> None:
     one.root("rm", "-r", "/tmp/all", "/tmp/split")
     said = one.consilium("site", "init", "--kit", "/tmp/kit", "--data", DATA, "--site-dir", SITE)
     one.fingerprint = said.splitlines()[-1]
+    one.consilium("site", "consent", "--site-dir", SITE, "--by", "A. Noether", "--yes")
     one.consilium("site", "train", "--site-dir", SITE)
     one.root("systemd-tmpfiles", "--create")
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(machine: Machine) -> None:
-    units = " ".join(f"/etc/systemd/system/{unit}.service" for unit in (CORE, SUPERLINK, WORKER, NODE))
+    units = " ".join(f"/etc/systemd/system/{unit}.service" for unit in (CORE, SUPERLINK, GATEWAY, WORKER, NODE))
     assert machine.root("sh", "-c", f"systemd-analyze verify {units} 2>&1").strip() == ""
 
 
 def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(machine: Machine) -> None:
-    machine.root("systemctl", "start", CORE, SUPERLINK)
+    machine.root("systemctl", "start", CORE, SUPERLINK, GATEWAY)
     for logs in (f"{STUDY}/logs", f"{STUDY}/flower/logs"):
         until(lambda logs=logs: ready(machine, f"{logs}/daemons.jsonl"), "the server is up")
     request = f"{SITE}/request.json"
@@ -149,6 +150,7 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
     users = {role: {user for user, line in machine.processes() if role in line} for role in ROLES}
     assert users == {role: {user} for role, user in ROLES.items()}
     seen_by_the_node(machine)
+    seen_by_the_gateway(machine)
     taken_by_an_app(machine)
     machine.consilium("study", "run", STUDY)
     status = json.loads(machine.consilium("study", "status", STUDY, "--json"))
@@ -158,8 +160,8 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
     # Its init starts again what is killed; what is stopped ends with status 0 and leaves nothing behind.
     machine.root("systemctl", "kill", "--signal", "KILL", NODE)
     until(lambda: machine.show(NODE, "NRestarts") == "1", "systemd starts the node again")
-    machine.root("systemctl", "stop", NODE, WORKER, SUPERLINK, CORE)
-    for unit in (NODE, WORKER, SUPERLINK, CORE):
+    machine.root("systemctl", "stop", NODE, WORKER, GATEWAY, SUPERLINK, CORE)
+    for unit in (NODE, WORKER, GATEWAY, SUPERLINK, CORE):
         assert (machine.show(unit, "Result"), machine.show(unit, "ExecMainStatus")) == ("success", "0"), unit
     assert not [line for user, line in machine.processes() if user.startswith("consilium")]
 
@@ -174,6 +176,18 @@ def seen_by_the_node(machine: Machine) -> None:
     assert f"{SITE}/node/link.json" in found
     assert not [path for path in found if not path.startswith(f"{SITE}/node/")]
     assert machine.denied(*inside, *as_node, "touch", f"{SITE}/node/keys/x")
+
+
+def seen_by_the_gateway(machine: Machine) -> None:
+    """The gateway's user may read neither SuperLink's files nor the operators' secret, and its unit sees none."""
+    as_gateway = ("runuser", "-u", "consilium-gateway", "--")
+    for path in (f"{STUDY}/flower/operator.secret", f"{STUDY}/flower/superlink.db", f"{STUDY}/keys", f"{STUDY}/relay"):
+        assert machine.denied(*as_gateway, "ls", path), path
+    inside = ("nsenter", "--mount", "--target", machine.show(GATEWAY, "MainPID"))
+    found = machine.root(*inside, "find", "/srv", "-type", "f").splitlines()
+    assert f"{STUDY}/gateway/nodes.json" in found
+    assert not [path for path in found if not path.startswith((f"{STUDY}/gateway/", f"{STUDY}/objects/"))]
+    assert machine.show(GATEWAY, "MemoryMax") == str(1 << 30)
 
 
 APP = "/tmp/thief"

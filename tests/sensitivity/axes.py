@@ -57,7 +57,7 @@ PLAIN_AXES: dict[str, tuple[Value, ...]] = {
 
 PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
     "PrivacyConfig.aggregation": ("sealed-sum", "open"),
-    "PrivateSettings.strategy": ("dp-sgd", "dp-bbb"),
+    "PrivateSettings.strategy": ("dp-sgd", "dp-bbb", "dp-mac"),
     "PrivateSettings.per_layer": (False, True),
     "PrivateSettings.neighbours": ("add-remove", "replace-one"),
     "PrivateSettings.sampling": ("poisson", "fixed-partition"),
@@ -68,6 +68,8 @@ PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
 
 ELSEWHERE: dict[str, str] = {
     "DataConfig.grid": "a public shape; one that is not a cube is tried throughout",
+    "Study.pool": "what a pool may spend in its life: a limit in the books, and no part of a sum",
+    "Study.gate": "read once a student is exported: a verdict is of the student, and of no code",
     "PrivacyConfig.epsilon": "sets the noise, which is no part of the sum",
     "PrivacyConfig.delta": "sets the noise",
     "PrivacyConfig.accountant": "sets the noise",
@@ -75,6 +77,7 @@ ELSEWHERE: dict[str, str] = {
     "PrivacyConfig.quorum": "read by the server, and by a sealed site as the least roster it masks for",
     "PrivacyConfig.edition": "a number in the query's id",
     "CodecConfig.radius": "small throughout, so that the clip always acts",
+    "CodecConfig.dimension": "l as the study sets it; a public number",
     "CodecConfig.max_dimension": "bounds l; a public number",
     "CodecConfig.augmentations": "fitting on public label maps",
     "CodecConfig.paired": "public cases of which the public start is made",
@@ -102,6 +105,7 @@ ELSEWHERE: dict[str, str] = {
     "Study.collection": "see CollectionConfig",
     "PrivateSettings.epsilon": "sets the noise of a training",
     "PrivateSettings.delta": "sets the noise of a training",
+    "PrivateSettings.noise_multiplier": "sets the noise of a training",
     "PrivateSettings.rate": "one half throughout: batches with and without the patient",
     "PrivateSettings.steps": "the same for every voter",
     "PrivateSettings.learning_rate": "post-processing of the noisy mean",
@@ -109,6 +113,10 @@ ELSEWHERE: dict[str, str] = {
     "PrivateSettings.temperature": "dp-bbb's prior, which reads no data",
     "PrivateSettings.prior_std": "dp-bbb's prior, which reads no data",
     "PrivateSettings.initial_std": "dp-bbb's start, which reads no data",
+    "PrivateSettings.mu": "how far dp-mac's coordinates move; small throughout, so that they move far",
+    "PrivateSettings.mu_growth": "the same for every patient",
+    "PrivateSettings.z_steps": "the same for every patient",
+    "PrivateSettings.z_rate": "the same for every patient",
     "DatasetSettings.patients": "a table beside the data is read with the layouts msd and nnunet throughout",
     "DatasetSettings.channels": "names of channels in the index; no file",
     "DatasetSettings.choice": "which file of a BIDS session is meant; decided from names",

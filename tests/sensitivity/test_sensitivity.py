@@ -18,8 +18,11 @@ import torch
 
 from client.data import layouts
 from client.masked import masked_code
+from client.records.patient_deal import Slots, by_seed, deal
 from client.teachers.teacher import Teachers
-from client.training.patient_deal import Slots, by_seed, deal
+from client.training.private import mac
+from client.training.private.blocks import Blocks
+from client.training.private.gradients import Weights
 from client.training.private.strategies_3d import Chunk, Patients
 from client.worker import Ask, Worker
 from common.config import Study
@@ -47,7 +50,7 @@ from tests.sensitivity.worlds import (
 
 CONFIGURATIONS: tuple[Choice, ...] = (*covering(PLAIN_AXES), *covering(PRIVATE_AXES))
 FAST = (0, len(tuple(covering(PLAIN_AXES))))
-"""The first configuration without and the first with private training; the others are slow."""
+"""The first configuration without and the first with private training, which meet every exchange; others a share."""
 
 SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 4
 """The slow configurations try every fourth exchange, each another share; `make test-sensitivity` all of them in all."""
@@ -59,8 +62,8 @@ R = int(RADIUS * 2**16)
 STEP_R = 2**24
 
 
-def number(index: int) -> object:
-    marks = () if index in FAST else pytest.mark.slow
+def number(index: int, *, fast: tuple[int, ...] = FAST) -> object:
+    marks = () if index in fast else pytest.mark.slow
     return pytest.param(index, marks=marks, id=f"{index:02d}")
 
 
@@ -139,7 +142,7 @@ def exchanges(index: int) -> list[str]:
     return meant if index in FAST else meant[index % SHARE :: SHARE]
 
 
-@pytest.mark.parametrize("index", [number(index) for index in range(len(CONFIGURATIONS))])
+@pytest.mark.parametrize("index", [number(index, fast=()) for index in range(len(CONFIGURATIONS))])
 def test_one_patient_moves_one_voter_by_what_is_charged_and_nothing_public(index: int, tmp_path: Path) -> None:
     choice = CONFIGURATIONS[index]
     site = make_site(choice)
@@ -180,7 +183,7 @@ def test_a_whole_hospital_moves_its_sum_by_what_is_charged_and_nothing_public(in
             assert norm(theirs) <= voters * R
 
 
-@pytest.mark.parametrize("index", [number(index) for index in FEWER])
+@pytest.mark.parametrize("index", [number(index, fast=()) for index in FEWER])
 def test_a_training_stopped_at_any_step_and_begun_again_moves_no_other_voter(index: int, tmp_path: Path) -> None:
     choice = CONFIGURATIONS[index]
     site = make_site(choice)
@@ -228,6 +231,7 @@ def chosen(index: int, **options: object) -> Choice:
 
 PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3}
 PLAIN = chosen(FAST[0])
+MAC = chosen(FAST[1], PrivateSettings__strategy="dp-mac", PrivateSettings__method="loop", PrivateSettings__chunk=4)
 SEALED = chosen(FAST[0], PrivacyConfig__aggregation="sealed-sum", PrivacyConfig__voters_per_site=1)
 
 
@@ -250,6 +254,39 @@ def test_chunks_made_of_the_filled_slots_alone_are_found(tmp_path: Path, monkeyp
     assert not finds(choice, "not finite", tmp_path / "true", frozen=True)
     monkeypatch.setattr(Patients, "chunks", filled)
     assert finds(choice, "not finite", tmp_path / "fault", frozen=True)
+
+
+def test_one_patient_moves_a_step_of_dp_mac_by_no_more_than_is_charged(tmp_path: Path) -> None:
+    """All blocks together, in units of the noise: R for a patient who is gone, 2R for one exchanged, others no bit."""
+    site = make_site(MAC)
+    victim, voter = victim_of(0, site, MAC)
+    base, own = (
+        run(world, site, tmp_path / name, MAC, frozen=True)
+        for world, name in ((World(site), "base"), (alone(site, victim), "alone"))
+    )
+    assert any(norm(step) > 0 for step in base.steps[voter])
+    for name in ("exchanged", "cannot be read"):
+        other = run(EXCHANGES[name](site, victim), site, tmp_path / name.replace(" ", "-"), MAC, frozen=True)
+        check_steps(base, other, voter=voter, name=name)
+        if name in GONE:
+            check_adds_up(base, other, own, voter=voter)
+
+
+def test_coordinates_kept_from_one_patient_to_the_next_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Z-step that starts where the last patient's ended: quicker, and one patient moves the vectors of others."""
+    real, kept = mac.coordinates, {}
+
+    def warm(blocks: Blocks, each: mac.Each, weights: Weights, patches: torch.Tensor, *rest: object) -> object:
+        z = real(blocks, each, weights, patches + 0.1 * kept.get("last", 0.0), *rest)  # type: ignore[arg-type]
+        kept["last"] = patches.mean()
+        return z
+
+    choice = MAC | {"PrivacyConfig.voters_per_site": 1}
+    assert not finds(choice, "cannot be read", tmp_path / "true", frozen=True)
+    monkeypatch.setattr(mac, "coordinates", warm)
+    assert finds(choice, "cannot be read", tmp_path / "fault", frozen=True)
 
 
 def test_one_voters_failure_that_silences_all_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

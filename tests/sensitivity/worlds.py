@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,19 +27,21 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import client.training.private.engine as engine
 from client.data.layouts import DatasetSettings, open_for_training
+from client.declined import DECLINED
 from client.ledger.site_ledger import SiteLedger
 from client.operations.serve import TeacherVoters
-from client.policy import Caps, Consent, ServerFacts, SiteConfig
+from client.policy import Consent, SiteConfig
+from client.records.patient_deal import Slots, deal, save_slots
+from client.site.disclose import sealed_disclosure
 from client.teachers.teacher import Teachers
-from client.training.patient_deal import Slots, deal, save_slots
 from client.training.private.clipped_sums import Parts, silent
 from client.training.private.sampling import Entropy, Sampler
 from client.training.private.settings import PrivateSettings
-from client.training.site import train_site
 from client.training.task import Crash, VoterOutcome, VoterTask
 from client.training.voter import train_voter
+from client.witnessing import Witnessing
 from client.worker import Ask, Voters, Worker
-from common.codecs.base import Codec, fit_codec
+from common.codecs.codec import Codec, fit_codec
 from common.config import SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.envelope import asked, body_of
 from common.ledger.keys import public_hex
@@ -49,20 +52,29 @@ from common.objects import ObjectStore
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import TrainingEvent
-from common.protocols.base import protocol_name
-from common.protocols.joint.frame import Frame
+from common.protocols.frame import Frame
 from common.sealing import SealContext, unseal
+from common.witness.memory import FOLDER as WITNESSES
+from common.witness.messages import Growth, WitnessReply, WitnessRequest
+from common.witness.notes import CheckpointNote, note_in, origin_of
+from consilium.in_process import site_config
 from server.protocols.appearance.look import first_frame
-from server.protocols.joint.rounds import round_query
 from server.protocols.per_volume import plan_queries
-from server.study.workspace import CodecRecord
+from server.protocols.rounds import round_query
+from server.public.material import CodecRecord
+from server.study.create_study import ServerKeys
+from server.study.workspace import Site as RegisteredSite
 from tests.sensitivity.axes import Choice
+from tests.trained_sites import train_site
 
 GRID = (16, 8, 8)
 STRUCTURES = ("front", "back")
 PATIENTS, PUBLIC = 7, 2
 RADIUS = 2.0**-6
 """C: far below the norm of any teacher's code, so that every vote is clipped."""
+
+NOW = 1_800_000_000_000
+"""The time of an offer, and the site's clock, in milliseconds since 1970."""
 
 
 # ---- a hospital's data -----------------------------------------------------------------------------------------------
@@ -369,8 +381,10 @@ def private_of(choice: Choice) -> PrivateSettings | None:
         rate=Fraction(1, 2),
         steps=4,
         clip=1e-3,
+        mu=1.0,
         **{  # type: ignore[arg-type]
-            name: choice[f"PrivateSettings.{name}"] for name in ("neighbours", "sampling", "scans", "chunk", "method")
+            name: choice[f"PrivateSettings.{name}"]
+            for name in ("per_layer", "neighbours", "sampling", "scans", "chunk", "method")
         },
     )
 
@@ -633,8 +647,8 @@ def _serve(
     record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
     volumes = tuple(objects.put(_public_volume(number, study)) for number in range(PUBLIC))
     queries = plan_queries(study, codec=record, volumes=volumes)
-    if study.codec.in_proportion:
-        made = FRAMES[protocol_name(study)](study, codec, record.sha256)
+    if study.codec.terms.framed:
+        made = FRAMES[study.codec.protocol_name](study, codec, record.sha256)
         frame = CodecRecord(objects.put(made.to_bytes()), made.dimension)
         queries = (round_query(study, codec=record, volumes=volumes, frame=frame),)
     teachers = load_teachers(root / "teachers", study)
@@ -653,21 +667,8 @@ def _answers(
 ) -> tuple[tuple[np.ndarray, ...], dict[str, object]]:
     """A real worker over its real ledger: offer, request, and the codes that its ledger holds."""
     sealing, signing = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    privacy = study.privacy
-    config = SiteConfig(
-        site="north",
-        pool="north",
-        data="data",
-        server=ServerFacts(
-            sealing_key=public_hex(sealing),
-            signing_key=public_hex(signing),
-            objects_url="https://localhost",
-            superlink="localhost:1",
-            root_certificates="ca.crt",
-        ),
-        caps=Caps(epsilon=privacy.epsilon, delta=privacy.delta, unit=privacy.unit, relation=privacy.relation),
-        root=root,
-    )
+    privacy, keys = study.privacy, ServerKeys(public_hex(sealing), public_hex(signing))
+    config = replace(site_config(RegisteredSite("north", "north", node_id=1), study, keys), root=root)
     root.mkdir()
     with SiteLedger.open(root / "site-ledger.sqlite", "north", caps=config.caps, site="north") as ledger:
         ledger.consent(study)
@@ -682,9 +683,21 @@ def _answers(
         if others is not None:
             named = (Peer(config.site, ledger.public_key), *others.peers)
             offer = replace(offer, draw=1, peers=tuple(sorted(named, key=lambda peer: peer.site)))
-        offered = worker.answer(asked(encode(offer), sign=signing.sign, site=config.site))
-        decided = decode(body_of(offered))
-        assert isinstance(decided, OfferReply)
+
+        def said(issued: int) -> tuple[int, OfferReply]:
+            message = encode(replace(offer, issued=issued))
+            offered = worker.answer(asked(message, sign=signing.sign, site=config.site))
+            decided = decode(body_of(offered))
+            assert isinstance(decided, OfferReply)
+            return len(offered), decided
+
+        ledger.decide(study.id, "pause")
+        declined = [said(NOW)]
+        ledger.decide(study.id, "resume")
+        declined += [said(NOW), said(NOW - 1), said(NOW - 10**10)]  # the same again, one older, one from long ago
+        assert [decided.reason for _, decided in declined] == ["paused", "paused", "stale", "stale"]
+        kept = (root / DECLINED).read_bytes()
+        offered, decided = said(NOW + 1)
         request = CodesRequest(**to, attempt=1, deadline_s=600, queries=tuple(query.id for query in queries))
         if others is not None:
             assert decided.mask is not None
@@ -698,16 +711,25 @@ def _answers(
             sent = unseal(sealed, private_key=sealing, context=context, dimension=query.mechanism.dimension)
             found.append(sent if others is None else others.unmasked(sent, query, request) - share.next())
         public = {
+            "witness": witnessed(worker, config.site, to, signing),
             "decision": decided.reason,
-            "offer reply": len(offered),
+            "offer reply": offered,
+            "declined": declined,
+            "declined offer kept": kept,
             "mask key": None if decided.mask is None else (len(decided.mask.key), len(decided.mask.signature)),
             "unconfirmed": decided.unconfirmed,
             "last draw": decided.last_draw,
             "codes reply": len(reply),
             "codes": [(query, len(sealed)) for query, sealed in codes.codes],
+            "word signatures": None if codes.signatures is None else [len(one) for one in codes.signatures],
             "shares": share.drawn,
             "spent": ledger.spent(),
         }
+        if request.roster is not None:
+            auditor = public_hex(X25519PrivateKey.generate())
+            of = {"auditor": auditor, "now": datetime(2026, 11, 24, tzinfo=UTC)}
+            shown, disclosed = sealed_disclosure(config, ledger, request.roster.id, **of)  # type: ignore[arg-type]
+            public["disclosure"] = len(disclosed.render()), shown.queries, shown.mu_squared, shown.if_told
     return tuple(found), public
 
 
@@ -782,8 +804,51 @@ def site_voters(teachers: Teachers, study: Study) -> Voters:
     return TeacherVoters(teachers, study.data)
 
 
+def witnessed(worker: Worker, site: str, to: Mapping[str, str], signing: Ed25519PrivateKey) -> dict[str, object]:
+    """What the site says to the server's first head: signatures and blinded roots by length, all else as it is."""
+    note = CheckpointNote(origin_of("server", to["ledger"]), 1, bytes(32))
+    note = note.signed(signing.sign, key=public_hex(signing))
+    request = WitnessRequest(
+        study=to["study"],
+        ledger=to["ledger"],
+        note=note.render().encode(),
+        growth=Growth(0, ()),
+        held_row=0,
+        held=(),
+        heads=(),
+        own=b"",
+        own_since=(1, 2),
+    )
+    reply = worker.answer(asked(encode(request), sign=signing.sign, site=site))
+    said = decode(body_of(reply))
+    assert isinstance(said, WitnessReply)
+    own = note_in(said.own)
+    assert own is not None
+    return {
+        "reply": len(reply),
+        "word": (len(said.line), said.problem, said.size, said.held_row, said.heads),
+        "own head": (own.size, len(said.own)),
+        "proofs": [(growth.since, len(growth.proof)) for growth in said.own_growths],
+    }
+
+
 def make_worker(
     config: SiteConfig, study: Study, ledger: SiteLedger, voters: Voters, objects: ObjectStore, sampler: Share
 ) -> Worker:
-    consent, fetch = Consent.of(study), objects.get
-    return Worker(config=config, consent=consent, ledger=ledger, voters=voters, fetch=fetch, sampler=sampler)
+    return Worker(
+        config=config,
+        consent=Consent.of(study),
+        ledger=ledger,
+        voters=voters,
+        fetch=objects.get,
+        sampler=sampler,
+        declined=config.root / DECLINED,
+        witness=Witnessing(
+            config.root / WITNESSES,
+            site=config.site,
+            ledger=ledger,
+            server_keys=config.server.signing_public_keys,
+            now=lambda: NOW / 1000,
+        ),
+        now=lambda: NOW / 1000,
+    )

@@ -18,6 +18,7 @@ import pytest
 
 from client.operations.daemons import SiteNode, explain_supernode, launcher, node_id, supernode, worker
 from client.operations.serve import serve
+from common.engine import flower_env
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
 from common.process import DaemonSpec, ProcessGroup, base_env, executable
@@ -26,7 +27,6 @@ from server.operations.daemons import (
     FlowerServer,
     app_dir,
     app_files,
-    flower_env,
     guarded,
     healthy,
     prepare,
@@ -72,6 +72,7 @@ def test_superlink_has_tls_node_authentication_a_database_and_separate_serverapp
     assert Path(pairs["--ssl-certfile"]) == server.identity.certificate
 
 
+@pytest.mark.slow
 def test_a_superlink_that_was_ended_while_it_made_its_database_starts_again(server: FlowerServer) -> None:
     """What a power cut at the first start leaves: some of the tables, and Flower would make them all again."""
     superlink(server)
@@ -133,6 +134,7 @@ def test_preparing_twice_keeps_the_secrets(server: FlowerServer) -> None:
     assert [path.read_bytes() for path in (server.secret, server.operator_secret)] == before
 
 
+@pytest.mark.slow
 def test_a_superlink_that_takes_orders_from_anybody_is_never_ready(server: FlowerServer) -> None:
     """Flower's own command does: the same arguments without our module."""
     ours = superlink(server)
@@ -145,6 +147,7 @@ def test_a_superlink_that_takes_orders_from_anybody_is_never_ready(server: Flowe
         assert not ours.ready()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["Flower's place for authentication has moved", "no secret", "a short secret"])
 def test_a_superlink_without_its_guard_does_not_start(server: FlowerServer, broken: str) -> None:
     moved = "import types, server.operations.superlink as our; our.config_loader = types.SimpleNamespace(); our.main()"
@@ -304,6 +307,7 @@ def test_the_app_is_our_own_code_without_dependencies(tmp_path: Path) -> None:
         app_dir(folder)
 
 
+@pytest.mark.slow
 def test_flower_bundles_every_file_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     hashes = set()
     for name in ("one", "two"):

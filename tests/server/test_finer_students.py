@@ -24,7 +24,7 @@ from common.models.fit import predict
 from consilium.cli.study import study_app
 from consilium.predict import load_model
 from server.postprocess.labels import read_released
-from server.postprocess.student import lesson_of
+from server.postprocess.networks import lesson_of
 from server.study import create_study as setup
 from server.study.consent_text import for_consortium
 from tests.dashboard_study import make_study_directory
@@ -114,6 +114,7 @@ def test_what_a_hospital_compares_the_student_with_answers_on_the_students_grid(
     assert _at(answer, 1) is answer
 
 
+@pytest.mark.slow
 def test_a_study_asked_coarsely_ends_with_a_student_of_the_full_resolution(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     full = study_data(2)

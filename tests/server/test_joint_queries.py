@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 from client.policy import Consent, review
-from common.config import MAX_JOINT_ROUNDS, CodecConfig, render_study
+from common.config import CodecConfig, render_study
 from common.errors import InvalidInput, QuorumNotReached
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.protocols.joint.frame import Frame
-from server.protocols.base import Answer
+from common.protocol_terms import MAX_JOINT_ROUNDS
+from common.protocols.frame import Frame
 from server.protocols.joint.belief import believed
-from server.protocols.joint.rounds import answered_rounds, ask_rounds, frames, keep_frame, query_after, round_query
-from server.study.workspace import CodecRecord, Workspace
+from server.protocols.query_protocol import Answer
+from server.protocols.rounds import answered_rounds, ask_rounds, frames, keep_frame, query_after, round_query
+from server.public.material import CodecRecord
+from server.study.workspace import Workspace
 from tests.federation import Federation, StubVoters, make_study
 from tests.joint_federation import VOLUMES, frame_of, joint_federation
 
@@ -88,7 +90,7 @@ def test_a_voter_without_one_volume_is_that_voters_zero_code_and_nobody_elses(fe
     site = fed.sites[1]
     fed.voters[site.name] = _FailsOnOneVolume(radius=fed.voters[site.name].radius, voters=2)
     fed.site_ledgers[site.name].close()
-    fed.workers[site.node_id] = fed._worker(site)
+    fed.hospitals.open(site)
     fed.core().run(fed.transport)
     (answer,) = fed.ledger.answers(fed.study.id)
     assert len(answer.roster) == len(fed.sites)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from client.policy import load_site
 from client.site.enrolment import SiteKit, create_site, join_site
 from client.site.registry import Registry
 from common.admission import JoinRequest, read_request, write_request
@@ -22,16 +23,22 @@ from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
+from common.pool_config import PoolConfig
+from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import Protection, Relation, Unit
+from consilium.cli.provision import provision_app
 from consilium.cli.study import study_app
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.operations import provision
 from server.protocols.per_volume import plan_queries
+from server.public.material import CodecRecord
 from server.study import create_study as setup
+from server.study.consent_text import for_site
+from server.study.pools import PoolsSpent, check_answers
 from server.study.status import study_status
-from server.study.workspace import CodecRecord, Endpoint, Site, Workspace
-from tests.federation import Federation, LoopTransport, make_codec, make_study
+from server.study.workspace import Endpoint, Site, Workspace
+from tests.federation import Federation, make_codec, make_study
 
 
 def consortium(folder: Path, study: Study, **where: Path) -> Workspace:
@@ -228,7 +235,10 @@ def test_books_under_a_second_pool_name_and_a_second_pool_of_a_site_are_refused(
     joined = tmp_path / "n" / "site" / "studies" / "second"
     books = read_request(joined / "request.json").books
     key = joined / "node" / "keys" / "node"
-    for site, pool, match in (("south", "fresh", "one pool for one book"), ("north", "fresh", "patient pool of site")):
+    for site, pool, match in (
+        ("south", "fresh", "one ledger for each pool"),
+        ("north", "fresh", "patient pool of site"),
+    ):
         renamed = write_request(
             tmp_path / "r.json", study=second.study().id, site=site, pool=pool, node_key=key, books=books
         )
@@ -266,6 +276,104 @@ def test_books_that_show_less_than_the_ledger_charged_are_refused(
     assert approve(second, honest).pool == "north"
 
 
+def spend_all(first: Workspace, tmp_path: Path, *, queries: int) -> None:
+    """Admit two hospitals to the first study and let it ask so many queries."""
+    approve(first, hospital(tmp_path / "n", first))
+    approve(first, hospital(tmp_path / "s", first, pool="south", name="south"), node_id=8)
+    fed = Federation(tmp_path / "fed", study=first.study())
+    for number in range(queries):
+        spend_in(first, first.study(), fed, number)
+
+
+def test_a_second_study_on_spent_pools_is_refused_before_anything_is_made(first: Workspace, tmp_path: Path) -> None:
+    spend_all(first, tmp_path, queries=first.study().privacy.planned_queries)
+    with pytest.raises(InvalidInput, match="its budget for life is spent") as refused:
+        consortium(tmp_path / "late", replace(make_study(), name="late"), ledger=first.root)
+    assert "north" in str(refused.value)
+    assert "smaller ε" in str(refused.value)
+    assert not (tmp_path / "late").exists()
+    with ledger_of(first) as ledger:
+        assert [terms.id for terms in ledger.studies()] == [first.study().id]
+
+
+def test_a_second_study_is_told_what_an_earlier_one_left_it(first: Workspace, tmp_path: Path) -> None:
+    spend_all(first, tmp_path, queries=3)
+    asked = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "6", "--quorum", "2", "--delta", "1e-3"]
+    shared = ["--name", "second", "--ledger", str(first.root)]
+    done = CliRunner().invoke(study_app, ["init", str(tmp_path / "second"), *asked, *shared])
+    assert done.exit_code == 0, done.output
+    for pool in ("north", "south"):  # half of the budget for life, so half of as many equal queries
+        assert f"warning: pool {pool} of {pool}: room for 3 of the 6 releases" in done.stdout
+
+
+def begun(directory: Path, *more: str) -> tuple[Workspace, str]:
+    asked = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "6", "--quorum", "2", "--delta", "1e-3"]
+    done = CliRunner().invoke(study_app, ["init", str(directory), "--name", directory.name, *asked, *more])
+    assert done.exit_code == 0, done.output
+    workspace = Workspace(directory)
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    return workspace, " ".join(done.stdout.split())
+
+
+def test_a_first_study_leaves_room_for_a_second_one_like_it_in_both_books_and_says_so(tmp_path: Path) -> None:
+    first, said = begun(tmp_path / "first")
+    assert "This study may spend 50 % of that, in Σμ²" in said
+    assert "--pool-epsilon" in said
+    spend_all(first, tmp_path, queries=6)
+    second, said = begun(tmp_path / "second", "--ledger", str(first.root))
+    for pool in ("north", "south"):
+        assert f"pool {pool} of {pool}: room for 6 of the 6 releases" in said
+    assert "warning: pool" not in said
+    with ledger_of(first) as ledger:
+        spent, left = ledger.spent("north").mu_squared, ledger.remaining("north")
+    assert spent <= left  # a lifetime of at least twice the first study
+    caps = load_site(tmp_path / "n" / "site").caps
+    assert max_mu_squared(caps.accountant, caps.budget) >= 2 * spent
+    assert f"ε = {caps.epsilon:g} (exact)" in for_site(second.study())
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [("8", "may spend all of that"), ("20", "% of that, in Σμ²")])
+def test_the_share_that_a_first_study_takes_is_the_operators_to_say(tmp_path: Path, epsilon: str, said: str) -> None:
+    first, text = begun(tmp_path / "first", "--pool-epsilon", epsilon)
+    assert said in text
+    approve(first, hospital(tmp_path / "n", first))
+    with ledger_of(first) as ledger:
+        assert ledger.pools()[0].budget.epsilon == float(epsilon)
+
+
+def test_a_pool_cannot_have_less_for_life_than_its_first_study(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="at least the study's own ε, 8"):
+        replace(make_study(), privacy=replace(make_study().privacy, epsilon=8.0), pool=PoolConfig(4.0))
+    for wrong in (-1.0, float("nan"), float("inf"), True):
+        with pytest.raises(InvalidInput, match="pool"):
+            PoolConfig(wrong)
+
+
+def test_a_second_server_of_the_machine_gets_a_port_of_its_own_on_loopback_and_names_the_option(tmp_path: Path) -> None:
+    first, _ = begun(tmp_path / "first")
+    second, _ = begun(tmp_path / "second", "--ledger", str(first.root))
+    (second.root / "endpoint.json").unlink()  # as before its own `provision server`
+    asked = ["server", str(second.root), "--host", "localhost", "--port", "8444"]
+    for _again in range(2):  # and the same command changes nothing
+        done = CliRunner().invoke(provision_app, asked)
+        assert done.exit_code == 0, done.output
+        assert second.endpoint() == Endpoint(host="localhost", port=8444, internal_port=8001)
+    done = CliRunner().invoke(provision_app, [*asked, "--internal-port", "9000"])
+    assert second.endpoint().internal_port == 9000, done.output
+    (second.root / "endpoint.json").unlink()
+    assert "study first has the usual one; another: --internal-port" in CliRunner().invoke(provision_app, asked).stdout
+
+
+def test_a_run_that_no_pool_can_answer_says_so_and_ends_with_the_runbooks_code(
+    first: Workspace, tmp_path: Path
+) -> None:
+    second = consortium(tmp_path / "late", replace(make_study(), name="late"), ledger=first.root)
+    spend_all(first, tmp_path, queries=first.study().privacy.planned_queries)
+    with ledger_of(second) as ledger, pytest.raises(PoolsSpent, match="nothing was charged: pool north") as ended:
+        check_answers(ledger, second.study(), pools=["north", "south"])
+    assert ended.value.exit_code == 3  # docs/runbook.md: the budget is spent
+
+
 # --- runs
 
 
@@ -280,9 +388,7 @@ def two_studies(tmp_path: Path):
     two.volumes = tuple(one.objects.put(f"other {i}".encode()) for i in range(6))
     two.ledger = Ledger.open(one.root / "ledger.sqlite", signing_key=one.signing_key)
     two.ledger.register_study(two.study)
-    two.site_ledgers = {}
-    two.workers = {site.node_id: two._worker(site) for site in two.sites}
-    two.transport = LoopTransport(two.workers)
+    two.open_sites()
     two.events_file = two.root / "events-2.jsonl"
     yield one, two
     one.close()

@@ -28,14 +28,14 @@ Named = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Posterior:
+class WeightPosterior:
     """Independent normals over all weights: ``mean`` μ and ``rho`` ρ by parameter name, float64."""
 
     mean: Named
     rho: Named
 
     @classmethod
-    def around(cls, mean: Mapping[str, torch.Tensor], *, std: float) -> Posterior:
+    def around(cls, mean: Mapping[str, torch.Tensor], *, std: float) -> WeightPosterior:
         """A posterior of standard deviation ``std`` everywhere."""
         if not isfinite(std) or std <= 0:
             raise InvalidInput("standard deviation of a posterior", value=std, limit="a finite number above 0")
@@ -75,8 +75,8 @@ class Prior:
 
 
 def posterior_gradients(
-    posterior: Posterior, likelihood: Mapping[str, Float[torch.Tensor, "..."]], draw: Named, prior: Prior
-) -> Posterior:
+    posterior: WeightPosterior, likelihood: Mapping[str, Float[torch.Tensor, "..."]], draw: Named, prior: Prior
+) -> WeightPosterior:
     """(Δμ, Δρ) of the module, as a Posterior of gradients. ``likelihood`` is G, private already."""
     weight = prior.temperature / prior.patients
     mean, rho = {}, {}
@@ -86,7 +86,7 @@ def posterior_gradients(
         offset = mu if prior.centre is None else mu - prior.centre[name].to(mu.dtype)
         mean[name] = g + weight * offset / prior.std**2
         rho[name] = (g * draw[name] + weight * (s / prior.std**2 - 1 / s)) * torch.sigmoid(r)
-    return Posterior(mean, rho)
+    return WeightPosterior(mean, rho)
 
 
 class PosteriorDescent:
@@ -95,7 +95,7 @@ class PosteriorDescent:
     ``seed`` draws weights, which are no secret; the noise is not drawn here.
     """
 
-    def __init__(self, posterior: Posterior, prior: Prior, *, seed: int) -> None:
+    def __init__(self, posterior: WeightPosterior, prior: Prior, *, seed: int) -> None:
         self.posterior, self.prior = posterior, prior
         self.generator = torch.Generator().manual_seed(seed)
         self._draw: Named = {}

@@ -29,9 +29,6 @@ RADIUS_INT = 1 << 24
 _SHRINK = 1 - 2.0**-17  # more than float32's rounding of a norm over a million entries; the integer test decides
 _RETRY = 1 - 2.0**-10
 
-SUMMED_NORM = 1 - 2.0**-13
-MAX_SUMMED_COORDINATES = 1 << 21
-
 Vectors = Mapping[str, torch.Tensor]
 """A patient's gradients by parameter name, [b, *shape] for b patients. Sensitive until noised."""
 
@@ -99,20 +96,6 @@ def integer_sum(
             scaled[name] = torch.where(_wide(over, scaled[name]), scaled[name] * _RETRY, scaled[name])
             whole[name] = torch.trunc(scaled[name]).double()
     return {name: entry.sum(dim=0).to(torch.int64) for name, entry in whole.items()}
-
-
-def grid_sum(total: Float[np.ndarray, "d"], *, coordinates: int) -> Int64[np.ndarray, "d"]:
-    """A float64 sum of vectors, each of norm at most :data:`SUMMED_NORM`, rounded to the grid 2⁻²⁴.
-
-    For sums that are cheaper as matrix products than vector by vector (:mod:`consilium.research.mlp`). Rounding
-    two neighbouring sums adds at most 1 a coordinate to their distance, so √d + R·SUMMED_NORM ≤ R for all the
-    ``coordinates`` d of a release up to 2²²; up to 2²¹ there is room for 600 steps of float64's error, which on a sum
-    of n < 2¹⁸ vectors is at most n²·2⁻⁵³·R = 128.
-    """
-    if not 1 <= coordinates <= MAX_SUMMED_COORDINATES:
-        raise InvalidInput("coordinates of a summed release", value=coordinates, limit=f"1 to {MAX_SUMMED_COORDINATES}")
-    result: np.ndarray = np.rint(total * RADIUS_INT).astype(np.int64)
-    return result
 
 
 def zeros_like(parameters: Vectors, parts: Parts) -> dict[str, Int64[torch.Tensor, "..."]]:

@@ -25,11 +25,6 @@ def descend(
     optimizer.step()
 
 
-def exponential_decay(start: float, factor: float, *, passes: int) -> Rate:
-    """``start``·``factor``^(epoch), ``passes`` epochs in all."""
-    return lambda step, steps: start * factor ** int(step * passes / steps)
-
-
 def cosine(start: float) -> Rate:
     """From ``start`` down to a hundredth of it."""
     return lambda step, steps: start * (0.505 + 0.495 * cos(pi * step / max(1, steps)))

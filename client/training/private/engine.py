@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
+from client.records.journal import TrainingJournal
 from client.training.private.clipped_sums import Parts, noised
-from client.training.private.journal import Journal
 from client.training.private.sampling import Sampler, sampler_for
 from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler as NoiseSampler
@@ -29,7 +29,7 @@ CHECKPOINT_SCHEMA = 1
 
 
 class Strategy(Protocol):
-    """What differs between strategies. Everything it keeps between steps is in its state."""
+    """The part of a private training that differs between strategies. All it keeps between steps is in its state."""
 
     @property
     def parts(self) -> Parts: ...
@@ -62,7 +62,7 @@ class Spent:
 
 def run(
     strategy: Strategy,
-    journal: Journal,
+    journal: TrainingJournal,
     *,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
@@ -100,11 +100,11 @@ def run(
     return Spent(event=journal.event, applied=applied, seconds=time.monotonic() - started)
 
 
-def _run(journal: Journal) -> dict[str, object]:
+def _run(journal: TrainingJournal) -> dict[str, object]:
     return {"schema": CHECKPOINT_SCHEMA, "journal": journal.key.hex()}
 
 
-def _resume(path: Path | None, journal: Journal, strategy: Strategy) -> int:
+def _resume(path: Path | None, journal: TrainingJournal, strategy: Strategy) -> int:
     """Load a checkpoint of this very journal; returns the steps that moved the weights.
 
     Steps that the checkpoint has and the journal, restored from an older copy, has not were drawn: they count first.

@@ -1,4 +1,4 @@
-"""Which patients join a step: coins from the operating system's CSPRNG, or a partition dealt once.
+"""Chooses the patients of a training step: by coins from the operating system's CSPRNG, or a partition dealt once.
 
 Nothing here looks at a record. Patients are slots 0 … n − 1; an empty slot may be picked and contributes zero.
 """

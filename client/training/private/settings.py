@@ -1,4 +1,4 @@
-"""What a site asks of a private training: (ε, δ), the relation, the sampling, and the recipe of each strategy.
+"""Defines the settings of a private training: (ε, δ), the relation, the sampling, and each strategy's recipe.
 
 Settings that change the guarantee are planned into an event before anything is trained; the others (learning rate,
 clip, chunk) are the strategy's recipe, chosen on public or synthetic data: choosing them on private data would spend
@@ -7,24 +7,39 @@ privacy that nothing here accounts for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import isfinite
 
-from client.training.private.journal import TrainingPlan
+from client.records.journal import TrainingPlan
+from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
-from common.privacy.training import Neighbours, Sampling, plan_noise
+from common.privacy.training import Neighbours, Sampling, TrainingEvent, plan_noise
 
 MAX_EPSILON = 64.0
 """A training with a larger ε protects nobody, and its accounting would take gigabytes."""
 
+MAX_SCANS = 64
+"""Of a patient at once: their gradients are taken together, and one step's memory grows with them."""
+
 STRATEGIES: dict[str, str] = {
     "dp-sgd": "client.training.private.teachers:sgd",
     "dp-bbb": "client.training.private.teachers:bbb",
+    "dp-mac": "client.training.private.teachers:mac",
 }
 """Every strategy by name: ``module:function`` that makes one of a :class:`~client.training.private.teachers.Setup`,
 imported on use."""
+
+MAC_ONLY = ("mu", "mu_growth", "z_steps", "z_rate")
+"""Settings that came with dp-mac's coordinates; no other strategy reads them, and no other's records hold them."""
+
+UNREAD: dict[str, tuple[str, ...]] = {
+    "dp-sgd": ("temperature", "prior_std", *MAC_ONLY),
+    "dp-bbb": MAC_ONLY,
+    "dp-mac": ("temperature", "prior_std", "per_layer"),
+}
+"""The settings that each strategy does not read. A command that sets one of them is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,10 @@ class PrivateSettings:
     """One private training. ``rate`` is q; ``clip`` bounds a patient's vector, or with ``per_layer`` its every layer.
 
     ``scans`` is how many scans or views of a patient are averaged before its one clip. ``temperature``, ``prior_std``,
-    ``initial_std``: dp-bbb's KL and posterior.
+    ``initial_std``: dp-bbb's KL and posterior. ``mu``, ``mu_growth``, ``z_steps``, ``z_rate``: dp-mac's penalty μ, by
+    what it grows until the last step, and the number and size of steps on coordinates; dp-mac clips every block.
+    ``noise_multiplier``: the noise in units of the clip, in place of the least that keeps ``epsilon``, which then
+    bounds what it may cost.
     """
 
     strategy: str
@@ -51,10 +69,15 @@ class PrivateSettings:
     prior_std: float = 0.2
     initial_std: float = 0.02
     per_layer: bool = False
+    mu: float = 500.0
+    mu_growth: float = 1.0
+    z_steps: int = 2
+    z_rate: float = 0.5
+    noise_multiplier: Fraction | None = None
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise unknown_strategy(self.strategy)
+            raise InvalidInput("private strategy", value=self.strategy, limit=", ".join(STRATEGIES))
         for name, kind in (("neighbours", Neighbours), ("sampling", Sampling)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
@@ -69,11 +92,36 @@ class PrivateSettings:
         for name in ("learning_rate", "clip", "temperature", "prior_std", "initial_std"):
             if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidInput(name, value=getattr(self, name), limit="a finite number above 0")
-        if self.scans < 1 or self.chunk < 1 or self.steps < 1:
-            raise InvalidInput("scans, chunk and steps", value=(self.scans, self.chunk, self.steps), limit="1 or more")
+        if self.chunk < 1 or self.steps < 1:
+            raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more")
+        check_integer("scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
+
+    def facts(self) -> dict[str, object]:
+        """Return the settings that shape this strategy's training, by name.
+
+        :data:`MAC_ONLY` are dp-mac's alone, and a noise multiplier that was planned is not among them: what they name
+        keeps its name.
+        """
+        left_out = {"noise_multiplier"} if self.noise_multiplier is None else set()
+        left_out |= set() if self.strategy == "dp-mac" else set(MAC_ONLY)
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def plan(self, *, patients: int) -> TrainingPlan:
-        """The plan for n patients' slots: the least noise that keeps (ε, δ), found by the accountant itself."""
+        """Plan a training for n patients' slots.
+
+        Args:
+            patients: Slots dealt to the voter, n.
+
+        Returns:
+            The event with the least noise that keeps (ε, δ), found by the accountant itself, or the one with the stated
+            noise multiplier.
+
+        Raises:
+            InvalidInput: If no noise keeps (ε, δ), or the stated noise costs more.
+        """
+        if self.noise_multiplier is not None:
+            event = TrainingEvent(self.sampling, self.rate, self.noise_multiplier, self.steps)
+            return TrainingPlan(event, self.epsilon, self.delta, self.neighbours, patients)
         event = plan_noise(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -85,10 +133,8 @@ class PrivateSettings:
         return TrainingPlan(event, self.epsilon, self.delta, self.neighbours, patients)
 
 
-def unknown_strategy(name: str) -> InvalidInput:
-    """What is said to a name that is none of :data:`STRATEGIES`."""
-    remedy = "what dp-mac was in 3D is --strategy dp-sgd --per-layer" if name == "dp-mac" else ""
-    return InvalidInput("private strategy", value=name, limit=", ".join(STRATEGIES), remedy=remedy)
+CLIPS = {"dp-mac": 0.02}
+"""Clips that are not :class:`PrivateSettings`' own: one block's gradient is shorter than that of all weights."""
 
 
 def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False) -> PrivateSettings:
@@ -97,6 +143,7 @@ def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False
     Tuned on one split of public data, not on a site's patients.
     """
     plain = PrivateSettings(strategy, epsilon, delta)
+    plain = replace(plain, clip=CLIPS.get(strategy, plain.clip))
     if not begun:
         return plain
     return replace(plain, steps=40, learning_rate=1e-2, temperature=1e-3, initial_std=5e-3)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from client.training.private.bbb import Posterior, PosteriorDescent, Prior, deviation
+from client.training.private.bbb import PosteriorDescent, Prior, WeightPosterior, deviation
 from client.training.private.clipped_sums import Parts, integer_sum, one_part, zeros_like
 from client.training.private.descent import Rate, descend
 from client.training.private.gradients import (
@@ -226,11 +226,11 @@ class VolumeBbb:
         self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
         self.parts = clipped_parts(model, clip, per_layer=per_layer)
         self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
-        self.descent = PosteriorDescent(Posterior.around(start, std=initial_std), prior, seed=seed)
+        self.descent = PosteriorDescent(WeightPosterior.around(start, std=initial_std), prior, seed=seed)
         self.turn = -1
 
     @property
-    def posterior(self) -> Posterior:
+    def posterior(self) -> WeightPosterior:
         return self.descent.posterior
 
     @property

@@ -7,18 +7,21 @@ the first step. Refuses networks and losses that couple patients before anything
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 
-from client.training.base import Part
+from client.records.journal import TrainingJournal
+from client.training.contract import Part
 from client.training.private.bbb import Named, Prior
 from client.training.private.descent import cosine
 from client.training.private.engine import Strategy, run
 from client.training.private.gradients import load_weights_into, plain_weights
-from client.training.private.journal import Journal
+from client.training.private.mac import Penalty, VolumeMac
 from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.private.strategies_3d import Patients, VolumeBbb, VolumeSgd
 from common.config import TrainingConfig
@@ -27,6 +30,8 @@ from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights
 from common.privacy.training import TrainingEvent
 from common.registry import registered
+
+S = TypeVar("S")
 
 RARE = -2.5
 """Logit of every structure against background before the first step."""
@@ -47,7 +52,7 @@ def train_privately(
     part: Part,
     recipe: TrainingConfig,
     settings: PrivateSettings,
-    journal: Journal,
+    journal: TrainingJournal,
     *,
     seed: int,
     start: Path | None = None,
@@ -90,6 +95,23 @@ def train_privately(
     return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, strategy.deviations)
 
 
+def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels: int, classes: int) -> None:
+    """Refuse a network or a setting that the strategy cannot train with, before anything is charged.
+
+    Args:
+        recipe: The study's recipe of a teacher.
+        settings: The private training that is asked for.
+        channels: Channels of an image.
+        classes: Labels, background included.
+
+    Raises:
+        InvalidInput: As the strategy says it.
+    """
+    model = build_unet(recipe.channels, network=recipe.network, in_channels=channels, out_channels=classes)
+    nobody = Patients(np.zeros((0, channels, 1, 1, 1)), np.zeros((0, 1, 1, 1)), (), classes=classes)
+    registered(STRATEGIES[settings.strategy])(Setup(model, nobody, settings, 1, 0, False))
+
+
 def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
     """A fresh network that starts by answering "background": its output bias is a constant of ours, no statistic.
 
@@ -127,33 +149,26 @@ class Setup:
     seed: int
     begun: bool
 
+    def made(self, kind: Callable[..., S], **own: object) -> S:
+        """A strategy of this kind with what all of them take from the settings, and its ``own``."""
+        s = self.settings
+        shared = {"rate": cosine(s.learning_rate), "clip": s.clip, "chunk": s.chunk, "method": s.method}
+        return kind(self.model, self.patients, **shared, **own)
+
 
 def sgd(setup: Setup) -> VolumeSgd:
     """DP-SGD: one clip of all parameters, or of every layer."""
-    s = setup.settings
-    return VolumeSgd(
-        setup.model,
-        setup.patients,
-        rate=cosine(s.learning_rate),
-        clip=s.clip,
-        chunk=s.chunk,
-        method=s.method,
-        per_layer=s.per_layer,
-    )
+    return setup.made(VolumeSgd, per_layer=setup.settings.per_layer)
 
 
 def bbb(setup: Setup) -> VolumeBbb:
     """DP-BBB: a posterior of networks; around public weights where the model holds some."""
     s = setup.settings
-    return VolumeBbb(
-        setup.model,
-        setup.patients,
-        rate=cosine(s.learning_rate),
-        clip=s.clip,
-        prior=Prior(s.temperature, s.prior_std, setup.slots, plain_weights(setup.model) if setup.begun else None),
-        initial_std=s.initial_std,
-        seed=setup.seed,
-        chunk=s.chunk,
-        method=s.method,
-        per_layer=s.per_layer,
-    )
+    prior = Prior(s.temperature, s.prior_std, setup.slots, plain_weights(setup.model) if setup.begun else None)
+    return setup.made(VolumeBbb, prior=prior, initial_std=s.initial_std, seed=setup.seed, per_layer=s.per_layer)
+
+
+def mac(setup: Setup) -> VolumeMac:
+    """DP-MAC: coordinates at every hidden block, one clip a block."""
+    s = setup.settings
+    return setup.made(VolumeMac, penalty=Penalty(s.mu, s.mu_growth, s.z_steps, s.z_rate), steps=s.steps)

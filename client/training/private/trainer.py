@@ -7,29 +7,32 @@ with its own journal beside the first, and the site's ledger adds it to what was
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-from client.training.base import Part, Trained
-from client.training.private.journal import Journal
+from client.records.journal import TrainingJournal, training_id_of
+from client.training.contract import Part, Trained
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
+from client.training.private.witness import witness_of
 from client.training.task import VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.errors import InvalidInput
+from common.ledger.keys import sync_directory
 from common.models.fit import OnStep
+from common.privacy.patient_guarantee import ADAPTED
 from common.privacy.training import TrainingEvent
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateTrainer:
-    """DP-SGD or DP-BBB at the given settings; ``journal`` is where this training's steps are kept.
+    """A private strategy at the given settings; ``journal`` is where this training's steps are kept.
 
-    ``start``: a file of public weights to begin from, None for random ones.
+    ``start``: a file of public weights to begin from, None for random ones. ``site``: the directory whose ledger has
+    the training on record and is told of every step, None for none.
     """
 
     settings: PrivateSettings
@@ -37,26 +40,43 @@ class PrivateTrainer:
     identity: str
     patients: int
     start: Path | None = None
+    site: Path | None = None
 
-    def open(self) -> Journal:
+    def open(self) -> TrainingJournal:
         """The training's journal, begun or continued."""
-        return Journal.open(self.journal, self.settings.plan(patients=self.patients), identity=self.identity)
+        return TrainingJournal.open(self.journal, self.settings.plan(patients=self.patients), identity=self.identity)
+
+    def set_aside(self) -> None:
+        """Take this journal, and what was made of its steps, out of the way of a training that begins anew.
+
+        The journal stays readable beside the new one; its steps stay charged in the site's ledger.
+        """
+        folder = self.journal.parent
+        aside = self.journal.with_suffix(f".{training_id(self.open())[:12]}.old")
+        for name in ("checkpoint.pt", "train.json"):
+            (folder / name).unlink(missing_ok=True)
+        self.journal.rename(aside)
+        sync_directory(folder)
 
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
     ) -> Trained:
         """Spend what the plan has left; the last iterate is the teacher."""
         journal = self.open()
-        done = train_privately(
-            part,
-            recipe,
-            self.settings,
-            journal,
-            seed=seed,
-            start=self.start,
-            checkpoint=checkpoint,
-            on_step=on_step,
-        )
+        with ExitStack() as opened:
+            if self.site is not None:
+                steps = journal.plan.event.steps
+                journal.watched_by(opened.enter_context(witness_of(self.site, training_id(journal), steps=steps)))
+            done = train_privately(
+                part,
+                recipe,
+                self.settings,
+                journal,
+                seed=seed,
+                start=self.start,
+                checkpoint=checkpoint,
+                on_step=on_step,
+            )
         return Trained(
             model=done.model,
             steps=done.applied,
@@ -83,6 +103,7 @@ def private_trainer(task: VoterTask) -> PrivateTrainer:
         identity=identity,
         patients=task.training_slots,
         start=task.start,
+        site=task.site,
     )
 
 
@@ -101,7 +122,8 @@ def planned_charge(task: VoterTask) -> Charge:
     """Begin (or find) the task's journal and say what it may spend; trains nothing."""
     trainer = private_trainer(task)
     journal = trainer.open()
-    return Charge(training_id(journal), task.voter, task.deal, task.trainer, journal.plan.event)
+    strategy = f"{ADAPTED}{task.trainer}" if task.leaves else task.trainer
+    return Charge(training_id(journal), task.voter, task.deal, strategy, journal.plan.event)
 
 
 def training_identity(
@@ -115,9 +137,10 @@ def training_identity(
 ) -> str:
     """Names a training by what decides its charge and its first weights (``start``: the hash of public ones).
 
-    No patient's file is in it. Trainings of 0.2.0 keep their names: ``eta`` stood in them, and no clip a layer.
+    No patient's file is in it. Trainings of 0.2.0 keep their names: ``eta`` stood in them, and no clip a layer. What
+    only dp-mac reads stands in its own names alone.
     """
-    facts = {"eta": 0.02, **dataclasses.asdict(settings)}
+    facts = {"eta": 0.02, **settings.facts()}
     if not settings.per_layer:
         del facts["per_layer"]
     plain = json.dumps(facts, default=str, sort_keys=True)
@@ -134,6 +157,6 @@ def training_identity(
     )
 
 
-def training_id(journal: Journal) -> str:
-    """What the site's ledger knows a training by: a hash of its journal's own key, so a new journal is a new charge."""
-    return sha256(b"training\0" + journal.key).hexdigest()
+def training_id(journal: TrainingJournal) -> str:
+    """What the site's ledger knows a journal's training by."""
+    return training_id_of(journal.key)

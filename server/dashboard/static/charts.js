@@ -37,7 +37,7 @@ async function json(path) {
 }
 
 function epsilonChart(study, c) {
-  const x = [0, ...study.curve.map((p) => p.answers)];
+  const x = [0, ...study.curve.map((p) => p.charges)];
   const series = ["exact", "rdp", "paper"].map((name) => [0, ...study.curve.map((p) => p[name])]);
   const budget = x.map(() => study.budget.budget);
   const written = (name) => (u, v, series, at) => (v == null ? "–" : at === 0 ? "0" : study.curve[at - 1][`${name}_text`]); // rounded up by the server
@@ -46,8 +46,8 @@ function epsilonChart(study, c) {
     options: {
       height: 380,
       scales: { x: { time: false }, y: { range: (u, lo, hi) => [0, Math.max(hi, study.budget.budget) * 1.06] } },
-      axes: [{ ...axes(c, "answers released", "ε")[0], values: whole }, axes(c, "", "ε")[1]],
-      series: [{ label: "answers", value: plain }, line("exact", "exact", 0), line("RDP", "rdp", 1, [8, 4]), line("paper", "paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: (u, v) => (v == null ? "–" : study.budget.budget_text), points: { show: false } }],
+      axes: [{ ...axes(c, "charges", "ε")[0], values: whole }, axes(c, "", "ε")[1]],
+      series: [{ label: "charges", value: plain }, line("exact", "exact", 0), line("RDP", "rdp", 1, [8, 4]), line("paper", "paper", 2, [2, 3]), { label: "budget", stroke: c.bad, width: 1.5, dash: [12, 5], value: (u, v) => (v == null ? "–" : study.budget.budget_text), points: { show: false } }],
       legend: { live: true },
     },
     data: [x, ...series, budget],
@@ -61,7 +61,7 @@ function noiseChart(noise, c) {
       height: 210,
       scales: { x: { time: false }, y: { distr: 3 } },
       axes: [{ ...axes(c, "coordinate of the code", "")[0], values: whole }, axes(c, "", "standard deviation", { values: (u, s) => s.map((v) => (v == null ? "" : v.toPrecision(1))) })[1]],
-      series: [{ label: "coordinate", value: plain }, { label: "public shapes", stroke: c.c[0], width: 2, value: fixed, points: { show: x.length < 60, size: 5 } }, { label: "noise on the mean", stroke: c.bad, width: 1.5, dash: [8, 4], value: fixed, points: { show: false } }],
+      series: [{ label: "coordinate", value: plain }, { label: "public shapes", stroke: c.c[0], width: 2, value: fixed, points: { show: x.length < 60, size: 5 } }, { label: "noise on the mean", stroke: c.bad, width: 1.5, dash: [8, 4], value: () => noise.written, points: { show: false } }],
     },
     data: [x, noise.stds, x.map(() => noise.noise)],
   };

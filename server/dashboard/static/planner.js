@@ -9,7 +9,7 @@ function put(plan) {
   verdict.className = `verdict ${plan.verdict}`;
   verdict.textContent = plan.summary;
   document.getElementById("r-words").textContent = plan.in_words;
-  const facts = { ...plan, explained: plan.written.explained };
+  const facts = { ...plan, ...plan.written };
   facts.known_twice = plan.known_twice ? `ε ${plan.written.known_twice.epsilon}` : "beyond any use";
   for (const place of document.querySelectorAll("[data-fact]")) {
     const value = facts[place.dataset.fact];

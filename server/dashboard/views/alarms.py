@@ -1,4 +1,4 @@
-"""What an operator should know, worst first, and what to do about it."""
+"""Lists what an operator must know, worst first, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from server.dashboard.read_model import Follower
-from server.dashboard.reports import SiteReport
+from server.dashboard.reports import HandedReport
 from server.dashboard.views.budget import BudgetView
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
@@ -40,7 +40,7 @@ def alarms(
     run: RunView,
     sites: Sequence[SiteView],
     budget: BudgetView,
-    reports: Mapping[str, SiteReport],
+    reports: Mapping[str, HandedReport],
     now: datetime,
 ) -> tuple[Alarm, ...]:
     """Every alarm that stands, worst first."""
@@ -57,6 +57,33 @@ def alarms(
         *_of_what_is_nearly_spent(sites, unfinished=unfinished),
     ]
     return worst_first(found)
+
+
+_OF_A_QUORUM = frozenset({"site-offline", "site-away", "site-declined", "site-alarm"})
+_OF_A_RUN = _OF_A_QUORUM | {"quorum-missed", "quorum-at-risk", "budget-exhausted"}
+_HEADS = {
+    "run-failed": _OF_A_RUN,
+    "run-died": _OF_A_RUN,
+    "quorum-missed": _OF_A_QUORUM | {"quorum-at-risk"},
+    "quorum-at-risk": _OF_A_QUORUM,
+}
+"""Alarms that others explain: these stand below them in one banner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """One cause: the alarm that names it, and those that explain it."""
+
+    head: Alarm
+    also: tuple[Alarm, ...]
+
+
+def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
+    """Alarms as a page shows them, one banner a cause, worst first; none is left out."""
+    of = {alarm.name: alarm for alarm in found}
+    head = next((of[name] for name in _HEADS if name in of), None)
+    below = () if head is None else tuple(a for a in found if a is not head and a.name in _HEADS[head.name])
+    return tuple(Banner(alarm, below if alarm is head else ()) for alarm in found if alarm not in below)
 
 
 def worst_first(found: Sequence[Alarm]) -> tuple[Alarm, ...]:
@@ -84,7 +111,7 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
         yield Alarm(
             "ledger-older",
             "critical",
-            f"Charges are missing from the ledger: {ledger.forgotten}",
+            f"Charges are or may be missing from the ledger: {ledger.forgotten}",
             "No run starts on it. Put the newest copy back, or charge what it forgot: `consilium ledger recover`.",
         )
     if ledger.unread:
@@ -122,8 +149,13 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
     events = follower.events
     if run.state == "failed":
         yield Alarm(
-            "run-failed", "critical", run.words, "Cure the reason, then `consilium study resume`; nothing was lost."
+            "run-failed",
+            "critical",
+            run.words,
+            "Once that is cured: `consilium study resume`; answers that were released are kept.",
         )
+    if run.state == "died":
+        yield Alarm("run-died", "critical", "The run died", run.words)
     if run.state == "running" and events.last_time:
         silence = (now - datetime.fromisoformat(events.last_time)).total_seconds()
         if silence > follower.study.collection.deadline_s + 2 * QUIET_S:
@@ -131,7 +163,7 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
                 "run-silent",
                 "warning",
                 f"The run has said nothing for {duration(silence)}",
-                "See `consilium study status` and the logs; a dead run goes on by `consilium study resume`.",
+                "A process still holds the run: see `consilium study status` and the logs.",
             )
     if events.quorum_missed and run.state != "finished":
         yield Alarm(
@@ -185,6 +217,23 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             f"{site.name} holds a signed head of row {site.contradicted_row:,} that this ledger does not contain",
             "The ledger was rolled back or forked. Stop; after an old copy was restored `consilium ledger recover` "
             "enters what the sites hold receipts for. Nothing is released with the site until then.",
+            site.name,
+        )
+    if site.unwitnessed == "disagrees":
+        yield Alarm(
+            "witness-disagrees",
+            "critical",
+            f"{site.name} knows another history of a ledger than the head it was shown",
+            "A ledger was rolled back or forked. Stop; `consilium verify` on the study, and compare the heads in "
+            "witnesses/ there and at the site.",
+            site.name,
+        )
+    elif site.unwitnessed is not None:
+        yield Alarm(
+            "witness-missing",
+            "warning",
+            f"{site.name} has not countersigned the newest head ({site.unwitnessed})",
+            "It is asked at the end of the next run. If it stays so, `consilium site status` there says why.",
             site.name,
         )
     if site.budget and site.budget.share > 1:
@@ -264,7 +313,7 @@ def _of_who_is_away(
             )
 
 
-def _of_the_reports(reports: Mapping[str, SiteReport], known: set[str]) -> Iterator[Alarm]:
+def _of_the_reports(reports: Mapping[str, HandedReport], known: set[str]) -> Iterator[Alarm]:
     for site, report in sorted(reports.items()):
         if report.problem or site not in known:
             yield Alarm(

@@ -1,34 +1,20 @@
-"""What was spent and is left, of the study and of every site's patient pool."""
+"""Computes what was spent and is left, for the study and for every site's patient pool."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import floor
-from typing import Protocol
 
 from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.charges import Spend, charge_of
-from common.privacy.accounting import epsilon_by, guarantee
+from common.ledger.charges import charge_of
+from common.ledger.spending import Spending, of_pool, of_pool_in_study, of_study
+from common.privacy.accounting import epsilon_by
 from common.privacy.figures import epsilon_text
-from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
+from common.privacy.mechanism import Budget, Mechanism
 from common.study_mechanism import study_mechanism
 from server.dashboard.read_model import Follower
-
-GATES = tuple(str(name) for name in AccountantName)
-
-
-class Terms(Protocol):
-    """What a budget is and how it is counted: a study's, or a pool's."""
-
-    @property
-    def budget(self) -> Budget: ...
-    @property
-    def accountant(self) -> AccountantName: ...
-    @property
-    def protection(self) -> Protection: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +30,10 @@ class Reading:
 class BudgetView:
     """What was spent and is left, of a study or of a site's patient pool over all studies.
 
-    ``share`` is of Σμ², the quantity that adds up and that the gate compares; ``answers_left`` at the planned noise.
-    ``doubt`` says why more may have been spent than this: then ε is a lower bound and no answer counts as left.
+    ``guaranteed`` is the larger of budget and spent, None where there is ``doubt``. ``share`` is of Σμ², the quantity
+    that adds up and that the gate compares; ``answers_left`` at the planned noise. ``warning`` says that the budget was
+    passed. ``doubt`` says why more may have been spent than this: then ε is a lower bound, no answer counts as left and
+    nothing is guaranteed.
     """
 
     name: str
@@ -53,6 +41,7 @@ class BudgetView:
     epsilon: float
     budget: float
     budget_text: str
+    guaranteed: float | None
     accountant: str
     delta: float
     unit: str
@@ -62,56 +51,46 @@ class BudgetView:
     answers_left: int
     readings: tuple[Reading, ...]
     doubt: str | None
+    warning: str | None
     words: str
 
 
-def study_budget(follower: Follower) -> BudgetView:
-    """What the study has spent on the pool it cost most."""
+def study_spending(follower: Follower) -> Spending:
+    """What the study has spent on the pool it cost most, and what is guaranteed; nothing before it is on record."""
     study, books = follower.study, follower.ledger.books
     if study.id not in books.studies:
-        return _budget("study", None, study.privacy, Spend(), limit=Fraction(0), left=0, doubt=follower.doubt)
-    terms = books.studies[study.id]
-    spends = [books.spent_in(study.id, pool) for pool in books.study_pools(study.id)]
-    worst = max(spends, key=lambda spend: spend.mu_squared, default=Spend())
-    limit = books.study_limit(study.id)
-    cost = charge_of(mechanism_of(study), terms.protection, terms.protection)
-    left = max(0, floor((limit - worst.mu_squared) / cost))
-    return _budget("study", None, terms, worst, limit=limit, left=left, doubt=follower.doubt)
+        return Spending.of(study.privacy, doubt=follower.doubt)
+    return of_study(books, study.id, doubt=follower.doubt)
+
+
+def study_budget(follower: Follower) -> BudgetView:
+    """:func:`study_spending` as pages show it."""
+    study, spending = follower.study, study_spending(follower)
+    left = 0
+    if study.id in follower.ledger.books.studies:
+        left = spending.room(charge_of(mechanism_of(study), spending.protection, spending.protection))
+    return _budget("study", None, spending, left=left)
 
 
 def pool_budget(follower: Follower, name: str, pool: str) -> BudgetView | None:
     """What all studies together have spent on a site's pool; None before the pool is declared."""
     study, books = follower.study, follower.ledger.books
-    declared = books.pools.get(pool)
-    if declared is None:
+    if pool not in books.pools:
         return None
-    spend, limit = books.spent(pool), books.limit(pool)
-    cost = charge_of(mechanism_of(study), declared.protection, study.privacy.protection)
-    left = floor((limit - spend.mu_squared) / cost)
+    spending = of_pool(books, pool, doubt=follower.doubt)
+    left = spending.room(charge_of(mechanism_of(study), spending.protection, study.privacy.protection))
     if study.id in books.studies:
-        inside = books.spent_in(study.id, pool).mu_squared
-        own = charge_of(mechanism_of(study), study.privacy.protection, study.privacy.protection)
-        left = min(left, floor((books.study_limit(study.id) - inside) / own))
-    return _budget(name, pool, declared, spend, limit=limit, left=max(0, left), doubt=follower.doubt)
-
-
-@lru_cache(maxsize=65536)
-def _epsilon(accountant: str, mu_squared: Fraction, delta: float) -> float:
-    return epsilon_by(accountant, mu_squared, delta) if mu_squared else 0.0
+        inside = of_pool_in_study(books, study.id, pool)
+        left = min(left, inside.room(charge_of(mechanism_of(study), inside.protection, inside.protection)))
+    return _budget(name, pool, spending, left=left)
 
 
 def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float | None:
     """ε of a Σμ² by one accountant, 0 for nothing; None where the accountant has no answer."""
     try:
-        return _epsilon(accountant, mu_squared, budget.analytic_delta)
+        return epsilon_by(accountant, mu_squared, budget.analytic_delta) if mu_squared else 0.0
     except InvalidInput:
         return None
-
-
-@lru_cache(maxsize=4096)
-def gate_epsilons(mu_squared: Fraction, budget: Budget, protection: Protection) -> tuple[tuple[str, float], ...]:
-    """ε of a Σμ² by every accountant that may gate."""
-    return tuple((name, guarantee(mu_squared, budget, protection, name).epsilon) for name in GATES)
 
 
 @lru_cache(maxsize=64)
@@ -120,41 +99,37 @@ def mechanism_of(study: Study) -> Mechanism:
     return study_mechanism(study, dimension=1)
 
 
-def _budget(
-    name: str, pool: str | None, terms: Terms, spend: Spend, *, limit: Fraction, left: int, doubt: str | None
-) -> BudgetView:
-    budget, protection = terms.budget, terms.protection
-    readings = tuple(
-        Reading(gate, epsilon, gate == terms.accountant)
-        for gate, epsilon in gate_epsilons(spend.mu_squared, budget, protection)
-    )
-    gate = next(reading.epsilon for reading in readings if reading.gate)
-    share = float(spend.mu_squared / limit) if limit else 0.0
+def _budget(name: str, pool: str | None, spending: Spending, *, left: int) -> BudgetView:
+    budget, protection = spending.budget, spending.protection
     return BudgetView(
         name=name,
         pool=pool,
-        epsilon=gate,
+        epsilon=spending.spent.epsilon,
         budget=budget.epsilon,
         budget_text=epsilon_text(budget.epsilon),
-        accountant=str(terms.accountant),
+        guaranteed=None if spending.doubt else spending.guaranteed.epsilon,
+        accountant=str(spending.accountant),
         delta=budget.delta,
         unit=str(protection.unit),
         relation=str(protection.relation),
-        share=share,
-        releases=spend.releases,
-        answers_left=left if doubt is None else 0,
-        readings=readings,
-        doubt=doubt,
-        words=_budget_words(gate, budget.epsilon, left, share, doubt),
+        share=spending.share,
+        releases=spending.spend.releases,
+        answers_left=left if spending.doubt is None else 0,
+        readings=tuple(
+            Reading(str(one), found.epsilon, one == spending.accountant) for one, found in spending.readings().items()
+        ),
+        doubt=spending.doubt,
+        warning=None if spending.doubt else spending.warning,
+        words=_budget_words(spending, left),
     )
 
 
-def _budget_words(epsilon: float, budget: float, left: int, share: float, doubt: str | None) -> str:
-    if doubt is not None:
-        known = f"at least ε {epsilon_text(epsilon)} of {epsilon_text(budget)} spent"
-        return f"{known}; what is left is not known, for {doubt}"
-    spent = f"ε {epsilon_text(epsilon)} of {epsilon_text(budget)} spent"
-    if share > 1:
+def _budget_words(spending: Spending, left: int) -> str:
+    epsilon, budget = epsilon_text(spending.spent.epsilon), epsilon_text(spending.budget.epsilon)
+    if spending.doubt is not None:
+        return f"at least ε {epsilon} of {budget} spent; what is left is not known, for {spending.doubt}"
+    spent = f"ε {epsilon} of {budget} spent"
+    if spending.passed:
         return f"{spent}: past its budget, nothing more is released"
     if left == 0:
         return f"{spent}; no further answer fits"

@@ -8,17 +8,17 @@ from datetime import datetime
 from types import MappingProxyType
 
 from server.dashboard.read_model import Follower
-from server.dashboard.reports import SiteReport
-from server.dashboard.views.alarms import Alarm, alarms, worst_first
+from server.dashboard.reports import HandedReport
+from server.dashboard.views.alarms import Alarm, Banner, alarms, banners, worst_first
 from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
-from server.dashboard.views.verdict import Verdict, read_measured, verdict
+from server.dashboard.views.verdict import StudyVerdict, read_measured, verdict
 from server.dashboard.wording import EventView
 from server.planning.planner import Plan
 
 RECENT_SHOWN = 12
-NO_REPORTS: Mapping[str, SiteReport] = MappingProxyType({})
+NO_REPORTS: Mapping[str, HandedReport] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Overview:
     answers: int
     refused: int
     quorum: int
-    verdict: Verdict
+    verdict: StudyVerdict
     alarms: tuple[Alarm, ...]
     run: RunView
     budget: BudgetView
@@ -51,12 +51,17 @@ class Overview:
     recent: tuple[EventView, ...]
     ledger: LedgerState
 
+    @property
+    def banners(self) -> tuple[Banner, ...]:
+        """The alarms, one banner a cause."""
+        return banners(self.alarms)
+
 
 def overview(
     follower: Follower,
     *,
     now: datetime,
-    reports: Mapping[str, SiteReport] = NO_REPORTS,
+    reports: Mapping[str, HandedReport] = NO_REPORTS,
     more: Sequence[Alarm] = (),
     outlook: Plan | None = None,
 ) -> Overview:

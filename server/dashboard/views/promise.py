@@ -1,4 +1,4 @@
-"""What a privacy officer reads: the promise to the hospitals in their own words, and the newest certificate of it.
+"""Shows a privacy officer the guarantee as the hospitals read it, and the newest certificate.
 
 The words are the consent text's, so that what is shown here is what every site agreed to.
 """
@@ -11,9 +11,13 @@ from pathlib import Path
 
 from common.canonical import sha256_file
 from common.config import Study
-from common.privacy.consent import group_guarantees, group_sentence, guess_sentence
+from common.ledger.spending import Spending
+from common.privacy.accounting import Guarantee
+from common.privacy.coalitions import against_whom
 from common.privacy.figures import delta_text, epsilon_text
-from server.study.consent_text import for_site, study_limit
+from common.privacy.mechanism import Relation, Unit
+from common.study_mechanism import sealed_sentences
+from server.study.consent_text import for_site
 
 SEEN, COLUMN = "Who sees what", 26
 """The section of the consent text in two columns, and where its second one begins."""
@@ -29,16 +33,23 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The guarantee in one line, the odds of a guess and what groups lose as sentences, and the whole consent text."""
+    """The guarantee in one line, against whom which ε holds, six plain sentences, and the whole consent text.
+
+    ``against`` pairs whom with the ε that holds against them, or with why none does; ``details`` are the sentences on
+    groups and on a sealed sum. ``warning`` says that more was spent than was promised, or may have been.
+    """
 
     guarantee: str
-    odds: str
-    groups: str
+    terms: str
+    warning: str | None
+    against: tuple[tuple[str, str], ...]
+    plainly: tuple[str, ...]
+    details: tuple[str, ...]
     sections: tuple[Section, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """The newest certificate issued here: when, and the SHA-256 of its JSON and PDF."""
 
     time: str
@@ -46,17 +57,69 @@ class Issued:
     pdf_sha256: str
 
 
-def promise(study: Study) -> Promise:
-    """What the study promises. Every ε stands with accountant, δ, unit and relation."""
-    privacy, limit = study.privacy, study_limit(study)
-    groups = group_guarantees(limit, privacy.budget, privacy.protection, privacy.accountant)
-    parts = [block.split("\n", 1) for block in for_site(study).strip().split("\n\n")]
+def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
+    """What the study promises, and what holds where more was spent; every ε with accountant, δ, unit and relation.
+
+    ``sites``: how many may answer, at most.
+    """
+    privacy = study.privacy
+    parts = [block.split("\n", 1) for block in for_site(study, spending=spending).strip().split("\n\n")]
     return Promise(
         guarantee=f"ε = {epsilon_text(privacy.epsilon)} at δ = {delta_text(privacy.delta)}, {privacy.accountant} "
         f"accountant, unit {privacy.unit}, relation {privacy.relation}",
-        odds=guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders),
-        groups=group_sentence(groups),
+        terms=f"{privacy.accountant} accountant, unit {privacy.unit}, relation {privacy.relation}",
+        warning=spending.warning,
+        against=() if spending.doubt else _against(study, spending, sites=sites),
+        plainly=_plainly(study, spending),
+        details=(
+            spending.groups_sentence(),
+            *map(spending.if_known, sealed_sentences(study, sites=sites, spent=spending.mu_squared)),
+        ),
         sections=tuple(_section(part[0].capitalize(), part[1]) for part in parts if len(part) == 2),
+    )
+
+
+def _against(study: Study, spending: Spending, *, sites: int) -> tuple[tuple[str, str], ...]:
+    """Against whom which ε holds for the study's whole budget, or for what was spent where that is more."""
+    privacy, guaranteed = study.privacy, spending.guaranteed
+    everybody = "Anybody who sees everything that this study releases"
+    pairs = [one for one in spending.groups() if one.group == 2]
+    together = [(f"Anybody, of two {privacy.unit}s whose data change together", _epsilon(one)) for one in pairs]
+    if not privacy.sealed:
+        operator = ("The server's operator, who sees every hospital's code", "none: trusted to add the noise")
+        return ((everybody, _epsilon(guaranteed)), *together, operator)
+    terms = privacy.budget, privacy.protection, privacy.accountant
+    most = max(sites, privacy.quorum, spending.largest_roster)
+    no_share, t_shares, more = against_whom(
+        spending.bound, *terms, least=privacy.quorum, most=most, colluders=privacy.colluders
+    )
+    with_t = f"The server's operator together with {privacy.colluders} of the hospitals"
+    with_more = f"The server's operator together with {privacy.colluders + 1} of the hospitals"
+    return (
+        (f"{everybody}, the server's operator too, of {most} hospitals", _epsilon(no_share)),
+        (with_t if privacy.colluders else "The server's operator, for certain", _epsilon(t_shares)),
+        (with_more, _epsilon(more)),
+        *together,
+    )
+
+
+def _epsilon(found: Guarantee) -> str:
+    return f"ε = {epsilon_text(found.epsilon)}"
+
+
+def _plainly(study: Study, spending: Spending) -> tuple[str, ...]:
+    """The promise in six sentences that need no other."""
+    privacy = study.privacy
+    whose = "a hospital's whole data" if privacy.unit is Unit.HOSPITAL else "one patient's data"
+    other = "any other" if privacy.relation is Relation.REPLACE_ONE else "nothing"
+    sees = "their noisy sum alone" if privacy.sealed else "the codes, and is trusted to add the noise"
+    return (
+        f"Everything released looks almost the same whether {whose} were used or exchanged for {other}.",
+        spending.odds_sentence(colluders=privacy.sealed_colluders),
+        f"Short clipped codes about public volumes leave a hospital; the server's operator sees {sees}.",
+        f"Nothing is released with fewer than {privacy.quorum} hospitals in it, and no scan, label or model leaves.",
+        "Every hospital counts in a ledger of its own, refuses past its own cap, and may pause or leave at any time.",
+        "Not hidden is that a hospital takes part; who is a patient of two hospitals is hidden at each by itself.",
     )
 
 
@@ -72,11 +135,11 @@ def _section(title: str, text: str) -> Section:
     return Section(title, tuple(pair for pair in said if pair[1]))
 
 
-def issued(folder: Path) -> Issued | None:
+def issued(folder: Path) -> IssuedCertificate | None:
     """The certificate in ``folder``; None before one was issued."""
     document, page = folder / "certificate.json", folder / "certificate.pdf"
     try:
         moment = datetime.fromtimestamp(document.stat().st_mtime, UTC).isoformat(timespec="seconds")
-        return Issued(moment, sha256_file(document), sha256_file(page))
+        return IssuedCertificate(moment, sha256_file(document), sha256_file(page))
     except OSError:
         return None

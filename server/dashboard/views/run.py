@@ -7,6 +7,7 @@ from datetime import datetime
 
 from server.dashboard.event_fold import STAGES
 from server.dashboard.read_model import Follower
+from server.study.run_state import DIED
 
 STAGE_WORDS = {
     "collect": "Collect codes and release",
@@ -32,9 +33,10 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The newest run: ``state`` is none, running, stopped, finished or failed."""
+    """The newest run: ``state`` is none, running, stopped, finished, failed or died; ``short`` fits a page's header."""
 
     state: str
+    short: str
     words: str
     started: str | None
     ended: str | None
@@ -47,21 +49,25 @@ def run_view(follower: Follower, *, now: datetime) -> RunView:
     run = events.run
     stages = tuple(_stage(follower, name, now=now) for name in STAGES)
     if run is None:
-        return RunView("none", "No run has been started yet.", None, None, stages)
+        return RunView("none", "No run yet", "No run has been started yet.", None, None, stages)
+    if run.ended is None and follower.nobody_runs:
+        return RunView("died", "Run died", f"{DIED[0].upper()}{DIED[1:]}.", run.started, events.last_time, stages)
     if run.ended is None:
         active = next((stage for stage in stages if stage.state == "active"), None)
         words = f"Running: {active.words.lower()}." if active else "Running."
-        return RunView("running", words, run.started, None, stages)
+        return RunView("running", words, words, run.started, None, stages)
     if run.outcome == "failed":
-        return RunView("failed", f"The last run failed: {run.reason}", run.started, run.ended, stages)
+        words = f"The last run failed: {run.reason}"
+        return RunView("failed", "Run failed", words, run.started, run.ended, stages)
     if run.reason:
-        return RunView("stopped", "The last run was stopped on request.", run.started, run.ended, stages)
-    return RunView("finished", "The last run finished.", run.started, run.ended, stages)
+        return RunView("stopped", "Run stopped", "The last run was stopped on request.", run.started, run.ended, stages)
+    return RunView("finished", "Run finished", "The last run finished.", run.started, run.ended, stages)
 
 
 def _stage(follower: Follower, name: str, *, now: datetime) -> StageView:
     state = follower.events.stages.get(name)
-    running = follower.events.run is not None and follower.events.run.ended is None
+    run = follower.events.run
+    running = run is not None and run.ended is None and not follower.nobody_runs
     if state is None:
         return StageView(name, STAGE_WORDS[name], "waiting", 0, 0, None, None)
     if state.finished:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from fractions import Fraction
 from statistics import median
 
+from common.ledger.spending import Spending, of_pool_in_study
 from server.dashboard.event_fold import SiteState
 from server.dashboard.read_model import Follower
-from server.dashboard.views.budget import BudgetView, gate_epsilons, pool_budget
+from server.dashboard.views.budget import BudgetView, pool_budget
 from server.dashboard.views.run import RunView
 from server.dashboard.wording import MISSED, declined_words
 
@@ -43,6 +43,7 @@ class SiteView:
     receipts_problem: str | None
     declined_for: str | None
     contradicted_row: int | None
+    unwitnessed: str | None
     budget: BudgetView | None
     study_epsilon: float | None
 
@@ -85,7 +86,7 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
     if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
         state, words = "spent", "its budget takes no further answer"
-    inside = books.spent_in(study.id, pool).mu_squared if study.id in books.studies else Fraction(0)
+    inside = of_pool_in_study(books, study.id, pool) if study.id in books.studies else Spending.of(study.privacy)
     return SiteView(
         name=name,
         pool=pool,
@@ -105,10 +106,9 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
         receipts_problem=seen.receipts_problem,
         declined_for=seen.offer if seen.offer not in (None, "accepted", *MISSED) else None,
         contradicted_row=seen.contradicted_row,
+        unwitnessed=seen.unwitnessed,
         budget=budget,
-        study_epsilon=dict(gate_epsilons(inside, study.privacy.budget, study.privacy.protection))[
-            str(study.privacy.accountant)
-        ],
+        study_epsilon=inside.spent.epsilon,
     )
 
 

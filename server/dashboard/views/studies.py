@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from common.config import load_study
 from common.errors import ConsiliumError
+from common.ledger.spending import of_study
+from common.protocol_terms import framed_in
 from server.dashboard.ledger_fold import History
 from server.dashboard.read_model import Follower
-from server.dashboard.views.budget import gate_epsilons
 from server.dashboard.views.verdict import Measured, read_measured
 
 MOST_NEIGHBOURS = 50
@@ -26,6 +26,7 @@ MOST_NEIGHBOURS = 50
 class StudyRow:
     """One study: ``epsilon`` by its gate on the pool it cost most, a lower bound where there is ``doubt``.
 
+    ``guaranteed`` is the larger of that and the budget.
     ``share`` is of the Σμ² its own budget admits; ``here`` is the study this dashboard follows.
     """
 
@@ -40,6 +41,7 @@ class StudyRow:
     accountant: str
     budget: float
     epsilon: float
+    guaranteed: float | None
     share: float
     doubt: str | None
     quorum: int
@@ -50,6 +52,7 @@ class StudyRow:
     answers: int
     refused: int
     sites: int
+    word: str | None
     gain: float | None
     interval: tuple[float, float] | None
     student: float | None
@@ -68,9 +71,7 @@ def study_rows(follower: Follower) -> tuple[StudyRow, ...]:
 
 def _row(follower: Follower, study_id: str, history: History, measured: Measured | None) -> StudyRow:
     books = follower.ledger.books
-    terms, limit = books.studies[study_id], books.study_limit(study_id)
-    pools = books.study_pools(study_id)
-    worst = max((books.spent_in(study_id, pool).mu_squared for pool in pools), default=Fraction(0))
+    terms, spending = books.studies[study_id], of_study(books, study_id, doubt=follower.doubt)
     codec, privacy = _table(history.consent, "codec"), _table(history.consent, "privacy")
     planned = privacy.get("planned_queries")
     row = StudyRow(
@@ -84,17 +85,19 @@ def _row(follower: Follower, study_id: str, history: History, measured: Measured
         delta=terms.budget.delta,
         accountant=str(terms.accountant),
         budget=terms.budget.epsilon,
-        epsilon=dict(gate_epsilons(worst, terms.budget, terms.protection))[str(terms.accountant)],
-        share=float(worst / limit) if limit else 0.0,
-        doubt=follower.doubt,
+        epsilon=spending.spent.epsilon,
+        guaranteed=None if spending.doubt else spending.guaranteed.epsilon,
+        share=spending.share,
+        doubt=spending.doubt,
         quorum=terms.quorum,
         voters_per_site=terms.voters_per_site,
         noise="the server" if terms.colluders is None else f"the hospitals, up to {terms.colluders} colluding",
-        asks="all volumes in one query, in rounds" if codec.get("joint") is True else "one volume a query",
+        asks="all volumes in one query, in rounds" if framed_in(codec) else "one volume a query",
         planned=planned if isinstance(planned, int) else None,
         answers=history.answers,
         refused=history.refused,
         sites=len(history.sites),
+        word=None,
         gain=None,
         interval=None,
         student=None,
@@ -102,8 +105,14 @@ def _row(follower: Follower, study_id: str, history: History, measured: Measured
     )
     if measured is None or not history.answers:  # a copy of the study beside this one may have both
         return row
+    found = measured.worth
     return replace(
-        row, gain=measured.gain, interval=measured.interval, student=measured.student, control=measured.control
+        row,
+        word=str(found.word),
+        gain=found.gain,
+        interval=found.interval,
+        student=found.student,
+        control=found.other,
     )
 
 

@@ -8,8 +8,8 @@ from statistics import median
 
 from common.canonical import parse_rational
 from common.privacy.calibration import noise_multiplier
-from common.privacy.figures import epsilon_text
-from server.dashboard.ledger_fold import Refusal
+from common.privacy.figures import epsilon_text, noise_text
+from server.dashboard.ledger_fold import RefusalSeen
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, epsilon_of, mechanism_of, study_budget
 
@@ -26,9 +26,13 @@ ACCOUNTANT_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """ε by every accountant after so many answers, as numbers to draw and as texts, rounded up, to read."""
+    """ε by every accountant after so many charges, as numbers to draw and as texts, rounded up, to read.
 
-    answers: int
+    A charge is an answer, one of another study that is used too, a draw that was lost, or what a restored ledger got
+    back.
+    """
+
+    charges: int
     time: str
     exact: float | None
     rdp: float | None
@@ -132,7 +136,7 @@ def study_page(follower: Follower) -> StudyPage:
 
 
 def epsilon_curve(follower: Follower) -> list[CurvePoint]:
-    """ε over releases by every accountant, at most :data:`CURVE_POINTS` of them, the newest always among them."""
+    """ε over charges by every accountant, at most :data:`CURVE_POINTS` of them, the newest always among them."""
     points, budget = follower.ledger.points, follower.study.privacy.budget
     step = 1
     while len(points) // step > CURVE_POINTS:
@@ -145,7 +149,7 @@ def epsilon_curve(follower: Follower) -> list[CurvePoint]:
         point = points[index]
         by = {name: epsilon_of(name, point.worst, budget) for name in CURVES}
         texts = {f"{name}_text": "–" if value is None else epsilon_text(value) for name, value in by.items()}
-        curve.append(CurvePoint(index + 1, point.time, by["exact"], by["rdp"], by["paper"], **texts))
+        curve.append(CurvePoint(point.charges, point.time, by["exact"], by["rdp"], by["paper"], **texts))
     return curve
 
 
@@ -179,7 +183,7 @@ def _batch(follower: Follower, name: str) -> BatchView:
     )
 
 
-def _refusal(refusal: Refusal) -> RefusalView:
+def _refusal(refusal: RefusalSeen) -> RefusalView:
     return RefusalView(
         row=refusal.seq,
         time=refusal.time,
@@ -197,6 +201,7 @@ class NoiseView:
 
     stds: tuple[float, ...]
     noise: float
+    written: str
     voters: int
     above: int
     words: str
@@ -219,6 +224,7 @@ def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
     return NoiseView(
         stds=tuple(stds),
         noise=noise,
+        written=noise_text(noise, 4),
         voters=voters,
         above=above,
         words=f"{above} of {len(stds)} coordinates vary more over public shapes than the noise on the mean of {voters} "

@@ -1,4 +1,4 @@
-"""Whether the hospitals' answers taught the student anything: the first line of the first page.
+"""Judges whether the hospitals' answers improved the student; the result is the first line of the first page.
 
 Measured is the student against the best of its controls on labelled cases, as ``report.json`` in the study's directory
 or beside it says; before that there is the planner's outlook, which promises nothing and is never shown as a success.
@@ -6,51 +6,41 @@ or beside it says; before that there is the planner's outlook, which promises no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from common.config import Study
 from common.errors import InvalidInput
-from common.intervals import mean_interval
 from common.privacy.figures import percent_text
+from common.worth import ONE_RUN, GainWord, Worth, control_name, of_means, worth
 from server.dashboard.quarantine import read_json
 from server.planning.planner import Outlook, Plan
 from server.planning.recommend import PAIRS, WORTH_ASKING, joint_noise, predicted_gain
 
 MEND_FIRST = "Hand nothing on before the ledger verifies: what it cost is not known until then. See the alarms above."
 
-BARELY = 0.005
-"""A gain in Dice below this is nothing, as the demo's report has it."""
-
 MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The student's mean Dice beside its best control's; the gain's paired 95 % interval where cases are given."""
+    """The student's worth over its best control, and every control's mean Dice."""
 
-    student: float
-    control: float
-    best: str
-    interval: tuple[float, float] | None
-    cases: int | None
+    worth: Worth
     controls: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def gain(self) -> float:
-        return self.student - self.control
 
     def line(self) -> str:
         """The student and every control."""
         each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
-        return f"student {self.student:.3f}; controls: {', '.join(each)}"
+        return f"student {self.worth.student:.3f}; controls: {', '.join(each)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """``name``: informative, weak, prior or unknown; ``learned``: measured, and more than seeds and tasks differ by."""
+class StudyVerdict:
+    """``name``: proven, not-proven or worse where it was measured, else expected or unknown; ``learned``: proven, and
+    nothing speaks against saying so."""
 
     name: str
     learned: bool
@@ -73,27 +63,20 @@ def read_measured(root: Path, study_id: str) -> Measured | None:
 
 def _measured(report: dict[str, Any]) -> Measured | None:
     student = report["student"]["dice"]
-    scored = {name: one["dice"] for name, one in report["controls"].items() if one["dice"] is not None}
-    means = {str(name): _dice(one["mean"]) for name, one in scored.items()}
+    scored = {str(name): one["dice"] for name, one in report["controls"].items() if one["dice"] is not None}
+    means = {name: _dice(one["mean"]) for name, one in scored.items()}
     best = max(means, key=lambda name: means[name])
     mine, theirs = student.get("cases"), scored[best].get("cases")
-    both = zip(mine, theirs, strict=True) if mine and theirs else ()
-    paired = [_dice(a) - _dice(b) for a, b in both if a is not None and b is not None]
-    return Measured(_dice(student["mean"]), means[best], best, interval_of(paired), len(paired) or None, means)
+    pairs = list(zip(mine, theirs, strict=True)) if mine and theirs else []
+    both = [(_dice(a), _dice(b)) for a, b in pairs if a is not None and b is not None]
+    name = control_name(best)
+    return Measured(worth(both, reference=name) or of_means(_dice(student["mean"]), means[best], reference=name), means)
 
 
 def _dice(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InvalidInput("Dice of a report", limit="a number from 0 to 1")
     return float(value)
-
-
-def interval_of(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean of paired differences; None for fewer than two."""
-    if not differences:
-        return None
-    mean, half = mean_interval(differences)
-    return None if half is None else (mean - half, mean + half)
 
 
 def verdict(
@@ -106,13 +89,13 @@ def verdict(
     running: bool = False,
     trained: bool = False,
     broken: bool = False,
-) -> Verdict:
+) -> StudyVerdict:
     """The verdict from what was measured; else what the planner expects, marked as not measured.
 
     While the ledger is ``broken`` nothing is green, and to mend it comes first.
     """
     if measured is not None:
-        found = of_measured(measured)
+        found = of_measured(measured.worth)
     else:
         found = _unmeasured(
             study, outlook, hospitals=hospitals, begun=running or answers > 0, how=_how(answers, running, trained)
@@ -131,10 +114,11 @@ def _how(answers: int, running: bool, trained: bool) -> str:
     return f"{score[0].upper()}{score[1:]}" if trained else before + score
 
 
-def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> Verdict:
+def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> StudyVerdict:
     if study.codec.paired >= PAIRS:
-        return _expected("prior", f"about no gain beside {study.codec.paired} public pairs, as measured", how)
-    if study.codec.joint and hospitals:
+        return _expected(Outlook.PRIOR, f"about no gain beside {study.codec.paired} public pairs, as measured", how)
+    prospects = study.codec.terms.prospects
+    if prospects and prospects.fitted and hospitals:
         privacy = study.privacy
         noise = joint_noise(
             budget=privacy.budget,
@@ -144,17 +128,17 @@ def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bo
             voters=privacy.voters_per_site,
         )
         gain = predicted_gain(noise, rounds=privacy.planned_queries)
-        name = "informative" if gain >= WORTH_ASKING else "weak" if gain >= BARELY else "prior"
+        expected = Outlook.INFORMATIVE if gain >= WORTH_ASKING else Outlook.WEAK
         return _expected(
-            name, f"a gain of about {gain:+.3f} Dice over the best control, as on the hippocampus task", how
+            expected, f"a gain of about {gain:+.3f} Dice over the best control, as on the hippocampus task", how
         )
     if outlook is not None:
         share = (
             f"the answers explain at most {percent_text(outlook.explained_at_most)} of what the teachers' codes vary"
         )
         advised = f"To make it informative, for example {outlook.advice[0]}." if outlook.advice else how
-        return _expected(str(outlook.verdict), share, how if begun else advised)
-    return Verdict(
+        return _expected(outlook.verdict, share, how if begun else advised)
+    return StudyVerdict(
         "unknown",
         False,
         "Not measured yet",
@@ -163,44 +147,29 @@ def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bo
     )
 
 
-NAMES = {"informative": "informative", "weak": "weak", "prior": "the prior does the work"}
-
-
-def _expected(name: str, why: str, then: str) -> Verdict:
-    return Verdict(
-        name if Outlook(name) is not Outlook.INFORMATIVE else "unknown",
+def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
+    says = {
+        Outlook.INFORMATIVE: "a gain is expected",
+        Outlook.WEAK: "a small gain is expected, if any",
+        Outlook.PRIOR: "no gain is expected",
+    }[expected]
+    return StudyVerdict(
+        "unknown" if expected is Outlook.INFORMATIVE else "doubtful",
         False,
-        f"Not measured yet; by the plan {NAMES[name]}",
+        f"Not measured yet; by the plan {says}",
         f"The planner expects {why}. That is a bound from public numbers, no result.",
         then,
     )
 
 
-def of_measured(found: Measured) -> Verdict:
+def of_measured(found: Worth) -> StudyVerdict:
     """The verdict on what was measured."""
-    low, high = found.interval or (found.gain, found.gain)
-    name = "informative" if low >= WORTH_ASKING else "weak" if found.gain >= BARELY and low > -BARELY else "prior"
-    control = found.best.replace("_", " ")
-    within = (
-        f"95 % interval {low:+.3f} to {high:+.3f}, paired over {found.cases} cases (Student's t)"
-        if found.interval
-        else "no interval: the report names no cases"
-    )
-    words = {
-        "informative": "Informative: the hospitals' answers taught the student something",
-        "weak": "Weak: the hospitals' answers taught the student little, if anything",
-        "prior": "Harmful: public data alone give more than with the hospitals' answers"
-        if high < -BARELY
-        else "The prior does the work: public data alone give as much",
-    }[name]
     then = {
-        "informative": "Export the bundle; hospitals score it on their own cases with `consilium site evaluate`.",
-        "weak": "Before spending more see Planner for what would raise it: hospitals, a joint query, another unit.",
-        "prior": "Do not use the student for what public data give anyway; spend no more of this budget without another"
-        " plan: see Planner.",
-    }[name]
-    basis = (
-        f"Gain over the best control ({control}): {found.gain:+.3f} Dice, {within}; student {found.student:.3f}, "
-        f"control {found.control:.3f}. A gain below {WORTH_ASKING} is within what seeds and tasks differ by."
-    )
-    return Verdict(name, name == "informative", words, basis, then)
+        GainWord.PROVEN: "Export the bundle; hospitals score it on their own cases with `consilium site evaluate`.",
+        GainWord.NOT_PROVEN: "More validation cases narrow the interval: `consilium study publish --validation`. "
+        "Before spending more see Planner for what would raise the gain.",
+        GainWord.WORSE: "Do not use this student: public data alone give a better one. Spend no more of this budget "
+        "without another plan: see Planner.",
+    }[found.word]
+    basis = f"{found.figures}. {ONE_RUN}"
+    return StudyVerdict(found.word.replace(" ", "-"), found.word is GainWord.PROVEN, found.title, basis, then)

@@ -1,4 +1,4 @@
-"""From how structures look to labels of public volumes.
+"""Computes labels of public volumes from how structures look.
 
 A public volume's label is where the public shapes lie, times how likely a voxel's values are of each structure, smooth
 over neighbours (a mean field), moved as a whole to where the structures are found, and as large in the mean as public
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.ndimage import center_of_mass, gaussian_filter, shift
 
-from common.codecs.pca import PcaCodec
+from common.codecs.codec import LinearCodec
 from common.protocols.appearance import standardised, window_of
 from server.protocols.appearance.look import Look
 
@@ -49,15 +49,15 @@ LABELS = (SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLAC
 """The labels' constants: what is made of them and kept is named by them too."""
 
 
-def drawn_shapes(codec: PcaCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
+def drawn_shapes(codec: LinearCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
     """Shapes as the codec's public maps have them, float32 probabilities."""
     rng = np.random.default_rng(seed)
     codes = rng.normal(size=(count, codec.dimension)) * np.sqrt(codec.powers)
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
 
 
-def placed(codec: PcaCodec) -> bool:
-    """Whether public shapes share so much of their place that a public start is of use: :data:`PLACED`."""
+def placed(codec: LinearCodec) -> bool:
+    """Whether the mean Dice of the codec's label shapes with their own mean is at least :data:`PLACED`."""
     from common.metrics import dice_per_class, mean_present  # torch
 
     shapes = drawn_shapes(codec)
@@ -68,7 +68,7 @@ def placed(codec: PcaCodec) -> bool:
 
 def labelled(
     images: Sequence[Float[np.ndarray, "c x y z"]],
-    codec: PcaCodec,
+    codec: LinearCodec,
     look: Look,
     *,
     begun: Sequence[Float[np.ndarray, "k x y z"]] | None = None,

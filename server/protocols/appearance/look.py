@@ -1,4 +1,4 @@
-"""What is believed of how structures look: a public prior, and after every round what the stored answers say.
+"""Estimates how structures look: from a public prior, updated after every round by the stored answers.
 
 Post-processing of stored answers. Free of torch.
 """
@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Float
 
 from common.config import Study
-from common.protocols.joint.frame import Frame, plan_frame
-from server.protocols.base import Answer
-from server.protocols.joint.rounds import frame_of, observation
-from server.study.workspace import Public
+from common.protocols.frame import Frame, plan_frame
+from server.protocols.query_protocol import Answer
+from server.protocols.rounds import frame_of, observation
+from server.public.material import Public
 
 MEAN_STD = 1.6
 """Before anybody is asked, a structure's mean may lie so far from its surroundings', in their spreads. Were it

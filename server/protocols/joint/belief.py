@@ -1,4 +1,4 @@
-"""What the answers of a joint query say: the volumes' codes before and after them, and how much they surprise.
+"""Estimates the volumes' codes before and after the answers of a joint query, and how much the answers weigh.
 
 Post-processing of stored answers. The label of a volume is always the public mean shape plus a code. Free of torch.
 """
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from common.codecs.base import Codec
+from common.codecs.codec import Codec
 from common.errors import InvalidInput
-from server.protocols.base import Answer
 from server.protocols.controls import DERANGEMENT_SEED, derangement
-from server.protocols.joint.plausible import Plausible, shares
-from server.protocols.joint.rounds import frame_of, observation
+from server.protocols.plausible import Plausible, shares
 from server.protocols.posterior import DRAW_SEED
-from server.study.workspace import Public
+from server.protocols.query_protocol import Answer
+from server.protocols.rounds import frame_of, observation, surprise
+from server.public.material import Public
 
 
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
@@ -59,29 +59,12 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
         yield codes
 
 
-def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int]:
-    """How large these answers are beside what their frames expected, summed over rounds, and the numbers in them.
-
-    A round's frame is centred on the answers before it, so the rounds' surprises are independent and add up.
-    """
-    total, dimension = 0.0, 0
-    for answer in answers:
-        frame = frame_of(public, answer)
-        total, dimension = total + frame.surprise(observation(answer, frame)), dimension + frame.dimension
-    return total, dimension
-
-
 def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
-    """Whether the answers look like what was expected of them, and what each structure gained or lost by them."""
-    begun, codes = believed(public, answers)
-    statistic, dimension = surprise(public, answers)
-    ours, start = (_voxels(codec, each) for each in (codes, begun))
-    return Plausible(statistic, dimension, shares(public.study.data.labels[1:], ours[1:], start[1:]))
-
-
-def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
-    """Float32 probabilities the codes stand for."""
-    return np.stack([codec.decode(code, noise_std=0.0) for code in codes])
+    """Whether the answers look like what was expected of them, and each structure's volume beside public shapes'."""
+    _, codes = believed(public, answers)
+    ours, mean = _voxels(codec, codes), codec.decode(np.zeros(codec.dimension), noise_std=0.0)
+    volumes = shares(public.study.data.labels[1:], ours[1:], len(codes) * mean.sum(axis=(1, 2, 3))[1:])
+    return Plausible(*surprise(public, answers), volumes)
 
 
 def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:

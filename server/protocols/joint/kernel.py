@@ -1,4 +1,4 @@
-"""How the codes of all public volumes move together when a network learns: its empirical tangent kernel.
+"""Computes how the codes of all public volumes move together when a network learns: its empirical tangent kernel.
 
 A teacher that begins from the public start and is trained for a few steps moves the codes of all volumes along the
 start's own derivatives, K = J D⁻¹ Jᵀ with J the Jacobian of the codes by the weights (Jacot et al. 2018) and D the
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 
 from common.codecs import shapes
-from common.codecs.pca import PcaCodec
+from common.codecs.codec import LinearCodec
 
 MAX_ROWS = 4096
 """A kernel's rows at most: of so many volumes that their codes together are longer, the leading coordinates count. Each
@@ -37,7 +37,7 @@ Convolution: TypeAlias = torch.nn.Conv3d | torch.nn.ConvTranspose3d
 def tangent_kernel(
     model: torch.nn.Module,
     images: Float[np.ndarray, "n c x y z"],
-    codec: PcaCodec,
+    codec: LinearCodec,
     *,
     temperature: float,
     on_volume: Callable[[int], None] | None = None,
@@ -74,7 +74,7 @@ def coordinates(dimension: int, *, volumes: int) -> int:
 
 
 def _slopes(
-    model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: PcaCodec, *, size: int, temperature: float
+    model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: LinearCodec, *, size: int, temperature: float
 ) -> Float[torch.Tensor, "m k x y z"]:
     """What the ``size`` leading coordinates of ``codec.encode`` of the sharpened prediction, up to a constant, change
     with the network's logits."""
@@ -108,7 +108,7 @@ def weight_gradients(
         return inputs[0][:1].detach()
 
     def shared(layer: Convolution, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Shared.apply(whole.pop(layer), layer.weight, output.detach(), layer, found)
+        result: torch.Tensor = _SharedRows.apply(whole.pop(layer), layer.weight, output.detach(), layer, found)
         return result
 
     def bent(layer: torch.nn.PReLU, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -135,7 +135,7 @@ def weight_gradients(
     return found
 
 
-class _Shared(torch.autograd.Function):  # type: ignore[misc]
+class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
     """A convolution that all rows share, computed once; backward keeps each row's gradient of its weights."""
 
     @staticmethod

@@ -6,125 +6,83 @@ without a public start.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.canonical import digest, sha256_bytes
-from common.codecs import load_codec
-from common.codecs.pca import PcaCodec
-from common.config import Study
-from common.data.grid import WHOLE_VOXELS
 from common.errors import InvalidInput
-from common.messages import MAX_VOLUMES
-from common.privacy.mechanism import QuerySpec
-from server.aggregation.progress import OnStage
-from server.protocols.base import Answer, AnswerOf, FitFiles, Label, Lesson, QueryProtocol, Training, Wording, at_least
-from server.protocols.joint.belief import believed, drawn_codes, labels_of, weighed
+from server.protocols.controls import STUDENT
+from server.protocols.decode import labels_of
+from server.protocols.joint.belief import believed, drawn_codes, weighed
 from server.protocols.joint.belief import control as control_of
-from server.protocols.joint.plausible import Plausible
-from server.protocols.joint.rounds import answered_rounds, ask_rounds
-from server.protocols.posterior import Standing, doubt_of
-from server.study.workspace import PAIRS_FILE, START_FILE, Public
+from server.protocols.plausible import Plausible
+from server.protocols.posterior import Doubt, doubt_of
+from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
+from server.protocols.rounds import InRounds, codec_of, rounds_of
+from server.public.material import PAIRS_FILE, START_FILE, OnStage, Public
 
 if TYPE_CHECKING:
     import torch
 
     from common.models.fit import OnStep
-    from server.protocols.joint.student import Beside
+    from server.protocols.public_start import Beside
 
 
-class Joint(QueryProtocol):
-    """See :class:`~server.protocols.base.QueryProtocol`."""
-
-    name: ClassVar[str] = "joint"
-
-    def wording(self, study: Study) -> Wording:
-        planned = study.privacy.planned_queries
-        times = "" if planned == 1 else f", up to {planned} times"
-        return Wording(plan=f"a joint query in {planned} round(s)", which="the", each=f"all of them together{times},")
-
-    def check_study(self, study: Study) -> None:
-        if math.prod(study.data.grid) > WHOLE_VOXELS:
-            raise InvalidInput(
-                "voxels of a joint query's volumes",
-                value=math.prod(study.data.grid),
-                limit=f"at most {WHOLE_VOXELS}",
-                remedy="ask on a coarser data.grid, with data.finer = 2 for the student, or set codec.joint = false",
-            )
-        if math.prod(study.data.student.grid) > WHOLE_VOXELS and not study.student.patch:
-            raise InvalidInput("student.patch", value=(), limit="stated where the student's grid is so large")
-
-    def check_volumes(self, study: Study, count: int) -> None:
-        if count > MAX_VOLUMES:
-            raise InvalidInput("public volumes of a joint query", value=count, limit=f"at most {MAX_VOLUMES}")
-        at_least(count, needed=1)
-
-    def asked_about(self, study: Study, volumes: Sequence[str]) -> tuple[str, ...]:
-        return tuple(volumes)
-
-    def volumes_answered(self, answers: int, *, asked: int) -> int:
-        return asked if answers else 0
+class Joint(InRounds):
+    """See :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         from server.protocols.joint.prepare import prepare  # torch, where a student is trained anyway
 
         prepare(made := public(), codec_of(made), sites=sites, on_stage=on_stage)
 
-    def questions(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        return ask_rounds(public, answer_of)
+    def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidTogether:
+        return SaidTogether(public, rounds_of(public, answers))
 
-    def labels(self, public: Public, answers: Sequence[Answer]) -> Iterator[Label]:
-        """What the answers of all rounds say of each volume, before any student has learnt from it."""
-        if rounds := rounds_of(public, answers):
-            _, codes = believed(public, rounds)
-            query = rounds[-1].query
-            for volume, probabilities in zip(query.volumes, labels_of(codec_of(public), codes), strict=True):
-                yield Label(volume, query.id, probabilities)
+    def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
+        """The public start trained on from what is believed after all rounds of the volumes whose labels stand.
 
-    def weigh(self, public: Public, answers: Sequence[Answer]) -> Plausible | None:
-        rounds = rounds_of(public, answers)
-        return weighed(public, codec_of(public), rounds) if rounds else None
-
-    def standings(self, public: Public, answers: Sequence[Answer], *, draws: int) -> Iterator[Standing]:
-        if rounds := rounds_of(public, answers):
-            codec, (begun, codes) = codec_of(public), believed(public, rounds)
-            drawn = [labels_of(codec, each) for each in drawn_codes(public, rounds, count=draws)]
-            labels, centres = labels_of(codec, codes), labels_of(codec, begun).argmax(axis=1).astype(np.uint8)
-            for row, volume in enumerate(rounds[-1].query.volumes):
-                yield Standing(volume, centres[row], doubt_of(labels[row], (each[row] for each in drawn)))
-
-    def student(self, lesson: Lesson) -> Training:
-        """The public start trained on from what is believed after all rounds of the volumes whose labels stand."""
-        return _training(lesson, None)
-
-    def control(self, lesson: Lesson, name: str, *, trained: Callable[[str], torch.nn.Module]) -> Training | None:
-        """The same volumes, from what :func:`~server.protocols.joint.belief.control` reads in place of the answers."""
-        training = _training(lesson, name)
-        if name == "public_only" and lesson.paired is None:  # the zero code's student by another name
-            return replace(training, train=lambda _files, _on_step: trained("zero_code"))
+        A control is trained on from what :func:`~server.protocols.joint.belief.control` reads in place of the answers.
+        """
+        if network == STUDENT:
+            return _training(lesson, None)
+        training = _training(lesson, network)
+        if network == "public_only" and lesson.paired is None:  # the zero code's student by another name
+            return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
         return training
 
 
-def codec_of(public: Public) -> PcaCodec:
-    """The study's codec, which a frame can be laid over."""
-    name = public.codec.sha256
-    codec = load_codec(public.objects.get(name), expected_hash=name)
-    if not isinstance(codec, PcaCodec):
-        raise InvalidInput("codec of a joint query", value=codec.name, limit="pca")
-    return codec
+@dataclass(frozen=True, slots=True)
+class SaidTogether(Said):
+    """What the answers of all rounds say of each volume, before any student has learnt from it."""
+
+    public: Public
+    rounds: Sequence[Answer]
+
+    def labels(self) -> Iterator[Label]:
+        if self.rounds:
+            _, codes = believed(self.public, self.rounds)
+            query = self.rounds[-1].query
+            for volume, probabilities in zip(query.volumes, labels_of(codec_of(self.public), codes), strict=True):
+                yield Label(volume, query.id, probabilities)
+
+    def weighed(self) -> Plausible | None:
+        return weighed(self.public, codec_of(self.public), self.rounds) if self.rounds else None
+
+    def doubts(self, *, draws: int) -> Iterator[Doubt]:
+        if self.rounds:
+            codec, (begun, codes) = codec_of(self.public), believed(self.public, self.rounds)
+            drawn = [labels_of(codec, each) for each in drawn_codes(self.public, self.rounds, count=draws)]
+            labels, centres = labels_of(codec, codes), labels_of(codec, begun).argmax(axis=1).astype(np.uint8)
+            for row, volume in enumerate(self.rounds[-1].query.volumes):
+                yield Doubt(volume, centres[row], doubt_of(labels[row], (each[row] for each in drawn)))
 
 
-def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """The stored answers of the rounds so far, in order."""
-    return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
-
-
-def _training(lesson: Lesson, control: str | None) -> Training:
+def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     public, study = lesson.public, lesson.public.study
     rounds = rounds_of(public, lesson.answers)
     if not rounds:
@@ -133,11 +91,13 @@ def _training(lesson: Lesson, control: str | None) -> Training:
     kept = [row for row, volume in enumerate(volumes) if volume in lesson.labels]
     if not kept:
         raise InvalidInput("labels that do not stand rejected", value=0, limit="at least one")
-    start = (public.folder / START_FILE).read_bytes()
+    start = public.kept.read(START_FILE)
+    if start is None:
+        raise InvalidInput("public start is missing from the study", remedy="restore it, or fit the codec anew")
     trainings = 2 if control is None and lesson.paired is not None else 1  # controls find the pairs' network trained
 
-    def train(files: FitFiles, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.joint.student import counted_on, read_start, refine, refine_finer
+    def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
+        from server.protocols.public_start import counted_on, read_start, refine, refine_finer
 
         beside = _beside(lesson, start, on_step if control in (None, "public_only") else None)
         if control == "public_only" and beside is not None:
@@ -145,6 +105,10 @@ def _training(lesson: Lesson, control: str | None) -> Training:
         begun, found = (of_all[kept] for of_all in believed(public, rounds))
         codes = found if control is None else control_of(control, begun, found)
         if study.data.finer > 1:
+            if files is None:
+                raise InvalidInput(
+                    "data.finer", value=study.data.finer, limit="1 for a study in memory, which keeps no files"
+                )
             return refine_finer(
                 read_start(start, study),
                 ((lesson.image(volumes[row]), partial(lesson.onto, volumes[row])) for row in kept),
@@ -163,18 +127,18 @@ def _training(lesson: Lesson, control: str | None) -> Training:
             study.student,
             seed=lesson.seed,
             beside=beside,
-            checkpoint=files.checkpoint,
+            checkpoint=None if files is None else files.checkpoint,
             on_step=on_step if trainings == 1 else counted_on(on_step, study.student.steps),
         )
 
     inputs = _inputs(lesson, control, rounds, kept, start)
-    return Training(inputs, train, steps=trainings * study.student.steps)
+    return NetworkTraining(inputs, train, steps=trainings * study.student.steps)
 
 
 def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept: Sequence[int], start: bytes) -> str:
     """Digest of all that shapes a network, the constants of its recipe among it."""
     from common.models.fit import NEAR
-    from server.protocols.joint.student import STUDENT_PASSES
+    from server.protocols.public_start import STUDENT_PASSES
 
     study, volumes, paired = lesson.public.study, rounds[-1].query.volumes, lesson.paired
     return digest(
@@ -195,7 +159,7 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
 
 def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
     """The study's pairs and the network of them alone, which is trained once for student and controls."""
-    from server.protocols.joint.student import Beside, read_start, refine_paired
+    from server.protocols.public_start import Beside, read_start, refine_paired
 
     if lesson.paired is None:
         return None
@@ -205,7 +169,7 @@ def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | No
         lesson.paired,
         study.student,
         seed=lesson.seed,
-        checkpoint=public.folder / PAIRS_FILE,
+        checkpoint=public.kept.checkpoint(PAIRS_FILE),
         on_step=on_step,
     )
     return Beside(lesson.paired, alone)

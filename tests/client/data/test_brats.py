@@ -13,13 +13,13 @@ import torch
 from client.data.brats import LABELS, REGIONS
 from client.data.layouts import DatasetSettings, load_names, match_study, open_dataset, open_for_training
 from client.teachers.teacher import Teachers
-from client.training.site import train_site
 from common.config import DataConfig, TrainingConfig, parse_study, render_study
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.models.bundle import Bundle
 from common.models.fit import kept_channels
 from consilium.predict import find_cases, predict_cases, to_text
+from tests.trained_sites import train_site
 from tests.tumours import nested
 
 CHANNELS = ("T1", "T1ce", "T2", "FLAIR")
@@ -68,7 +68,7 @@ def test_raw_folders_of_both_editions_are_read_with_labels_regions_and_patients(
 def test_editions_are_not_mixed(tmp_path: Path) -> None:
     folder(tmp_path, "BraTS20_Training_001")
     folder(tmp_path, "BraTS-GLI-00001-000", sign="-")
-    with pytest.raises(InvalidInput, match="two editions"):
+    with pytest.raises(InvalidInput, match="two BraTS editions"):
         open_dataset(tmp_path)
 
 
@@ -110,6 +110,7 @@ def test_nnunets_region_labels_are_read_as_regions_of_exclusive_labels(tmp_path:
     assert data.members == ((1, 2, 3), (2, 3), (3,))
 
 
+@pytest.mark.slow
 def test_a_hospital_without_t1ce_trains_a_teacher_that_does_not_look_at_it(tmp_path: Path) -> None:
     for seed in range(3):
         folder(tmp_path / "data", f"BraTS20_Training_00{seed}", without=("t1ce",), seed=seed)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from client.data.cases import counts_for_server, load_cases, record_cases
 from client.ledger.site_ledger import SiteLedger
 from client.operations.serve import open_worker
+from client.operations.staff_decisions import consent
 from client.policy import load_site
-from client.training.site import one_after_another
 from common.data.dataset import Dataset, Doubled, PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused
@@ -26,25 +26,11 @@ from common.pki import create_authority, create_node_keys
 from consilium.cli.site import site_app
 from server.dashboard.reports import read_reports
 from server.ledger.verify import verify
-from tests.worlds import site_toml
+from tests.trained_sites import one_after_another
+from tests.worlds import site_toml, study_toml
 
-STUDY = """
-schema = 1
-name = "trial"
-[data]
-labels = ["background", "core"]
-spacing_mm = [1, 1, 1]
-grid = [8, 8, 8]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 4
-quorum = 2
-[teacher]
-channels = [2, 4]
-steps = 2
-batch_size = 1
-"""
+TEACHER = "channels = [2, 4]\nsteps = 2\nbatch_size = 1"
+STUDY = study_toml("core", teacher=TEACHER)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,10 +98,11 @@ def test_where_every_file_is_a_patient_the_sites_ledger_says_so_before_it_accept
     shutil.copytree(site, place)
     shutil.copy(create_authority(tmp_path / "authority").certificate, place / "ca.crt")
     create_node_keys(place / "node" / "keys")
+    consent(place, by="Ada", sheet="")
     open_worker(place)._ledger.close()
     with SiteLedger.read(place / "site-ledger.sqlite") as ledger:
         kinds = [row.kind for row in ledger.rows()]
-    assert kinds == ["genesis", "pool", "identity", "training", "trained", "study", "teachers"]
+    assert kinds == ["genesis", "pool", "identity", "deal", "training", "trained", "study", "note", "teachers"]
     assert verify(place / "site-ledger.sqlite").ok
     (stated,) = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
     assert (stated["row"], stated["identity"]) == (3, "file")
@@ -124,7 +111,7 @@ def test_where_every_file_is_a_patient_the_sites_ledger_says_so_before_it_accept
 
 def test_a_table_of_patients_given_later_adds_one_row_and_the_same_again_none(site: Path, tmp_path: Path) -> None:
     place = tmp_path / "site"
-    shutil.copytree(site, place, ignore=shutil.ignore_patterns("*.sqlite*", "*.key"))
+    shutil.copytree(site, place, ignore=shutil.ignore_patterns("*.sqlite*", "*.key", "*.standing"))
     with SiteLedger.open(place / "site-ledger.sqlite", "north", caps=load_site(place).caps, site="north") as ledger:
         ledger.state_identity(PatientIdentity.FILE)
         ledger.state_identity(PatientIdentity.FILE)
@@ -196,9 +183,8 @@ def test_a_site_is_told_if_delta_is_large_for_its_patients_and_its_status_file_d
 ) -> None:
     large = tmp_path / "large"
     large.mkdir()
-    unit = "delta = 1e-2\nunit = 'patient'"
-    (large / "study.toml").write_text(STUDY.replace("delta = 1e-3", unit))
-    caps = site_toml().replace("delta = 0.001", unit)
+    (large / "study.toml").write_text(study_toml("core", teacher=TEACHER, delta=1e-2, unit="patient"))
+    caps = site_toml(delta=1e-2, more="unit = 'patient'")
     (large / "site.toml").write_text(caps.replace('"set"', json.dumps(str(site / "set"))))
     warning = "δ = 0.01 is above 1/(10 · 100 patients)"
     trained = CliRunner().invoke(site_app, ["train", "--site-dir", str(large), "--jobs", "1"], catch_exceptions=False)
@@ -215,7 +201,7 @@ def test_a_hospital_reads_the_plain_sentence_where_it_joins_before_it_sends_its_
     kit = tmp_path / "kit"
     kit.mkdir()
     addresses = {"objects_url": "https://pate.example.org", "superlink": "pate.example.org:9092"}
-    keys = dict.fromkeys(("sealing_key", "signing_key"), "0" * 64)
+    keys = dict.fromkeys(("sealing_key", "signing_key"), "1" * 64)
     (kit / "kit.json").write_text(json.dumps({"site": "north", **keys, **addresses}))
     (kit / "study.toml").write_text(STUDY)
     shutil.copy(create_authority(tmp_path / "authority").certificate, kit / "ca.crt")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from client.foreign import confined
+from client.foreign import calls, confined, teacher
 from client.foreign.confined import Confinement, read_plain_file, run_confined
 from common.errors import DaemonFailed, InvalidInput
 
@@ -67,13 +69,54 @@ ATTEMPTS = (
     "os.kill({parent}, 0)",
     "bytearray(2 << 30)",
     "call(425, 8, 0)",  # io_uring
+    "call(302 if X86 else 261, {parent}, 1, ctypes.byref((ctypes.c_uint64 * 2)(0, 0)), None)",  # prlimit of its parent
+    "import resource; resource.prlimit({parent}, resource.RLIMIT_FSIZE)",
+    "os.setpriority(os.PRIO_PROCESS, {parent}, 5)",
+    "os.setpriority(os.PRIO_USER, 0, 5)",
+    "os.setpriority(os.PRIO_PGRP, 0, 5)",
+    "os.sched_setaffinity({parent}, [0])",
+    "os.sched_setscheduler({parent}, os.SCHED_BATCH, os.sched_param(0))",
+    "os.sched_setparam({parent}, os.sched_param(0))",
+    "call(314 if X86 else 274, {parent}, (ctypes.c_uint32 * 12)(48), 0)",  # sched_setattr
+    "call(251 if X86 else 30, 1, {parent}, (3 << 13))",  # ioprio_set
+    *(f"call(56 if X86 else 220, {flag} | 17, 0, 0, 0, 0)" for flag in (0x20000, *(1 << bit for bit in range(25, 31)))),
+    "call(56 if X86 else 220, 0x8000 | 17, 0, 0, 0, 0)",  # a child of its parent
+    "call(435, (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17), 88)",  # clone3
+    "call(308 if X86 else 268, 0, 0)",  # setns
+    "signal.pidfd_send_signal(os.pidfd_open({parent}), 0)",
+    "call(129 if X86 else 138, {parent}, 0, (ctypes.c_uint64 * 16)())",  # rt_sigqueueinfo
+    "call(234 if X86 else 131, {parent}, {parent}, 0)",  # tgkill
+    "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, {parent})",
+    "fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)",  # a larger pipe, of the user's quota
+    "call(1 if not X86 else 101, 16, {parent}, 0, 0)",  # ptrace
+    "call(310 if X86 else 270, {parent}, 0, 0, 0, 0, 0)",  # process_vm_readv
+    "call(312 if X86 else 272, os.getpid(), {parent}, 1, 0, 0)",  # kcmp
+    "call(440, 0, 0, 0, 0, 0)",  # process_madvise
+    "call(256 if X86 else 238, {parent}, 0, 0, 0)",  # migrate_pages
+    "call(29 if X86 else 194, 1, 4096, 0o1600)",  # shmget
+    "call(64 if X86 else 190, 1, 1, 0o1600)",  # semget
+    "call(68 if X86 else 186, 1, 0o1600)",  # msgget
+    "call(240 if X86 else 180, b'queue', 0o102, 0o600, None)",  # mq_open
+    "call(250 if X86 else 219, 0, -3, 1)",  # keyctl
+    "call(294 if X86 else 26, 0)",  # inotify_init1
+    "call(319 if X86 else 279, b'x', 0)",  # memfd_create
+    "call(161 if X86 else 51, b'/')",  # chroot
+    "call(135 if X86 else 92, 0x0040000)",  # personality
+    "call(157 if X86 else 167, 1, 0, 0, 0, 0)",  # outlive the worker
+    "call(157 if X86 else 167, 4, 0, 0, 0, 0)",  # hide from who counts
+    "call(500)",  # what no kernel has yet
+    "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+    "socket.socketpair()[0].bind('{folder}/out/socket')",
+    "os.setresuid(0, 65534, 0)",
+    "os.setgroups([])",
     "call(272 if os.uname().machine == 'x86_64' else 97, 0x10000000)",  # a user namespace
 )
 
 TRY = """
-import ctypes, os, socket
+import ctypes, fcntl, os, signal, socket
+X86 = os.uname().machine == 'x86_64'
 def call(*numbers):
-    if ctypes.CDLL(None).syscall(*numbers) < 0:
+    if ctypes.CDLL(None, use_errno=True).syscall(*numbers) < 0:
         raise OSError
 for attempt in {attempts!r}:
     child = os.fork()
@@ -120,6 +163,82 @@ def test_a_program_that_takes_too_long_is_ended_with_all_it_started(folder: Path
         time.sleep(0.05)
     os.kill(child, signal.SIGKILL)
     raise AssertionError("a child was left behind")
+
+
+def test_folders_within_folders_do_not_outlive_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')"
+    with pytest.raises(DaemonFailed, match="files and folders"):
+        run(folder, code)
+    with teacher._scratch() as scratch:
+        (folder / "out").rename(scratch / "out")
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize("machine", calls.MACHINES)
+@pytest.mark.parametrize("scoped", [True, False])
+def test_every_call_is_decided_as_its_list_says(machine: str, scoped: bool) -> None:
+    """The filter, run by an interpreter of its own instructions: no number falls through to another's answer."""
+    known = calls.known_calls(machine)
+    program = calls.call_filter(machine, scoped_signals=scoped, group=77)
+    every = [*known.allowed.values(), *known.pretended.values(), *known.checked.values()]
+    assert len(every) == len(set(every))
+    for number in range(600):
+        answer = decide(program, known.machine, number, (99, 99, 99, 99, 99, 99))
+        if number in known.allowed.values():
+            assert answer == ALLOW, number
+        elif number in known.pretended.values():
+            assert answer == 0x50000, number
+        elif number not in known.checked.values():
+            assert answer in (0x50001, 0x50026), number
+    for name, number in known.checked.items():
+        answers = {decide(program, known.machine, number, arguments) for arguments in ARGUMENTS[name][0]}
+        assert answers <= {ALLOW}, name
+        answers = {decide(program, known.machine, number, arguments) for arguments in ARGUMENTS[name][1 + (not scoped)]}
+        assert ALLOW not in answers, name
+    assert decide(program, 0x40000003, 1, (0,) * 6) == 0x80000000  # another machine's numbers
+    assert decide(program, known.machine, 0x40000001, (0,) * 6) == 0x80000000
+
+
+ALLOW = 0x7FFF0000
+ARGUMENTS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[tuple[int, ...]]]] = {
+    name: (good, bad, bad if unscoped is None else unscoped)
+    for name, good, bad, unscoped in (
+        ("clone", [(0x3D0F00,), (17,), (0x01200011,)], [(0x10000011,), (0x20000,), (0x8011,), (0x40000000,)], None),
+        ("clone3", [], [(0, 88)], None),
+        ("prlimit64", [(0, 7), (1 << 32, 7)], [(1,), (99,)], None),
+        ("sched_setaffinity", [(0,)], [(99,)], None),
+        ("setpriority", [(0, 0, 5)], [(0, 99, 5), (1, 0, 5), (2, 0, 5)], None),
+        ("kill", [(0, 9), (77, 9), (0xFFFFFFB3, 9)], [], [(1, 9), (0xFFFFFFFF, 9), (76, 9)]),
+        ("tkill", [(77, 6)], [], [(1, 9)]),
+        ("tgkill", [(77, 77, 6)], [], [(1, 1, 9)]),
+        ("fcntl", [(3, 1), (3, 1030)], [(3, 8), (3, 10), (3, 15), (3, 1024), (3, 1026), (3, 1031)], None),
+        ("ioctl", [(3, 0x5401)], [(0, 0x5412), (0, 0x541C), (3, 0x8901)], None),
+        ("prctl", [(15,), (38, 1)], [(1,), (4, 0), (36, 1), (62,), (24, 1)], None),
+        ("socketpair", [(1, 1), (1, 0x80801), (1, 5)], [(1, 2), (2, 1), (1, 3), (16, 1)], None),
+        ("sendto", [(3, 5, 5, 0, 0)], [(3, 5, 5, 0, 1 << 40), (3, 5, 5, 0, 8)], None),
+    )
+}
+
+
+def decide(program: bytes, machine: int, number: int, arguments: tuple[int, ...]) -> int:
+    """What a classic BPF program answers of one call: bpf(4) in a dozen lines."""
+    padded = (*arguments, *(0,) * (6 - len(arguments)))
+    data = struct.pack("<iIQ6Q", number, machine, 0, *padded)
+    lines = list(struct.iter_unpack("=HBBI", program))
+    place, held = 0, 0
+    while True:
+        code, true, false, value = lines[place]
+        place += 1
+        if code == 0x20:
+            (held,) = struct.unpack_from("<I", data, value)
+        elif code == 0x54:
+            held &= value
+        elif code == 0x06:
+            return int(value)
+        else:
+            holds = {0x15: held == value, 0x35: held >= value, 0x45: bool(held & value)}[code]
+            place += true if holds else false
 
 
 def test_a_kernel_that_cannot_confine_runs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,16 +23,17 @@ from typer.testing import CliRunner
 from client.foreign import bring, model
 from client.foreign.bring import Brought
 from client.foreign.confined import can_confine
-from client.foreign.declared import DECLARED, Activation, Declared, Kind, LabelOf
 from client.foreign.model import answer
 from client.foreign.teacher import ForeignTeacher, on_grid
 from client.ledger.site_ledger import SiteLedger
 from client.operations.readiness import _teachers
 from client.operations.serve import TeacherVoters, open_worker
+from client.operations.staff_decisions import consent
 from client.policy import load_site
+from client.records.declared import DECLARED, Activation, Declared, ForeignKind, LabelOf
+from client.records.voter_files import voter_directory
 from client.site.books import open_books
 from client.teachers.teacher import Teachers
-from client.training.task import voter_directory
 from client.worker import Worker
 from common.config import DataConfig
 from common.data.nifti import Scan
@@ -93,10 +94,11 @@ def site(tmp_path: Path) -> Path:
     directory = tmp_path / "site"
     directory.mkdir()
     (directory / "study.toml").write_text(STUDY)
-    keys = {"sealing_key": "ab" * 32, "signing_key": "ab" * 32}
+    keys = {"sealing_key": "1b" * 32, "signing_key": "ab" * 32}
     (directory / "site.toml").write_text(site_toml(**keys, more='unit = "hospital"\n'))
     shutil.copy(create_authority(tmp_path / "authority").certificate, directory / "ca.crt")
     create_node_keys(directory / "node" / "keys")
+    consent(directory, by="Ada", sheet="")
     return directory
 
 
@@ -129,7 +131,13 @@ def test_a_model_votes_with_what_its_network_says(site: Path, made: Path, tmp_pa
     if kind == "zip":
         shutil.make_archive(str(tmp_path / "b"), "zip", made, "bundle")
     declared = Declared(
-        Kind.TORCHSCRIPT if kind == "torchscript" else Kind.BUNDLE, LABELS, ("image",), {}, 60, 4, spacing_mm=(1, 1, 1)
+        ForeignKind.TORCHSCRIPT if kind == "torchscript" else ForeignKind.BUNDLE,
+        LABELS,
+        ("image",),
+        {},
+        60,
+        4,
+        spacing_mm=(1, 1, 1),
     )
     if kind == "zip":
         bring._copied(source, tmp_path / "model")
@@ -148,6 +156,7 @@ def test_a_model_votes_with_what_its_network_says(site: Path, made: Path, tmp_pa
     assert np.allclose(found.numpy(), expected.numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_bundle_made_by_monai_is_added_by_the_command_line_and_runs_confined(site: Path, made: Path) -> None:
     words = ["teacher", "add", str(made / "bundle"), "--site-dir", str(site), "--json"]
     refused = CliRunner().invoke(site_app, words)
@@ -181,6 +190,7 @@ def test_files_laid_by_hand_are_refused_by_the_worker_of_a_study_of_unit_patient
     other = site.parent / "other"
     shutil.copytree(site, other, ignore=shutil.ignore_patterns("site-ledger*"))
     patient(other)
+    consent(other, by="Ada", sheet="")
     with pytest.raises(InvalidInput, match="not trained by slots"):
         open_worker(other)
 
@@ -224,12 +234,13 @@ def test_a_model_changed_while_the_worker_runs_is_a_zero_vote(site: Path, made: 
     bring.add(site, copying(mine))
     teacher = ForeignTeacher.load(voter_directory(site / "teachers", 0), DATA)
     (mine / "label.nii").write_bytes(b"another")
-    with pytest.raises(InvalidInput, match="not the one on record"):
+    with pytest.raises(InvalidInput, match="differs from the one on record"):
         teacher.ask(nifti(noise()))
 
 
 def test_a_state_dict_a_pickle_and_onnx_are_refused_unread(site: Path, made: Path, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"onnx")
+    before = (site / "site-ledger.sqlite").read_bytes()
     for source, remedy in (
         (made / "weights.pt", "torch.jit.script"),
         (made / "whole.pt", "torch.jit.script"),
@@ -238,7 +249,7 @@ def test_a_state_dict_a_pickle_and_onnx_are_refused_unread(site: Path, made: Pat
     ):
         with pytest.raises(InvalidInput, match=remedy):
             bring.add(site, Brought(source=source, labels="background,front,back"))
-    assert not (site / "site-ledger.sqlite").exists()
+    assert (site / "site-ledger.sqlite").read_bytes() == before
 
 
 def test_a_bundle_s_zip_file_writes_nowhere_else(tmp_path: Path) -> None:
@@ -254,7 +265,7 @@ def test_a_bundle_s_pickled_weights_are_not_unpickled(made: Path, tmp_path: Path
     shutil.copytree(made / "bundle", tmp_path / "b")
     torch.save(UNet(3, 1, 3, (4, 8), (2,)), tmp_path / "b/models/model.pt")
     (tmp_path / "case.nii").write_bytes(nifti(noise()))
-    declared = Declared(Kind.BUNDLE, LABELS, ("image",), {}, 60, 4)
+    declared = Declared(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4)
     with pytest.raises(Exception, match=r"(?i)weights.only"):
         answer(declared, tmp_path / "b", tmp_path / "case.nii")
 
@@ -289,11 +300,13 @@ def test_a_bundle_s_metadata_names_its_labels_or_is_refused_whatever_it_says(
     (bundle / "configs").mkdir(exist_ok=True)
     (bundle / "configs/metadata.json").write_text(json.dumps(metadata))
     with contextlib.suppress(InvalidInput):
-        assert {one.label for one in bring._own_labels(Kind.BUNDLE, bundle, DATA)} <= set(DATA.labels)
+        assert {one.label for one in bring._own_labels(ForeignKind.BUNDLE, bundle, DATA)} <= set(DATA.labels)
 
 
 @hypothesis.given(
-    with_any(Declared(Kind.BUNDLE, LABELS, ("image",), {"model": "a" * 64}, 60, 4, spacing_mm=(1, 1, 1)).to_json())
+    with_any(
+        Declared(ForeignKind.BUNDLE, LABELS, ("image",), {"model": "a" * 64}, 60, 4, spacing_mm=(1, 1, 1)).to_json()
+    )
 )
 def test_a_declaration_is_read_or_refused_whatever_it_says(
     tmp_path_factory: pytest.TempPathFactory, declaration: object
@@ -310,17 +323,33 @@ def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: P
     for path in (tmp_path / DECLARED, tmp_path / "configs/metadata.json"):
         path.write_bytes(text)
     with pytest.raises(InvalidInput, match="to fix: say what each output is"):
-        bring._own_labels(Kind.BUNDLE, tmp_path, DATA)
+        bring._own_labels(ForeignKind.BUNDLE, tmp_path, DATA)
     with pytest.raises(InvalidInput, match="site teacher add"):
         Declared.read(tmp_path / DECLARED)
 
 
 def test_whatever_a_model_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bring._write(tmp_path, Declared(Kind.BUNDLE, LABELS, ("image",), {}, 60, 4))
+    bring._write(tmp_path, Declared(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4))
     monkeypatch.setattr(model, "answer", lambda *given: {}["preprocessing"])
     monkeypatch.setattr("sys.argv", ["", str(tmp_path / DECLARED), "", "", ""])
     with pytest.raises(SystemExit, match=r"^KeyError: 'preprocessing'$"):
         model.main()
+
+
+def test_a_bundle_whose_link_leads_out_of_its_folder_copies_nothing_of_this_users(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("secret")
+    (tmp_path / "bundle/configs").mkdir(parents=True)
+    (tmp_path / "bundle/models").mkdir()
+    (tmp_path / "bundle/configs/inference.json").write_text("{}")
+    (tmp_path / "bundle/models/latest.pt").symlink_to("../configs/inference.json")
+    bring._copied(tmp_path / "bundle", tmp_path / "model")
+    assert (tmp_path / "model/models/latest.pt").read_text() == "{}"
+    for target in (tmp_path / "private", tmp_path, "../../private"):
+        (tmp_path / "bundle/models/model.pt").symlink_to(target)
+        with pytest.raises(InvalidInput, match="link in the folder of a teacher"):
+            bring._copied(tmp_path / "bundle", tmp_path / "again")
+        assert not (tmp_path / "again").exists()
+        (tmp_path / "bundle/models/model.pt").unlink()
 
 
 def test_a_bundle_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
@@ -407,6 +436,7 @@ def test_sigmoid_channels_share_what_they_claim() -> None:
     assert found[0].item() == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_hospitals_with_a_bundle_and_with_a_command_take_part_in_a_study(tmp_path: Path, made: Path) -> None:
     """Three hospitals, one stubbed; codes are checked, summed and noised as those of any other."""
     federation = Federation(tmp_path, study=make_study(planned_queries=1), volumes=1)

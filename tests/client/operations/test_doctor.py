@@ -20,6 +20,7 @@ from common.config import DataConfig, PrivacyConfig
 from common.privacy.mechanism import Unit
 from consilium.cli.site import site_app
 from tests.common.data.corpus import NAME, ONE, RULES
+from tests.worlds import study_toml
 
 SEEN = {
     "dtype-uint16": "ok",
@@ -35,19 +36,7 @@ SEEN = {
 
 OF_ONE_SCAN = [name for name, state in SEEN.items() if state != "fail"] + ["label-moved-by-five-mm"]
 
-STUDY = """
-schema = 1
-name = "trial"
-[data]
-labels = ["background", "core", "rim"]
-spacing_mm = [1, 1, 1]
-grid = [8, 8, 8]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 4
-quorum = 2
-"""
+STUDY = study_toml("core", "rim")
 
 
 def table(root: Path, rules: list[str]) -> Path:

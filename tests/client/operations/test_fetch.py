@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from client.operations import fetch
-from client.operations.fetch import PublicObjects
 from client.policy import load_site
+from client.site import fetch
+from client.site.fetch import PublicObjects
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput
 from tests.client.operations.answering import answering

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.operations.findings import Finding, State
+from client.operations.findings import Checkup, State
 from client.operations.readiness import _gpu, check_site
 from client.policy import load_site
 from common.pki import create_authority, issue_server_certificate
@@ -38,7 +38,7 @@ class World:
     word: str = "no such object"
     ahead: timedelta = timedelta()
 
-    def finding(self, name: str, *, now: datetime | None = None) -> Finding:
+    def finding(self, name: str, *, now: datetime | None = None) -> Checkup:
         (found,) = [finding for finding in check_site(self.site, now=now) if finding.check == name]
         return found
 
@@ -95,7 +95,7 @@ def test_a_folder_without_a_dataset_is_named(world: World) -> None:
     (world.site.parent / "data" / "cases.csv").unlink()
     assert "cases.csv" in world.finding("data").remedy
     (world.site.parent / "data" / "cases.csv").write_text("image,label,patient_id\na.nii,,p1\n")
-    assert "without a labelled case" in world.finding("data").text
+    assert "has no labelled case" in world.finding("data").text
 
 
 def test_a_certificate_that_ends_soon_is_worth_a_word(world: World) -> None:
@@ -156,6 +156,16 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     world.present(folder / "server.crt", folder / "server.key")
     assert "expired" in world.finding("certificate").text
     assert "provision renew" in world.finding("certificate").remedy
+    assert "by this machine's clock of 20" in world.finding("certificate").text
+    assert world.finding("certificate").remedy.startswith("if that is not the time, set the clock")
+
+    authority = create_authority(world.workspace.authority_dir)
+    early = issue_server_certificate(
+        authority, tmp_path / "early", names=["localhost"], now=datetime.now(UTC) + timedelta(days=3)
+    )
+    world.present(early.certificate, early.key)  # as at a machine whose clock stands days back
+    assert "not yet valid" in world.finding("certificate").text
+    assert "set the clock" in world.finding("certificate").remedy
 
     other = issue_server_certificate(create_authority(tmp_path / "x"), tmp_path / "x", names=["localhost"])
     world.present(other.certificate, other.key)

@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 
 from client.operations import staff_decisions as control
 from client.policy import load_site
+from client.records.lock import writing
+from client.records.patient_deal import load_or_deal, load_slots
+from client.records.served import retired_voters
 from client.site.books import open_books, read_books, slots_file, stated_books, writing_teachers
+from client.site.deals import deal_for_training
 from client.site.enrolment import SiteKit, create_site, join_site, signed_status, site_status
 from client.site.registry import Registry
-from client.training.lock import writing
-from client.training.patient_deal import load_or_deal, load_slots
 from client.training.site import plan_site
 from common.admission import JoinRequest, read_request
 from common.clock import utc_now
@@ -201,6 +203,10 @@ def test_opening_by_turns_from_both_directories_declares_nothing_anew(north: Pat
 def test_no_directory_of_a_pool_begins_books_where_the_pools_are_gone(north: Path, joined: Path) -> None:
     (north / "site-ledger.sqlite").unlink()
     for directory in (joined, north):
+        with pytest.raises(LedgerCorrupt, match="gone and its standing is still there"):
+            open_books(load_site(directory))
+    (north / "site-ledger.standing").unlink()
+    for directory in (joined, north):
         with pytest.raises(InvalidInput, match="gone"):
             open_books(load_site(directory))
     assert not (north / "site-ledger.sqlite").exists()
@@ -224,6 +230,9 @@ def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
         open_books(load_site(joined))
     for suffix in ("sqlite", "key"):
         shutil.copy(tmp_path / "fresh" / f"site-ledger.{suffix}", north / f"site-ledger.{suffix}")
+    with pytest.raises(LedgerCorrupt, match="of another ledger"):
+        open_books(load_site(north))
+    shutil.copy(tmp_path / "fresh" / "site-ledger.standing", north / "site-ledger.standing")
     with pytest.raises(InvalidInput, match="as the consortium was told"):
         open_books(load_site(north))
 
@@ -390,7 +399,7 @@ def test_a_withdrawal_in_one_study_silences_the_patient_in_every_study_of_the_po
     result = site("withdraw-patient", "p3", "--site-dir", joined)
     assert result.exit_code == 0, result.output
     for directory, place in places.items():
-        assert control.retired_voters(directory / "teachers") == {place.voter}
+        assert retired_voters(directory / "teachers") == {place.voter}
         assert "p3" not in load_slots(slots_file(load_site(directory))).order
     with read_books(load_site(tmp_path / "north")) as ledger:
         assert {place.voter for place in places.values()} <= ledger.withdrawn_voters()
@@ -401,7 +410,7 @@ def test_a_withdrawal_in_one_study_silences_the_patient_in_every_study_of_the_po
 def test_a_withdrawal_that_cannot_reach_a_study_of_the_pool_does_nothing(north: Path, joined: Path) -> None:
     load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
     joined.rename(joined.with_name("moved"))
-    with pytest.raises(InvalidInput, match="not there"):
+    with pytest.raises(InvalidInput, match="is missing"):
         control.withdraw_patient(north, "p3")
     assert "p3" in load_slots(slots_file(load_site(north))).order
     with read_books(load_site(north)) as ledger:
@@ -453,8 +462,6 @@ def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Worksp
 def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_voters(
     north: Path, tmp_path: Path
 ) -> None:
-    from client.site.books import withdrawn
-
     load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
     control.withdraw_patient(north, "p3")
     other = consortium(tmp_path / "other", replace(make_study(unit="patient", voters_per_site=2), name="other"))
@@ -467,7 +474,7 @@ def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_v
         recipe=study.teacher,
         voters=2,
         slots_file=slots_file(config),
-        withdrawn=withdrawn(config.books_dir, PATIENTS),
+        withdrawn=deal_for_training(config, PATIENTS),
     )
     dealt = {name for task in tasks for name, _ in task.patients}
     assert dealt == set(PATIENTS) - {"p3"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +63,49 @@ def test_a_kit_that_is_damaged_is_refused_whole(tmp_path: Path, kit: SiteKit, na
     (folder / name).unlink()
     with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack what the consortium sent"):
         SiteKit.load(folder)
+
+
+def led_elsewhere(folder: Path, name: str) -> None:
+    """Put a link to a file that only this user can read in the place of a kit's file."""
+    private = folder.with_name("private")
+    private.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"private")
+    private.chmod(0o600)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(private)
+
+
+@pytest.mark.parametrize("name", ["start.pt", "kit.json", "ca.crt", "study.toml"])
+def test_a_kit_whose_file_leads_elsewhere_is_refused(kit: SiteKit, name: str) -> None:
+    """Its content would be copied into the site, for others to read."""
+    led_elsewhere(kit.study_file.parent, name)
+    with pytest.raises(InvalidInput, match="startup kit"):
+        SiteKit.load(kit.study_file.parent)
+
+
+@pytest.mark.parametrize("name", ["start.pt", "ca.crt", "study.toml"])
+def test_a_kit_whose_file_leads_elsewhere_since_it_was_read_copies_nothing(
+    tmp_path: Path, kit: SiteKit, name: str
+) -> None:
+    led_elsewhere(kit.study_file.parent, name)
+    with pytest.raises(InvalidInput, match="a regular file, not a symbolic link"):
+        create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
+def test_a_kit_whose_weights_are_no_file_is_refused_without_waiting(
+    tmp_path: Path, kit: SiteKit, make: Callable[[Path], None]
+) -> None:
+    make(kit.study_file.parent / "start.pt")
+    with pytest.raises(InvalidInput, match="startup kit"):
+        SiteKit.load(kit.study_file.parent)
+
+
+def test_what_a_kit_brings_is_closed_to_other_users(tmp_path: Path, kit: SiteKit) -> None:
+    (kit.study_file.parent / "start.pt").write_bytes(b"weights")
+    create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=SiteKit.load(kit.study_file.parent))
+    assert (tmp_path / "site" / "start.pt").read_bytes() == b"weights"
+    assert (tmp_path / "site" / "start.pt").stat().st_mode & 0o077 == 0
 
 
 def test_the_data_stand_in_site_toml_as_one_would_name_them(tmp_path: Path, kit: SiteKit) -> None:

@@ -21,11 +21,11 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from client.operations import fetch
-from client.operations.fetch import PublicObjects
 from client.policy import load_site
+from client.site import fetch
+from client.site.fetch import PublicObjects
 from client.teachers.evaluation import evaluate
-from client.teachers.student import check_statement, pull
+from client.teachers.pulled_student import check_statement, pull
 from common.bundle_archive import from_archive, to_archive
 from common.calibration import NOTHING, reliability
 from common.canonical import sha256_bytes, sha256_file
@@ -174,7 +174,7 @@ def test_a_rewritten_row_under_a_genuine_head_contradicts_the_receipts(
 
 def test_another_ledger_for_the_same_study_is_refused(fed: Federation, statement: StudentStatement) -> None:
     other = replace(statement.head, ledger_id="0" * len(statement.head.ledger_id))
-    with pytest.raises(LedgerCorrupt, match="another ledger"):
+    with pytest.raises(LedgerCorrupt, match="a different ledger"):
         check(fed, lie(fed, statement, head=other))
 
 
@@ -426,7 +426,7 @@ def test_a_student_that_lost_a_structure_is_said_in_terminal_page_and_json(
     code, text = evaluated(begun, data, *options)
     assert code == 0
     assert "body: GONE: the student finds nothing of it in 3 of 3 cases" in text
-    assert "nothing found in 3 of them, the public start in 0" in text
+    assert "Nothing found in 3 of them, the public start in 0" in text
     assert "speak against using this student" in text
     code, text = evaluated(begun, data, "--strict", "--json", *options)
     assert code == 10
@@ -449,7 +449,7 @@ def test_a_student_that_beats_the_public_start_raises_no_alarm_and_strict_ends_w
     answering(monkeypatch, student=ball((4, 4, 3), 2.0), start=ball((6, 6, 6), 2.0))
     code, text = evaluated(begun, write_cases(tmp_path), "--strict")
     assert code == 0
-    assert "better than the public start" in text
+    assert "Gain proven over the public start" in text
     assert "speak against" not in text
 
 
@@ -505,7 +505,7 @@ def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
             return [maps_of(ball((4, 4, 4), 2.0)), None]
 
     monkeypatch.setattr(comparison, "Teachers", Fake)
-    monkeypatch.setattr(evaluation, "_parts", lambda site, dataset: {"c0": "trained on", "c1": "held out"})
+    monkeypatch.setattr(evaluation, "_parts", lambda site, dataset: {"c0": ("trained on", 0), "c1": ("held out", 0)})
     (pulled / "data").symlink_to(write_cases(tmp_path))
     try:
         facts = evaluate(pulled, now=datetime(2026, 3, 3, tzinfo=UTC))[0].to_json()
@@ -513,6 +513,47 @@ def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
         (pulled / "data").unlink()
     row = next(row for row in facts["comparisons"] if row["reference"] == "this site's own teachers")
     assert row["cases"] == 2  # c1 and c2, not c0
+
+
+def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_than_them_is_not_green(
+    pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client.teachers import comparison, evaluation
+
+    truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(3)]
+
+    class Fake:
+        """Voter 0 knows by heart what it was trained on, voter 1 is good on its own merit."""
+
+        models = (object(), object())
+
+        @staticmethod
+        def load(directory: Path, *, data: object) -> Fake:
+            return Fake()
+
+        def predict(self, image: np.ndarray) -> list[np.ndarray | None]:
+            return [3 * maps_of(ball((1, 1, 1), 1.0)), maps_of(truths[0])]
+
+    monkeypatch.setattr(comparison, "Teachers", Fake)
+    monkeypatch.setattr(
+        evaluation, "_parts", lambda site, dataset: dict.fromkeys(["c0", "c1", "c2"], ("trained on", 0))
+    )
+    monkeypatch.setattr(evaluation, "predict", lambda network, image, patch=(): maps_of(ball((6, 4, 3), 2.0)))
+    (pulled / "data").symlink_to(write_cases(tmp_path))
+    try:
+        result, folder = evaluate(pulled, now=datetime(2026, 3, 4, tzinfo=UTC))
+    finally:
+        (pulled / "data").unlink()
+    row = next(row for row in result.comparisons if not row.public and row.structure == "all structures")
+    by_hand = [2 * (truths[0] & truth).sum() / (truths[0].sum() + truth.sum()) for truth in truths]
+    assert (row.cases, row.other) == (3, pytest.approx(np.mean(by_hand)))
+    assert row.word == "worse"
+    page = (folder / "evaluation.html").read_text()
+    assert "Worse than this site&#39;s own teachers" in page.split("<h2>Compared")[0]
+    assert 'class="ok"' not in page
+    assert "speak against using this student" in page
+    assert "Worse than this site's own teachers" in evaluation.table(result)
+    assert result.alarms == ()  # what a verdict for the consortium counts is public data alone
 
 
 def test_a_model_of_another_study_or_none_at_all_is_refused(fed: Federation, pulled: Path, tmp_path: Path) -> None:
@@ -527,6 +568,6 @@ def test_a_model_of_another_study_or_none_at_all_is_refused(fed: Federation, pul
             target.write_bytes(path.read_bytes())
     metadata = other / "configs" / "metadata.json"
     metadata.write_text(metadata.read_text().replace('"body"', '"heart"'))
-    with pytest.raises(InvalidInput, match="another grid, spacing or labels"):
+    with pytest.raises(InvalidInput, match="grid, spacing or labels differ"):
         evaluate(pulled, now=now, data=tmp_path / "set", model=other)
     assert public_hex(fed.signing_key) in (pulled / "site.toml").read_text()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from client.records.voter_files import voter_directory
 from client.teachers.teacher import Teachers, load_teacher, served_hash
-from client.training.task import voter_directory
 from common.canonical import sha256_file
 from common.errors import InvalidInput
 from common.models.fit import predict
@@ -44,7 +44,7 @@ def test_a_teacher_that_is_missing_changed_or_of_another_study_is_an_empty_slot_
     other["data"]["spacing_mm"] = [2, 2, 2]
     for text, problem in [
         (json.dumps(other), "other labels"),
-        (record.replace('"weights": "', '"weights": "x'), "not the one recorded"),
+        (record.replace('"weights": "', '"weights": "x'), "differs from the one on record"),
         (record[: len(record) // 2], "not trained to the end"),
         ("[]", "not trained to the end"),
         (json.dumps(json.loads(record) | {"schema": 99}), "schema"),
@@ -54,7 +54,7 @@ def test_a_teacher_that_is_missing_changed_or_of_another_study_is_an_empty_slot_
     (first / "train.json").write_text(record)
     for damaged in (weights + b"x", weights[:100], b""):
         (first / "weights.pt").write_bytes(damaged)
-        assert heard("not the one recorded") == [False, True]
+        assert heard("differs from the one on record") == [False, True]
     (first / "weights.pt").write_bytes(weights)
     assert heard("") == [True, True]
     first.rename(voter_directory(teachers, 5))

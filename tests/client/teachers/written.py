@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from client.training.task import TRAIN_SCHEMA
+from client.records.voter_files import TRAIN_SCHEMA
 from common.config import DataConfig, TrainingConfig
 from common.models.unet import build_unet, save_weights
 

@@ -11,20 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 from client.operations.staff_decisions import withdraw_patient
-from client.training.lock import writing
-from client.training.patient_deal import load_or_deal
-from client.training.site import train_site
+from client.records.lock import writing
+from client.records.patient_deal import load_or_deal
 from common.config import TrainingConfig
 from common.data.msd import Dataset, write_dataset
 from common.errors import Refused
 from consilium.cli.train import app
+from tests.trained_sites import train_site
 from tests.worlds import DATA, STUDY, site_toml, write_case
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
 HOLDER = """
 import sys
 from pathlib import Path
-from client.training.lock import writing
+from client.records.lock import writing
 with writing(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.training.patient_deal import Slots, by_os, by_seed, load_or_deal, load_slots
-from client.training.patient_deal import deal as deal_by
+from client.records.patient_deal import Slots, by_os, by_seed, load_or_deal, load_slots
+from client.records.patient_deal import deal as deal_by
 from common.errors import InvalidInput
 
 NAMES = [f"p{i:02d}" for i in range(23)]
@@ -175,5 +175,5 @@ def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataO
 
 
 def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="does not begin"):
+    with pytest.raises(InvalidInput, match="a name without #withdrawn-"):
         deal(["a", "#withdrawn-0"], voters=1, seed=0)

@@ -1,12 +1,10 @@
 """The road's first part on real MRI: read without loss, and teachers good enough to ask.
 
-Runs where the Decathlon's hippocampus task lies in ``../shared/data`` beside the repository, or where
-``CONSILIUM_HIPPOCAMPUS`` says.
+Runs where the Decathlon's hippocampus task lies (fixture ``hippocampus``).
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import nibabel as nib
@@ -15,22 +13,18 @@ import pytest
 import torch
 
 from client.teachers.teacher import Teachers
-from client.training.site import train_site
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
 from common.data.split import SplitCounts, plan_split
 from common.data.volume import load_label, load_volume, to_native
 from common.metrics import mean_dice
+from tests.trained_sites import train_site
 
-DEFAULT = Path(__file__).resolve().parents[4] / "shared" / "data" / "Task04_Hippocampus"
-ROOT = Path(os.environ.get("CONSILIUM_HIPPOCAMPUS", DEFAULT))
 DATA = DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1, 1, 1), grid=(32, 48, 32))
 
-pytestmark = pytest.mark.skipif(not (ROOT / "dataset.json").is_file(), reason="the hippocampus task is not here")
 
-
-def test_real_volumes_are_all_usable_and_the_grid_loses_almost_nothing() -> None:
-    dataset = read_dataset(ROOT)
+def test_real_volumes_are_all_usable_and_the_grid_loses_almost_nothing(hippocampus: Path) -> None:
+    dataset = read_dataset(hippocampus)
     assert dataset.problems == ()
     before = after = 0
     for case in dataset.cases[::8]:
@@ -45,9 +39,9 @@ def test_real_volumes_are_all_usable_and_the_grid_loses_almost_nothing() -> None
 
 
 @pytest.mark.slow
-def test_teachers_of_a_dozen_real_patients_reach_dice_082(tmp_path: Path) -> None:
+def test_teachers_of_a_dozen_real_patients_reach_dice_082(tmp_path: Path, hippocampus: Path) -> None:
     torch.set_num_threads(1)
-    dataset = read_dataset(ROOT)
+    dataset = read_dataset(hippocampus)
     counts = SplitCounts(hospitals=8, public_images=50, label_maps=12, validation=8, test=30)
     split = plan_split(dataset, counts, seed=1)
     scores = []

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client.records.voter_files import voter_directory
 from client.training.side_by_side import default_jobs, side_by_side
-from client.training.site import train_site
-from client.training.task import SiteReport, voter_directory
+from client.training.task import SiteReport
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput
 from consilium.cli.train import app
+from tests.trained_sites import train_site
 from tests.worlds import DATA, STUDY, write_case
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)

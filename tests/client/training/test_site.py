@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 
 from client.data.cases import load_cases
 from client.data.layouts import DatasetSettings, open_for_training
+from client.records.voter_files import voter_directory
 from client.teachers.teacher import Teachers
 from client.training import voter as voter_training
-from client.training.base import Trained
+from client.training.contract import Trained
 from client.training.private.settings import STRATEGIES, PrivateSettings
-from client.training.site import plan_site, train_site
+from client.training.site import plan_site
 from client.training.standard import StandardTrainer
-from client.training.task import SiteReport, held_out_count, voter_directory
+from client.training.task import SiteReport, held_out_count
 from client.training.voter import TRAINERS
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
@@ -33,6 +34,7 @@ from common.errors import InvalidInput
 from common.models.fit import NEAR, predict
 from common.models.unet import build_unet, save_weights
 from consilium.cli.train import app
+from tests.trained_sites import one_after_another, train_site
 from tests.worlds import DATA, STUDY, write_case
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
@@ -216,7 +218,7 @@ def test_files_that_were_patients_of_their_own_are_not_regrouped_afterwards(data
     with pytest.raises(InvalidInput, match="site join --from"):
         run(read_dataset(folder), tmp_path / "t", voters=1)
     (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + "".join(f"p{i}\to{i // 2}\n" for i in range(6)))
-    with pytest.raises(InvalidInput, match="belong to others"):
+    with pytest.raises(InvalidInput, match="belong to other patients"):
         run(read_dataset(folder), tmp_path / "t")
 
 
@@ -407,12 +409,14 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
     other = DataConfig(labels=("background", "heart"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
     with pytest.raises(InvalidInput, match="labels"):
         train_site(dataset, teachers=tmp_path, data=other, recipe=RECIPE, voters=1)
-    assert sorted({*TRAINERS, *STRATEGIES}) == ["dp-bbb", "dp-sgd", "standard"]
+    assert sorted({*TRAINERS, *STRATEGIES}) == ["dp-bbb", "dp-mac", "dp-sgd", "standard"]
 
 
 def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
-    dataset: Dataset, tmp_path: Path
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Trained in this process: those of several have tests of their own, and each takes seconds to load torch."""
+    monkeypatch.setattr("client.training.command.side_by_side", lambda jobs: one_after_another)
     (tmp_path / "study.toml").write_text(STUDY)
     dataset.cases[0].image.write_bytes(b"broken")
     arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--site-dir"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import correlate
 
 from common.codecs import Codec, ball_autoencoder, fit_codec, shapes
 from common.codecs.ball import ball_activation
@@ -20,7 +21,7 @@ from common.codecs.ball_autoencoder import (
     pooling_strides,
     weight_shapes,
 )
-from common.codecs.base import pack, unpack
+from common.codecs.codec import pack, unpack
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.data.msd import read_dataset
 from common.data.volume import load_label
@@ -60,7 +61,7 @@ class NoNoise:
 
 
 def given_to_the_decoder(
-    monkeypatch: pytest.MonkeyPatch, *, planned: float, power: float, silent: bool
+    monkeypatch: pytest.MonkeyPatch, *, planned: float, power: float, rng: type[NoNoise] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Over a training of 40 steps, the codes that the decoder was given and those that the encoder gave."""
     encoded, given = [], []
@@ -74,9 +75,9 @@ def given_to_the_decoder(
             given.append((encoded[-1].numpy(), codes.detach().numpy()))
         return torch.zeros(len(codes), 1, *coarse) + 0 * codes.sum()
 
-    rng = np.random.default_rng(3)
-    ratios = rng.normal(size=(6, 1, 4, 4, 4))
-    initial = initial_weights(rng.normal(size=(5, 64)), rng.normal(size=(5, 1, 4, 4, 4)), rng=rng)
+    draws = np.random.default_rng(3)
+    ratios = draws.normal(size=(6, 1, 4, 4, 4))
+    initial = initial_weights(draws.normal(size=(5, 64)), draws.normal(size=(5, 1, 4, 4, 4)), rng=draws)
     with monkeypatch.context() as patch:
         patch.setattr(ball_autoencoder, "STEPS", 40)
         patch.setattr(ball_autoencoder, "activation", phi)
@@ -89,15 +90,17 @@ def given_to_the_decoder(
             metric=np.ones((4, 4, 4)),
             powers=np.full(5, power),
             noise_std=planned,
-            rng=NoNoise(rng) if silent else rng,  # type: ignore[arg-type]
+            rng=draws if rng is None else rng(draws),  # type: ignore[arg-type]
         )
     sent, seen = (np.concatenate(each) for each in zip(*given, strict=True))
     return sent, seen
 
 
-def decoder_sees_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch, *, silent: bool = False) -> None:
+def decoder_sees_noise_of_the_planned_size(
+    monkeypatch: pytest.MonkeyPatch, *, rng: type[NoNoise] | None = None
+) -> None:
     planned = 0.2
-    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=1e9, silent=silent)  # nothing is shrunk
+    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=1e9, rng=rng)  # nothing is shrunk
     low, high = ball_autoencoder.NOISE_RANGE
     expected = planned * np.sqrt((np.exp(2 * high) - np.exp(2 * low)) / (2 * (high - low)))
     measured = float(np.sqrt(np.mean(np.square(seen - sent))))
@@ -108,16 +111,119 @@ def test_the_decoder_is_trained_on_noise_of_the_planned_size(monkeypatch: pytest
     decoder_sees_noise_of_the_planned_size(monkeypatch)
 
 
+class OneDeviation(NoNoise):
+    """A generator whose normal draws are all 1, so that a noisy code is off by exactly its noise level."""
+
+    def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+        return np.ones(size)
+
+
+def test_the_noise_while_fitting_is_a_fifth_to_one_and_a_half_of_the_planned_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = 0.2
+    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=1e9, rng=OneDeviation)
+    level = (seen - sent).ravel() / planned
+    assert level.min() == pytest.approx(0.2, rel=0.05)
+    assert level.max() == pytest.approx(1.5, rel=0.05)
+    assert np.median(level) == pytest.approx(np.sqrt(0.2 * 1.5), rel=0.15)  # uniform in the logarithm
+
+
 def test_a_bottleneck_without_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="noise is 0"):
-        decoder_sees_noise_of_the_planned_size(monkeypatch, silent=True)
+        decoder_sees_noise_of_the_planned_size(monkeypatch, rng=NoNoise)
 
 
 def test_the_decoder_is_trained_on_codes_that_are_shrunk_for_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = 0.2
-    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=planned**2, silent=True)
+    sent, seen = given_to_the_decoder(monkeypatch, planned=planned, power=planned**2, rng=NoNoise)
     levels = np.linspace(*ball_autoencoder.NOISE_RANGE, 1001)
     assert np.mean(seen / sent) == pytest.approx(np.mean(1 / (1 + np.exp(2 * levels))), rel=0.1)
+
+
+# ---- how it is fitted
+
+
+def trained(*, ratios: np.ndarray, centre: float = 0.0, metric: float = 1.0) -> None:
+    """A training on maps of one structure on a grid of 4 voxels a side, for whoever watches it."""
+    draws = np.random.default_rng(3)
+    ball_autoencoder._train(
+        initial_weights(draws.normal(size=(5, 64)), draws.normal(size=(5, 1, 4, 4, 4)), rng=draws),
+        ratios=ratios,
+        truths=(ratios[:, 0] > 0).astype(np.uint8),
+        centre=np.full((1, 4, 4, 4), centre),
+        metric=np.full((4, 4, 4), metric),
+        powers=np.ones(5),
+        noise_std=0.1,
+        rng=draws,
+    )
+
+
+def test_the_encoder_is_trained_on_what_it_is_given_later_and_on_maps_less_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(c·ratios − centre)·metric with c between ¾ and 1, as :meth:`BallAutoencoder.encode` has it at c = 1."""
+    given: list[float] = []
+
+    def encoder(weights: dict[str, torch.Tensor], offsets: torch.Tensor) -> torch.Tensor:
+        given.extend(offsets[:, 0, 0, 0, 0].tolist())
+        return before_activation(weights, offsets)
+
+    monkeypatch.setattr(ball_autoencoder, "STEPS", 40)
+    monkeypatch.setattr(ball_autoencoder, "before_activation", encoder)
+    trained(ratios=np.full((6, 1, 4, 4, 4), 2.0), centre=0.5, metric=3.0)
+    certainty = (np.array(given) / 3 + 0.5) / 2
+    assert certainty.min() == pytest.approx(0.75, abs=0.01)
+    assert certainty.max() == pytest.approx(1, abs=0.01)
+    assert certainty.mean() == pytest.approx(0.875, abs=0.02)
+
+
+def test_a_fit_is_300_steps_that_warm_up_and_end_at_nothing_the_linear_maps_a_thirtieth_as_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates: list[tuple[float, float]] = []
+    step = torch.optim.Adam.step
+
+    def watched(adam: torch.optim.Adam, *given: object) -> object:
+        learned, linear = adam.param_groups
+        rates.append((learned["lr"], linear["lr"]))
+        assert [len(group["params"]) for group in (learned, linear)] == [16, 2]
+        return step(adam, *given)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    trained(ratios=np.random.default_rng(0).normal(size=(6, 1, 4, 4, 4)))
+    learned, linear = np.array(rates).T
+    assert len(learned) == 300
+    np.testing.assert_allclose(learned, 30 * linear)
+    assert learned[0] == pytest.approx(3e-3 / 20)
+    assert (np.diff(learned[:20]) > 0).all()
+    assert learned.max() == pytest.approx(3e-3, rel=0.02)
+    assert (np.diff(learned[20:]) < 0).all()
+    assert learned[-1] < 1e-6
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_codec_of_another_radius_is_the_same_one_scaled() -> None:
+    """Codes and their noise twice as large: the same weights, the same decoded map."""
+    maps = patients(16, seed=1)
+    one, two = (fit_codec(Fitted.study(radius=r), maps, noise_std=0.3 * r) for r in (1.0, 2.0))
+    assert isinstance(one, BallAutoencoder)
+    assert isinstance(two, BallAutoencoder)
+    for name, weights in one.weights.items():
+        np.testing.assert_array_equal(weights, two.weights[name])
+    code = one.encode(soft(maps[0]))
+    np.testing.assert_allclose(two.encode(soft(maps[0])), 2 * code, rtol=1e-12)
+    np.testing.assert_allclose(two.decode(2 * code, noise_std=0.6), one.decode(code, noise_std=0.3), atol=1e-6)
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_noisy_code_is_shrunk_by_wieners_weight_before_it_is_decoded() -> None:
+    codec = fitted()
+    code = codec.encode(soft(patients(1, seed=9)[0]))
+    shrunk = code * codec.powers / (codec.powers + 0.3**2)
+    decoded = codec.decode(code, noise_std=0.3)
+    np.testing.assert_allclose(decoded, codec.decode(shrunk, noise_std=0.0), atol=1e-6)
+    assert np.abs(decoded - codec.decode(code, noise_std=0.0)).max() > 0.01
 
 
 # ---- φ with gradients
@@ -189,6 +295,7 @@ def test_fitting_moves_every_weight_lowers_the_error_and_leaves_torch_as_it_was(
         assert np.abs(codec.weights[name]).max() > 0
 
 
+@pytest.mark.slow
 def test_noisy_codes_decode_better_after_fitting_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The start is the linear codec, so this is what the learned part adds, on patients it was not fitted on."""
     others, rng = patients(20, seed=2), np.random.default_rng(3)
@@ -209,6 +316,61 @@ def test_noisy_codes_decode_better_after_fitting_than_before(monkeypatch: pytest
     assert errors[1] < errors[0]
 
 
+def correlated(features: np.ndarray, kernels: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """A 3D convolution layer with zero padding, by SciPy: [i, x, y, z] and [o, i, 3, 3, 3] → [o, x, y, z]."""
+    sums = [sum(correlate(f, k, mode="constant") for f, k in zip(features, row, strict=True)) for row in kernels]
+    return np.stack(sums) + bias[:, None, None, None]
+
+
+def halved(features: np.ndarray) -> np.ndarray:
+    """The largest of every 2 x 2 x 2 block."""
+    c, x, y, z = features.shape
+    return features.reshape(c, x // 2, 2, y // 2, 2, z // 2, 2).max(axis=(2, 4, 6))
+
+
+def random_weights(coarse: tuple[int, int, int], *, structures: int, dimension: int) -> dict[str, np.ndarray]:
+    """Weights of any value; the encoder's biases are so low that the largest of eight is often below 0."""
+    draws = np.random.default_rng(11)
+    shapes_of = weight_shapes(coarse, structures=structures, dimension=dimension)
+    low = {name: -3.0 if name.startswith("encoder_bias") else 0.0 for name in shapes_of}
+    return {name: draws.normal(low[name], 0.5, shape) for name, shape in shapes_of.items()}
+
+
+def test_the_encoder_is_convolutions_relu_max_pooling_and_a_dense_layer_beside_the_linear_one() -> None:
+    """Algorithm 2's encoder written out in SciPy: an average pooling or a missing ReLU gives other numbers."""
+    coarse = (4, 8, 4)
+    weights = random_weights(coarse, structures=2, dimension=3)
+    offsets = np.random.default_rng(12).normal(size=(2, *coarse))
+    features = offsets
+    for layer in (1, 2):
+        kernels, bias = weights[f"encoder_conv{layer}"], weights[f"encoder_bias{layer}"]
+        features = halved(np.maximum(correlated(features, kernels, bias), 0))
+    learned = weights["encoder_dense"] @ features.ravel() + weights["encoder_dense_bias"]
+    direction = weights["encoder_linear"] @ offsets.ravel() + learned[1:]
+    first = 3 / np.sqrt(8 / np.pi) * np.log(np.linalg.norm(direction)) + learned[0]
+    tensors = {name: torch.tensor(array) for name, array in weights.items()}
+    found = before_activation(tensors, torch.tensor(offsets)[None])[0].numpy()
+    np.testing.assert_allclose(found, [first, *direction], rtol=1e-9)
+
+
+def test_the_decoder_is_a_dense_layer_convolutions_relu_and_transposed_convolutions() -> None:
+    coarse = (4, 8, 4)
+    weights = random_weights(coarse, structures=2, dimension=3)
+    code = np.random.default_rng(13).normal(size=3)
+    features = np.maximum(weights["decoder_dense"] @ code + weights["decoder_dense_bias"], 0).reshape(-1, 1, 2, 1)
+    for layer in (1, 2):
+        kernels, bias = weights[f"decoder_conv{layer}"], weights[f"decoder_bias{layer}"]
+        features = np.maximum(correlated(features, kernels, bias), 0)
+        up = weights[f"decoder_up{layer}"]  # [in, out, 2, 2, 2], one block a voxel: stride 2
+        spread = np.einsum("ixyz,ioabc->oxaybzc", features, up)
+        features = np.maximum(spread.reshape(up.shape[1], *(2 * n for n in features.shape[1:])), 0)
+    learned = correlated(features, weights["decoder_out"], weights["decoder_out_bias"])
+    linear = np.einsum("l,lkuvw->kuvw", code, weights["decoder_linear"])
+    tensors = {name: torch.tensor(array) for name, array in weights.items()}
+    found = log_ratio_change(tensors, torch.tensor(code)[None], coarse=coarse)[0].numpy()
+    np.testing.assert_allclose(found, linear + learned, rtol=1e-9, atol=1e-12)
+
+
 # ---- codes and bytes
 
 
@@ -219,6 +381,19 @@ def test_every_code_is_in_the_ball_before_any_clip() -> None:
     absurd = [np.moveaxis(rng.dirichlet([0.1] * 3, size=codec.grid), -1, 0).astype(np.float32) for _ in range(4)]
     for prediction in (*map(soft, patients(8, seed=5)), *absurd):
         assert np.linalg.norm(codec.encode(prediction)) <= 1
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_study_may_set_the_length_of_a_code_at_the_papers_noise() -> None:
+    for length, expected in ((0, 3), (6, 6)):
+        study = Fitted.study(dimension=length)
+        codec = fit_codec(study, patients(16, seed=1), noise_std=1.2826)
+        assert codec.dimension == expected
+
+
+def test_the_papers_grid_is_pooled_to_blocks_of_four_voxels() -> None:
+    assert shapes.pooling_factor((160, 192, 128), labels=4, most=ball_autoencoder.MAX_FEATURES) == 4
+    assert shapes.pooling_factor((160, 192, 128), labels=4) == 8  # the linear codec's
 
 
 @pytest.mark.usefixtures("few_steps")

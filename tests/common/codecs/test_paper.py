@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,8 @@ def test_two_codes_differ_by_at_most_the_root_of_d_and_clipping_to_half_of_it_sa
 
 def test_codes_are_projections_and_decoding_adds_them_to_the_mean() -> None:
     codec, prediction = fitted(noise_std=1.0), soft(patients(1, seed=6)[0]).astype(np.float64)
+    maps = np.stack([np.eye(LABELS)[m].transpose(3, 0, 1, 2) for m in patients(16, seed=1)])
+    np.testing.assert_allclose(codec.mean, maps.mean(axis=0), atol=1e-12)  # of the maps, not of their copies
     rows = codec.basis.reshape(codec.dimension, -1).astype(np.float64)
     np.testing.assert_allclose(rows @ rows.T, np.eye(codec.dimension), atol=1e-5)
     code = codec.encode(prediction.astype(np.float32))
@@ -57,6 +60,14 @@ def test_eq_7_keeps_the_variances_above_the_noise_and_never_none() -> None:
     assert 1 < few < many
     largest = np.linalg.svd(exact - exact.mean(0), compute_uv=False)[0] ** 2 / 16
     assert fitted(noise_std=math.sqrt(2 * largest)).dimension == 1  # copies vary a little more than the maps
+
+
+def test_a_study_may_set_the_length_of_a_code() -> None:
+    study = Fitted.study(dimension=7)
+    codec = fit_codec(study, patients(16, seed=1), noise_std=1e4)
+    assert codec.dimension == 7  # eq (7) would keep one
+    with pytest.raises(InvalidInput, match=r"codec\.dimension"):
+        fit_codec(Fitted.study(dimension=7, augmentations=0), patients(5, seed=1), noise_std=1.0)
 
 
 def test_another_radius_would_not_be_the_papers_noise_and_is_refused() -> None:
@@ -98,9 +109,18 @@ def test_a_template_becomes_a_study_on_the_command_line(tmp_path) -> None:
     (tmp_path / "study.toml").write_text(printed.stdout, encoding="utf-8")
     made = run(app, ["study", "create", str(tmp_path / "trial"), "--study", str(tmp_path / "study.toml")])
     assert made.exit_code == 0, made.output
-    assert load_study(tmp_path / "trial" / "study.toml") == load_study(tmp_path / "study.toml")
+    template, trial = load_study(tmp_path / "study.toml"), load_study(tmp_path / "trial" / "study.toml")
+    assert replace(trial, pool=template.pool) == template
+    assert trial.pool_budget.epsilon > template.privacy.epsilon  # room for another study of the same hospitals
     for words in ("(paper)", "(exact)", "δ = 0.001, unit hospital, relation replace-one"):
         assert words in made.stdout
+    at_once = run(app, ["study", "create", str(tmp_path / "second"), "--template", "paper-ae"])
+    assert at_once.exit_code == 0, at_once.output
+    assert load_study(tmp_path / "second" / "study.toml") == trial
+    for words in ([], ["--template", "paper-ae", "--study", str(tmp_path / "study.toml")]):
+        refused = run(app, ["study", "create", str(tmp_path / "third"), *words])
+        assert isinstance(refused.exception, InvalidInput)
+        assert not (tmp_path / "third").exists()
     with pytest.raises(InvalidInput, match="paper-ae, paper-pca"):
         studies.template("paper-mac")
 

@@ -74,6 +74,9 @@ def test_components_are_those_of_the_singular_value_decomposition() -> None:
     np.testing.assert_allclose(variances, (singular**2 / 12)[:5])
     np.testing.assert_allclose(np.abs((basis * rows[:5]).sum(1)), 1)
     np.testing.assert_allclose(basis @ basis.T, np.eye(5), atol=1e-12)
+    mirrored, _ = principal_components(-samples, most=5)  # a solver is free to choose a sign, so none is left to it
+    for rows in (basis, mirrored):
+        assert (rows.max(axis=1) > -rows.min(axis=1)).all()
 
 
 def test_components_of_no_variance_are_left_out() -> None:
@@ -120,6 +123,20 @@ def test_averaging_codes_averages_shapes_in_log_ratios(codec: PcaCodec) -> None:
     ratios = [np.log(codec.decode(z, noise_std=0.0).astype(np.float64)) for z in (first, second)]
     blended = np.exp((ratios[0] + ratios[1]) / 2)
     np.testing.assert_allclose(mean, blended / blended.sum(0), atol=1e-4)
+
+
+def test_a_study_may_set_the_length_of_a_code_at_any_noise() -> None:
+    for noise in (0.0, 5.0):
+        codec = fit_codec(Fitted.study(dimension=6), patients(12, seed=1), noise_std=noise)
+        assert codec.dimension == 6
+        assert codec.powers.sum() == pytest.approx((0.8 * codec.radius) ** 2)
+    assert fit_codec(Fitted.study(), patients(12, seed=1), noise_std=5.0).dimension < 6
+    with pytest.raises(InvalidInput, match=r"codec\.dimension"):
+        fit_codec(Fitted.study(dimension=9, augmentations=0), patients(5, seed=1), noise_std=0.0)
+    with pytest.raises(InvalidInput, match=r"codec\.dimension.*0 to 24"):
+        Fitted.study(dimension=25)
+    with pytest.raises(InvalidInput, match=r"codec\.dimension.*0 to 0"):
+        Fitted.study(dimension=6, joint=True)
 
 
 def test_max_dimension_caps_the_code() -> None:
@@ -178,13 +195,13 @@ def test_reading_and_using_a_linear_codec_imports_no_torch(codec: PcaCodec, tmp_
 
 
 def test_a_codec_no_site_would_read_is_refused_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.codecs.base.MAX_CODEC_BYTES", 1 << 17)
+    monkeypatch.setattr("common.codecs.codec.MAX_CODEC_BYTES", 1 << 17)
     fitted = fit_codec(Fitted.study(), patients(16, seed=1), noise_std=0.05)
     with pytest.raises(InvalidInput, match="too large"):
         fitted.to_bytes()
 
 
-def test_the_centre_is_the_mean_of_the_public_maps_as_they_are() -> None:
+def test_the_centre_and_the_metric_are_of_the_mean_of_the_public_maps_as_they_are() -> None:
     """Not of their augmented copies, and not of their log-ratios: that would erode thin structures."""
     maps = patients(16, seed=1)
     fitted = fit_codec(Fitted.study(), maps, noise_std=0.05)
@@ -192,3 +209,4 @@ def test_the_centre_is_the_mean_of_the_public_maps_as_they_are() -> None:
     mean = torch.nn.functional.one_hot(torch.tensor(maps).long(), 3).double().mean(0).permute(3, 0, 1, 2)
     pooled = torch.nn.functional.avg_pool3d(mean, 2).numpy()
     np.testing.assert_allclose(fitted.centre, np.log((pooled[1:] + 0.01) / (pooled[0] + 0.01)), atol=1e-5)
+    np.testing.assert_allclose(fitted.metric, np.sqrt(1 - (pooled**2).sum(axis=0) + 0.02), atol=1e-6)

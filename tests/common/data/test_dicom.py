@@ -62,6 +62,21 @@ def write_series(
         pydicom.dcmwrite(path, file, enforce_file_format=True)
 
 
+@pytest.mark.parametrize("size", [(60_000, 60_000), (5, 7)])
+def test_a_slice_of_another_size_is_refused_by_its_header(tmp_path: Path, size: tuple[int, int]) -> None:
+    """One slice of 28 MB that unpacks to 900 million voxels kept a processor for minutes."""
+    import pydicom
+
+    write_series(tmp_path / "s", voxels())
+    path = sorted((tmp_path / "s").iterdir())[2]
+    file = pydicom.dcmread(path)
+    file.Rows, file.Columns = size
+    file.PixelData = bytes(2 * 35)
+    pydicom.dcmwrite(path, file, enforce_file_format=True)
+    with pytest.raises(InvalidInput, match="differ in size"):
+        read_series(tmp_path / "s")
+
+
 def test_every_voxel_lies_where_its_slice_says_in_ras(tmp_path: Path) -> None:
     array = voxels()
     write_series(tmp_path / "s", array, slope=2.0)

@@ -93,13 +93,15 @@ def survives(seed: int, count: int) -> tuple[int, int]:
     return accepted[0], accepted[1]
 
 
-def test_two_thousand_damaged_files_neither_crash_nor_hang_nor_give_nonsense() -> None:
-    images, labels = survives(seed=1, count=2000)
-    assert 200 < images < 1800  # damage of every degree, and files that still read
-    assert 50 < labels < 450
+def test_damaged_files_neither_crash_nor_hang_nor_give_nonsense() -> None:
+    images, labels = survives(seed=1, count=400)
+    assert 40 < images < 360  # damage of every degree, and files that still read
+    assert 10 < labels < 90
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 11))
-def test_eighteen_thousand_more(seed: int) -> None:
-    assert survives(seed, count=2000)[0] > 200
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_twenty_thousand_damaged_files_neither_crash_nor_hang_nor_give_nonsense(seed: int) -> None:
+    images, labels = survives(seed, count=2000)
+    assert 200 < images < 1800
+    assert 50 < labels < 450

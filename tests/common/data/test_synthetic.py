@@ -57,6 +57,23 @@ def test_anterior_lies_in_front_of_posterior_on_the_study_grid_of_every_hospital
         assert front > back + 4
 
 
+def test_a_drawing_sets_how_large_bodies_are_and_how_far_from_the_centre_they_lie() -> None:
+    """Volumes grow with the cube of the size; the centres' spread with the shift."""
+
+    def bodies(drawing: Drawing) -> tuple[float, float]:
+        voxels, centres = [], []
+        for number in range(12):
+            _, labels, affine = phantom(np.random.default_rng(number), scanner_of(0, seed=0), drawing=drawing)
+            inside = np.argwhere(labels > 0)
+            voxels.append(len(inside))
+            centres.append((inside.mean(axis=0) * np.diag(affine)[:3] + affine[:3, 3])[0])
+        return float(np.mean(voxels)), float(np.std(centres))
+
+    (small, still), (large, _), (_, shifted) = map(bodies, (Drawing(), Drawing(size=1.2), Drawing(shift_mm=7.0)))
+    assert large / small == pytest.approx(1.2**3, rel=0.08)
+    assert 1.5 < shifted / still < 2.5
+
+
 @pytest.mark.parametrize("structures", [2, 3])
 def test_every_structure_is_there_and_brightness_alone_does_not_find_them(structures: int) -> None:
     for number in range(6):
@@ -75,6 +92,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_thread")
 def test_a_small_teacher_beats_the_mean_shape_of_public_label_maps(dataset: Dataset) -> None:
     labels = labels_of(dataset)

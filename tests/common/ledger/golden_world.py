@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -15,7 +17,11 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import Caps
 from common.data.dataset import PatientIdentity
 from common.errors import LedgerCorrupt, Refused
+from common.ledger.base_ledger import OpenLedger
+from common.ledger.chain import Chain
 from common.ledger.receipts import Receipt
+from common.ledger.records import LostRecord, RecoveredRecord
+from common.ledger.site_state import SiteBooks
 from common.privacy.training import Sampling, TrainingEvent
 from server.ledger.server_ledger import Ledger
 from tests.common.ledger.ledger_world import (
@@ -34,13 +40,80 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 MECHANISM = make_mechanism(room_for=4)
 EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 4), Fraction(3, 2), 40, (Fraction(5),))
 
+
+@contextmanager
+def as_until_0_2() -> Iterator[None]:
+    """Read the clock, and fill rows, as releases did that kept a standing of charges only.
+
+    Their first row did not say that a standing is kept. They read the clock once more after each charge, for the
+    standing; and rows of a recovery did not say from where on the standing was charged.
+    """
+    begun, kept, created = OpenLedger.__init__, OpenLedger._keep_standing, Chain.create
+
+    def create(path: Path, *, genesis: dict[str, object], **more: Any) -> Chain:
+        return created(path, genesis={key: value for key, value in genesis.items() if key != "standing"}, **more)
+
+    def charged(ledger: Any) -> object:
+        books = ledger._books
+        if isinstance(books, SiteBooks):
+            return books.spent(), len(books.restored_at), len(books.sealed.masked)
+        return books.releases.last_row(), len(books.recovered), len(books.lost)
+
+    def begin(self: Any, *args: Any) -> None:
+        begun(self, *args)
+        self.charged = charged(self)
+
+    def keep(self: Any) -> None:
+        if (now := charged(self)) != self.charged:
+            self.charged = now
+            self._chain.clock()
+        kept(self)
+
+    with (
+        patch.object(Chain, "create", create),
+        patch.object(OpenLedger, "__init__", begin),
+        patch.object(OpenLedger, "_keep_standing", keep),
+        patch("server.ledger.server_file.LostRecord", lambda *fields: LostRecord(*fields[:3])),
+        patch("server.ledger.server_file.RecoveredRecord", lambda *fields: RecoveredRecord(*fields[:3])),
+    ):
+        yield
+
+
 Lines = list[list[str]]
 """Kind, body and hash of every row."""
 
 
+A, B = "a" * 64, "b" * 64
+SINCE: dict[str, dict[str, dict[str, object]]] = {
+    "server": {
+        "answer": {"answer_sha256": A, "draw": 1, "query_id": B},
+        "roster": {"roster": [["north", "north-mri"], ["south", "south-mri"]]},
+        "lost-draw": {"draw": 1, "query_ids": [A, B], "reason": "incomplete"},
+    },
+    "site": {
+        "deal": {"deal": A, "seats": [[0, B], [3, "c" * 64]], "voters": 2},
+        "drawn": {"steps": 40, "training": A},
+        "foreign": {"brought": "bundle", "served": A, "voter": 0},
+        "peer": {"key": A, "site": "south", "study": B},
+        "mask-key": {"batch": A, "draw": 1, "nonce": B, "study": A},
+        "disclosure": {
+            "auditor": B,
+            "batch": A,
+            "draw": 1,
+            "masks": B,
+            "mu_squared": "7/3",
+            "queries": 2,
+            "study": A,
+        },
+        "masked": {"draw": 1, "masks": A, "query_id": B, "share_std": "70000/3", "words_sha256": A},
+    },
+}
+"""Kinds of row that no 0.1.0 ledger has."""
+
+
 def live(folder: Path) -> dict[str, Lines | str]:
     """Rows of both ledgers and both standings as they lie on disk, after all that this world does."""
-    with patch("secrets.token_hex", lambda size: "5" * (2 * size)):
+    with patch("secrets.token_hex", lambda size: "5" * (2 * size)), as_until_0_2():
         server = _server(folder)
         site = _site(folder, Ledger.open(folder / "ledger.sqlite", signing_key=NEXT_KEY, clock=Ticking()))
     return {
@@ -60,6 +133,7 @@ def named(folder: Path) -> dict[str, Lines | list[str]]:
     study, answers, caps = make_study(), Answers(), Caps(epsilon=8.0, delta=1e-3)
     with (
         patch("secrets.token_hex", lambda size: "5" * (2 * size)),
+        as_until_0_2(),
         Ledger.create(folder / "ledger.sqlite", signing_key=SERVER_KEY, clock=Ticking()) as server,
         SiteLedger.open(
             folder / "site-ledger.sqlite", "aachen-mri", caps=caps, signing_key=SITE_KEY, clock=Ticking()

@@ -20,9 +20,11 @@ from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.receipts import Receipt
+from common.ledger.rollback_guard import standing_path
 from common.ledger.sqlite_file import schema_sql
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
+from server.ledger.backup import backup
 from server.ledger.server_draws import BatchResult
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import VerifyReport, verify
@@ -138,6 +140,31 @@ class World:
     def reopen(self) -> None:
         self.ledger.close()
         self.ledger = Ledger.open(self.path, signing_key=self.key, clock=Ticking())
+
+
+def rolled_back(world: World, folder: Path) -> None:
+    """The machine goes back to what was copied into ``folder``, ledger and standing together."""
+    world.ledger.close()
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    shutil.copy(folder / "ledger.sqlite", world.path)
+    shutil.copy(folder / "ledger.standing", standing_path(world.path))
+
+
+def saved(world: World, folder: Path) -> Path:
+    """Ledger and standing, copied at one moment."""
+    folder.mkdir()
+    backup(world.path, folder / "ledger.sqlite")
+    shutil.copy(standing_path(world.path), folder / "ledger.standing")
+    return folder
+
+
+def put_back(world: World, copy: Path) -> None:
+    """What an operator does: stop the server and put the copy where the ledger was."""
+    world.ledger.close()
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    shutil.copy(copy, world.path)
 
 
 def check(world: World, path: Path | None = None) -> VerifyReport:

@@ -20,7 +20,7 @@ from common.canonical import rational
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import Spend, event_json
 from common.ledger.receipts import Receipt, first_fork
-from common.ledger.rollback_guard import Standing, standing_path
+from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget
 from server.ledger.backup import backup
@@ -328,12 +328,14 @@ def test_a_server_that_dropped_its_last_rows_is_caught(world: World, site: Hospi
     world.ledger.close()
     backup = tmp_path / "backup.sqlite"
     shutil.copy(world.path, backup)
+    shutil.copy(standing_path(world.path), tmp_path / "backup.standing")
     world.reopen()
     site.ledger.record_receipt(run_batch(world, site, "b2", 2, 3), public_key=world.key.public_key())
     world.ledger.close()
     for suffix in ("-wal", "-shm"):
         Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    world.path.with_suffix(".standing").unlink()  # the machine was rolled back as a whole: sites alone can tell
+    # the machine was rolled back as a whole: sites alone can tell
+    shutil.copy(tmp_path / "backup.standing", standing_path(world.path))
     shutil.copy(backup, world.path)
     world.reopen()
     assert world.ledger.spent("aachen-mri").releases == 1, "the restored server knows nothing of batch b2"
@@ -349,6 +351,7 @@ def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
     fork.mkdir()
     world.ledger.close()
     shutil.copy(world.path, fork / "ledger.sqlite")
+    shutil.copy(standing_path(world.path), fork / "ledger.standing")
     world.reopen()
     site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=world.key.public_key())
     with Ledger.open(fork / "ledger.sqlite", signing_key=world.key, clock=Ticking()) as ledger:
@@ -420,7 +423,7 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
     with pytest.raises(Refused, match="ended the alarm"):
         site.ledger.record_receipt(receipt_for(world, "b4"), public_key=world.key.public_key())
     receipt = run_batch(world, site, "b5", 5)
-    with pytest.raises(LedgerCorrupt, match="forgotten"):
+    with pytest.raises(LedgerCorrupt, match="lacks charges"):
         site.ledger.record_receipt(receipt, public_key=world.key.public_key())
     assert len(site.ledger.alarms()) == 1
 
@@ -575,12 +578,12 @@ def test_a_restored_copy_is_refused_until_what_it_forgot_is_charged(site: Hospit
     with SiteLedger.read(site.path) as reader:
         assert "older copy" in reader.alarms()[0]
     reopen_restored(site)
-    kept = Standing.load(standing_path(site.path))
+    kept = SiteLedgerStanding.load(standing_path(site.path))
     assert site.ledger.charge_lost(kept) == Spend(3 * spent.mu_squared / 5, 3, 3 * MECHANISM.dimension)
     assert site.ledger.spent() == spent
     assert site.ledger.alarms() == ()
-    with pytest.raises(InvalidInput, match="this copy of the ledger lost"):
-        site.ledger.charge_lost(Standing.load(standing_path(site.path)))
+    with pytest.raises(InvalidInput, match="this copy of the ledger lacks"):
+        site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
     site.reopen()
     assert site.ledger.spent() == spent
     assert site.ledger.summary()["queries_today"] == 5
@@ -601,12 +604,23 @@ def test_a_veto_may_be_among_what_was_lost_so_every_study_waits(site: Hospital, 
     site.ledger.decide(site.study.id, "withdraw")
     put_back(site, tmp_path / "copy")
     reopen_restored(site)
-    site.ledger.charge_lost(Standing.load(standing_path(site.path)))
-    assert site.ledger.stopped(site.study.id) == "pause"
+    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    assert site.ledger.stopped(site.study.id) == "withdraw", "the standing knows it"
     with pytest.raises(Refused, match="paused"):
         site.ledger.reserve(site.study.id, queries(2))
+    with pytest.raises(InvalidInput, match="for good"):
+        site.ledger.decide(site.study.id, "resume")
+
+
+def test_without_a_standing_every_study_waits_for_a_person(site: Hospital, tmp_path: Path) -> None:
+    backup(site.path, tmp_path / "copy")
+    site.ledger.reserve(site.study.id, queries(1))
+    put_back(site, tmp_path / "copy", standing=False)
+    reopen_restored(site)
+    site.ledger.charge_lost(None)
+    assert site.ledger.stopped(site.study.id) == "pause"
     site.ledger.decide(site.study.id, "resume")
-    site.ledger.reserve(site.study.id, queries(2))
+    assert site.ledger.stopped(site.study.id) is None
 
 
 def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
@@ -621,7 +635,7 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     reopen_restored(site)
     with pytest.raises(LedgerCorrupt, match="never accepted"):  # before the loss is charged it contradicts the copy
         site.ledger.record_receipt(lost[0], public_key=key)
-    site.ledger.charge_lost(Standing.load(standing_path(site.path)))
+    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
     site.reopen()
     for receipt in lost:
         site.ledger.record_receipt(receipt, public_key=key)
@@ -637,9 +651,9 @@ def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
     key, cap = world.key.public_key(), max_mu_squared(AccountantName.EXACT, BUDGET)
-    backup(site.path, tmp_path / "copy")
+    old = saved(site, tmp_path / "old")
     lost = run_batch(world, site, "b1", 1, 2)
-    put_back(site, tmp_path / "copy", standing=False)
+    rolled_back(site, old)
     site.reopen()  # nothing on this machine tells
     with pytest.raises(LedgerCorrupt, match="never accepted"):
         site.ledger.record_receipt(lost, public_key=key)
@@ -682,3 +696,139 @@ def test_a_kill_between_a_charge_and_its_standing_is_no_loss(site: Hospital) -> 
     site.reopen()
     assert site.ledger.spent().releases == 2
     assert site.ledger.alarms() == ()
+
+
+# --- a machine that was rolled back with its standing, and recovered with one kept elsewhere
+
+
+def saved(site: Hospital, folder: Path) -> Path:
+    folder.mkdir()
+    backup(site.path, folder / site.path.name)
+    shutil.copy(standing_path(site.path), folder / "site-ledger.standing")
+    return folder
+
+
+def rolled_back(site: Hospital, folder: Path) -> None:
+    put_back(site, folder / site.path.name)
+    shutil.copy(folder / "site-ledger.standing", standing_path(site.path))
+
+
+def recovered(site: Hospital, *standings: Path) -> None:
+    site.ledger.close()
+    reopen_restored(site)
+    site.ledger.charge_lost(*map(SiteLedgerStanding.load, standings))
+    site.reopen()
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_what_a_kept_standing_accepted_since_the_fork_is_charged_beside_what_was_accepted_since(
+    site: Hospital, tmp_path: Path, after: int
+) -> None:
+    site.ledger.reserve(site.study.id, queries(9))
+    old = saved(site, tmp_path / "old")
+    for number in range(3):
+        site.ledger.reserve(site.study.id, queries(number))
+    kept = saved(site, tmp_path / "new") / "site-ledger.standing"
+    rolled_back(site, old)
+    site.reopen()
+    for number in range(10, 10 + after):
+        site.ledger.reserve(site.study.id, queries(number))
+    recovered(site, kept)
+    one = MECHANISM.mu_squared(site.caps.protection)
+    assert site.ledger.spent() == Spend((4 + after) * one, 4 + after, (4 + after) * MECHANISM.dimension)
+    assert site.ledger.spent(site.study.id) == site.ledger.spent()
+    assert site.ledger.summary()["queries_today"] == 4 + after
+    with pytest.raises(InvalidInput, match="shows no further loss"):
+        recovered(site, kept)
+    site.reopen()
+    assert site.ledger.spent().releases == 4 + after, "the same standing is charged once"
+    assert verify(site.path).ok
+
+
+def test_two_lost_lines_of_a_site_that_look_alike_are_both_charged(site: Hospital, tmp_path: Path) -> None:
+    old = saved(site, tmp_path / "old")
+    for name in ("first", "second"):
+        site.ledger.reserve(site.study.id, queries(1, 2))
+        saved(site, tmp_path / name)
+        rolled_back(site, old)
+        site.reopen()
+    recovered(site, *(tmp_path / name / "site-ledger.standing" for name in ("first", "second")))
+    assert site.ledger.spent().releases == 4
+
+
+def test_an_earlier_and_a_later_standing_of_the_same_lost_rows_are_charged_once(site: Hospital, tmp_path: Path) -> None:
+    old = saved(site, tmp_path / "old")
+    site.ledger.reserve(site.study.id, queries(1))
+    first = saved(site, tmp_path / "first") / "site-ledger.standing"
+    site.ledger.reserve(site.study.id, queries(2))
+    second = saved(site, tmp_path / "second") / "site-ledger.standing"
+    rolled_back(site, old)
+    recovered(site, first, second)
+    assert site.ledger.spent().releases == 2
+    rolled_back(site, old)
+    recovered(site, first)
+    recovered(site, second)
+    assert site.ledger.spent().releases == 2
+
+
+@pytest.mark.parametrize("lost", ["a veto", "the end for good", "a patient", "a remark"])
+def test_a_copy_that_lost_what_charges_nothing_is_refused_all_the_same(
+    site: Hospital, tmp_path: Path, lost: str
+) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    site.ledger.store_code(queries(1)[0].id, CODE)
+    backup(site.path, tmp_path / "copy")
+    match lost:
+        case "a veto":
+            site.ledger.decide(site.study.id, "pause")
+        case "the end for good":
+            site.ledger.decide(site.study.id, "withdraw")
+        case "a patient":
+            site.ledger.withdraw_patient(slot=3, voter=0, subject="c" * 64, weights="d" * 64)
+        case _:
+            site.ledger.note("a remark")
+    put_back(site, tmp_path / "copy")
+    with pytest.raises(LedgerCorrupt, match=r"older copy.*site recover --own-ledger"):
+        SiteLedger.open(site.path, "aachen-mri", caps=site.caps, clock=site.clock)
+    recovered(site, standing_path(site.path))
+    assert site.ledger.spent().releases == 1
+    assert site.ledger.stopped(site.study.id) == ("withdraw" if lost == "the end for good" else "pause")
+    if lost == "a patient":
+        assert site.ledger.withdrawn_voters() == {0}
+        assert [(found.subject, found.weights) for _, found in site.ledger.withdrawn_patients()] == [
+            ("c" * 64, "d" * 64)
+        ]
+        assert site.ledger.code(queries(1)[0].id) is None, "the code of before the withdrawal is deleted again"
+    assert verify(site.path).ok
+
+
+def test_a_sites_recovery_that_dies_before_its_standing_is_written_is_finished_by_the_next_opening(
+    site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup(site.path, tmp_path / "copy")
+    site.ledger.reserve(site.study.id, queries(1))
+    put_back(site, tmp_path / "copy")
+    kept = standing_path(site.path)
+    reopen_restored(site)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.ledger, "_keep_standing", die)
+        with pytest.raises(KeyboardInterrupt):
+            site.ledger.charge_lost(SiteLedgerStanding.load(kept))
+    site.reopen()
+    assert site.ledger.spent().releases == 1
+    assert SiteLedgerStanding.load(kept).head == site.ledger.head()
+
+
+def test_caps_changed_before_a_recovery_leave_the_standing_that_tells(site: Hospital, tmp_path: Path) -> None:
+    """Opening a copy writes a row where site.toml has changed since; the standing must survive that."""
+    backup(site.path, tmp_path / "copy")
+    site.ledger.reserve(site.study.id, queries(1))
+    put_back(site, tmp_path / "copy")
+    caps = replace(site.caps, queries_per_day=7)
+    SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock, restored=True).close()
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mpmath
@@ -18,11 +21,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached
-from common.ledger import chain, sqlite_file
+from common.ledger import base_ledger, chain, sqlite_file
 from common.ledger.charges import (
     PoolDeclaration,
     RosterEntry,
     Spend,
+    StudyTerms,
     charge_of,
 )
 from common.ledger.receipts import Receipt
@@ -31,6 +35,7 @@ from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
 from server.ledger import server_receipts
 from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
     BUDGET,
     HOSPITAL,
@@ -173,6 +178,13 @@ def test_a_release_below_quorum_leaves_no_row(world: World) -> None:
     assert world.ledger.row_count == rows
     assert world.answers.drawn == []
     assert world.ledger.answer(queries(1)[0].id) is None
+
+
+def test_a_sealed_study_needs_two_sites_beside_its_colluders_whatever_quorum_its_text_states() -> None:
+    """``PrivacyConfig`` states no such quorum; a ledger reads the text of whoever wrote it."""
+    text = make_study(quorum=4, aggregation="sealed-sum", colluders=2).to_json()
+    low = {**text, "privacy": {**text["privacy"], "quorum": 2}}
+    assert StudyTerms.from_json(low).least_roster == 4
 
 
 @pytest.mark.parametrize(
@@ -566,6 +578,107 @@ def test_rewriting_under_an_open_ledger_is_noticed(world: World) -> None:
     with pytest.raises(LedgerCorrupt, match="row 6"):
         world.release(queries(2), batch="b2")
     assert len(world.answers.drawn) == 1
+
+
+REWRITTEN = {
+    "a body": "UPDATE rows SET body = replace(body, 'aachen', 'bergen') WHERE seq = 3",
+    "a time": "UPDATE rows SET time_utc = '2020' || substr(time_utc, 5) WHERE seq = 2",
+    "a hash": "UPDATE rows SET hash = printf('%064d', 7) WHERE seq = 1",
+    "one row gone": "DELETE FROM rows WHERE seq = 4",
+}
+
+
+@pytest.mark.parametrize("what", REWRITTEN)
+def test_an_old_row_that_is_changed_under_an_open_ledger_is_noticed_before_anything_more_is_charged(
+    world: World, what: str
+) -> None:
+    """The newest row stays as it was, and the books in memory with it: only who opens the file anew found it."""
+    world.release(queries(1))
+    rows = world.ledger.row_count
+    with closing(sqlite3.connect(world.path, isolation_level=None)) as connection:
+        for statement in ("DROP TRIGGER rows_no_update", "DROP TRIGGER rows_no_delete", "PRAGMA foreign_keys = OFF"):
+            connection.execute(statement)
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(REWRITTEN[what])
+        assert connection.execute("SELECT changes()").fetchone() == (1,)
+        with pytest.raises(LedgerCorrupt):
+            world.release(queries(2), batch="b2")
+        assert connection.execute("SELECT max(seq) FROM rows").fetchone() == (rows,)
+
+
+def overwrite(path: Path, old: bytes, new: bytes) -> None:
+    """Change bytes of the file, and of SQLite's log beside it, as a disk editor would; SQLite hears nothing of it."""
+    changed = 0
+    for file in (path, Path(f"{path}-wal")):
+        content = file.read_bytes()
+        changed += content.count(old)
+        with file.open("r+b") as raw:
+            for at in (found.start() for found in re.finditer(re.escape(old), content)):
+                raw.seek(at)
+                raw.write(new)
+    assert changed
+
+
+@pytest.mark.parametrize("settled", [False, True], ids=["in the log", "in the file"])
+def test_bytes_of_an_old_row_that_are_changed_past_sqlite_are_noticed_before_anything_more_is_charged(
+    world: World, settled: bool
+) -> None:
+    """The open connection still has the page as it was: only who opened the file anew found it."""
+    world.release(queries(1))
+    if settled:
+        world.ledger._chain.settle()
+    row = next(row for row in world.ledger.rows() if row.seq == 3)
+    overwrite(world.path, row.body.encode(), row.body.replace("aachen", "bergen").encode())
+    drawn = len(world.answers.drawn)
+    with pytest.raises(LedgerCorrupt, match="row 3"):
+        world.release(queries(2), batch="b2")
+    assert len(world.answers.drawn) == drawn
+    assert verify(world.path).problems
+
+
+@pytest.mark.parametrize("what", ["an older copy", "nothing"])
+def test_a_file_that_another_is_put_in_place_of_is_charged_nothing_more(world: World, what: str) -> None:
+    """SQLite would go on writing into the file that has no name any more, and every charge be lost with it."""
+    copy = world.path.with_name("copy.sqlite")
+    with closing(sqlite3.connect(world.path)) as connection:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+    world.release(queries(1))
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{world.path}{suffix}").unlink()
+    if what == "an older copy":
+        copy.rename(world.path)
+    drawn = len(world.answers.drawn)
+    with pytest.raises(LedgerCorrupt, match="while it was open"):
+        world.release(queries(2), batch="b2")
+    assert len(world.answers.drawn) == drawn
+
+
+def test_what_others_append_is_no_rewriting_and_is_looked_at_for_a_small_share_of_the_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looks = [0.0], [0]
+    check = chain.Chain.check_rows
+
+    def takes_a_second(one: chain.Chain) -> None:
+        check(one)
+        looks[0] += 1
+        now[0] += 1.0
+
+    monkeypatch.setattr(chain.Chain, "check_rows", takes_a_second)
+    monkeypatch.setattr(base_ledger, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for number in range(5):
+        world.release(queries(number), batch=f"b{number}")  # who writes alone has nothing to look at
+    assert looks == [0]
+    with Ledger.open(world.path, signing_key=world.key) as other:
+        opened = looks[0]
+        for number in range(5, 9):
+            world.release(queries(number), batch=f"b{number}")
+            assert other.row_count == world.ledger.row_count
+        assert looks[0] - opened <= 2  # each of the two once in half a minute
+        now[0] += 31.0
+        world.release(queries(9), batch="b9")
+        assert other.row_count == world.ledger.row_count
+        assert looks[0] > opened
 
 
 def test_an_answer_that_was_tampered_with_is_not_returned(world: World) -> None:

@@ -5,7 +5,10 @@ The oracle is how often noise was drawn: every draw of a query is one release th
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -15,25 +18,28 @@ from typer.testing import CliRunner
 from client.ledger.site_ledger import SiteLedger
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import create_signing_key
+from common.ledger.receipts import Receipt
 from common.ledger.rollback_guard import ServerStanding, standing_path
+from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from tests.common.ledger.ledger_world import Answers, Caps, World, declare, make_mechanism, make_query, make_study
+from tests.common.ledger.ledger_world import (
+    Answers,
+    Caps,
+    World,
+    declare,
+    make_mechanism,
+    make_query,
+    make_study,
+    put_back,
+    rolled_back,
+    saved,
+)
 
 MECHANISM = make_mechanism(room_for=10)
 POOL = "aachen-mri"
-
-
-def put_back(world: World, copy: Path, *, standing: bool = False) -> None:
-    """What an operator does: stop the server and put the copy where the ledger was."""
-    world.ledger.close()
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    if standing:
-        world.path.with_suffix(".standing").unlink()
-    shutil.copy(copy, world.path)
 
 
 def test_an_older_server_ledger_releases_nothing_until_what_it_lost_is_charged(world: World, tmp_path: Path) -> None:
@@ -129,6 +135,7 @@ def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of
     world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
     assert world.ledger.recover(receipts) == 1
     assert world.ledger.spent(POOL).releases == 2
+    assert world.ledger.spent(POOL, world.study.id).releases == 2, "in the study's own sum, too"
     assert world.ledger.lost()[POOL].releases == 1
     world.reopen()
     assert world.ledger.recover(receipts) == 0
@@ -195,18 +202,37 @@ def test_the_standing_is_durable_before_an_answer_is_returned_and_a_failed_one_i
         patch.setattr("common.ledger.rollback_guard.write_atomically", full)
         with pytest.raises(OSError, match="no space"):
             world.release([make_query(1, MECHANISM)])
-    assert not standing_path(world.path).exists()
+    assert POOL not in ServerStanding.load(standing_path(world.path)).pools
     world.ledger.note("anything at all is written")
     standing = ServerStanding.load(standing_path(world.path))
     assert standing.pools[POOL] == world.ledger.spent(POOL)
     assert len(world.answers.drawn) == 1
 
 
-def test_a_standing_left_out_by_a_crash_or_an_older_version_is_made_good_at_the_next_opening(world: World) -> None:
+def test_a_standing_left_behind_by_a_crash_is_made_good_at_the_next_opening(world: World) -> None:
+    kept = standing_path(world.path).read_bytes()
     world.release([make_query(1, MECHANISM)])
-    standing_path(world.path).unlink()
+    standing_path(world.path).write_bytes(kept)
     world.reopen()
     assert ServerStanding.load(standing_path(world.path)).pools[POOL].releases == 1
+
+
+def test_a_ledger_that_charged_does_not_go_on_without_its_standing(world: World) -> None:
+    """A backup holds none: restored where the standing is lost, it cannot tell whether it is the newest."""
+    world.release([make_query(1, MECHANISM)])
+    receipts = world.ledger.site_receipts("aachen")
+    standing_path(world.path).unlink()
+    with pytest.raises(LedgerCorrupt, match=r"standing of .* is missing.*consilium ledger recover"):
+        world.reopen()
+    with Ledger.open(world.path) as copy:
+        assert copy.study_spending(world.study.id).doubt is None, "a copy in no study's folder has no standing"
+        (world.path.parent / "keys").mkdir()
+        (world.path.parent / "keys" / "ledger.key").touch()
+        assert "missing" in (copy.study_spending(world.study.id).doubt or "")
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as ledger:
+        assert ledger.recover(receipts) == 0
+    world.reopen()
+    assert world.ledger.spent(POOL).releases == 1
 
 
 def test_a_standing_on_another_disk_is_followed_and_missed_when_it_is_not_mounted(tmp_path: Path) -> None:
@@ -239,7 +265,7 @@ def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
     assert world.ledger.row_count == rows
     with pytest.raises(InvalidInput, match="as first declared"):
         world.ledger.declare_books(POOL, "b" * 32)
-    with pytest.raises(InvalidInput, match="one pool for one book"):
+    with pytest.raises(InvalidInput, match="one ledger for each pool"):
         world.ledger.declare_books("bergen-mri", "a" * 32)
     world.reopen()
     assert world.ledger.books_of(POOL) == "a" * 32
@@ -274,3 +300,181 @@ def test_verification_trusts_no_ledger_whose_standing_it_cannot_use(
     (problem,) = verify(world.path).problems
     assert "standing" in problem.what
     assert says in problem.what
+
+
+def recovered(world: World, *standings: Path, receipts: Sequence[Receipt] = ()) -> None:
+    world.ledger.close()
+    for standing in standings or (None,):
+        with Ledger.open(world.path, signing_key=world.key, restored=True) as ledger:
+            ledger.recover(receipts, standing=None if standing is None else ServerStanding.load(standing))
+    world.reopen()
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_what_a_kept_standing_charged_since_the_fork_is_charged_beside_what_was_drawn_since(
+    world: World, tmp_path: Path, after: int
+) -> None:
+    """Rolled back with its standing, the server draws again; then it is recovered with a standing kept elsewhere."""
+    world.release([make_query(9, MECHANISM)], batch="b0")
+    old = saved(world, tmp_path / "old")
+    for number in range(3):
+        world.release([make_query(number, MECHANISM)], batch=f"b{number + 1}")
+    new = saved(world, tmp_path / "new")
+    rolled_back(world, old)
+    world.reopen()
+    for number in range(after):
+        world.release([make_query(number, MECHANISM)], batch=f"c{number}")
+    kept = new / "ledger.standing"
+    recovered(world, kept)
+    assert len(world.answers.drawn) == 4 + after
+    assert world.ledger.spent(POOL).releases == 4 + after
+    cost = MECHANISM.mu_squared(world.ledger.pools()[0].protection)
+    assert world.ledger.spent(POOL).mu_squared == (4 + after) * cost
+    assert world.ledger.spent(POOL, world.study.id).mu_squared == (4 + after) * cost
+    recovered(world, kept)
+    assert world.ledger.spent(POOL).releases == 4 + after, "the same standing is charged once"
+    assert verify(world.path, public_key=world.key.public_key()).ok
+
+
+def test_receipts_first_and_the_standing_later_charge_a_draw_once(world: World, tmp_path: Path) -> None:
+    old = saved(world, tmp_path / "old")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    receipts = world.ledger.site_receipts("aachen")
+    world.release([make_query(2, MECHANISM)], batch="b2")
+    new = saved(world, tmp_path / "new")
+    rolled_back(world, old)
+    recovered(world, receipts=receipts)
+    assert world.ledger.spent(POOL).releases == 1
+    recovered(world, new / "ledger.standing")
+    assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 2
+
+
+def test_a_later_standing_of_rows_charged_in_part_charges_the_rest(world: World, tmp_path: Path) -> None:
+    old = saved(world, tmp_path / "old")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    first = saved(world, tmp_path / "first") / "ledger.standing"
+    world.release([make_query(2, MECHANISM)], batch="b2")
+    second = saved(world, tmp_path / "second") / "ledger.standing"
+    rolled_back(world, old)
+    recovered(world, first)
+    assert world.ledger.spent(POOL).releases == 1
+    recovered(world, second)
+    assert world.ledger.spent(POOL).releases == 2
+
+
+def test_two_lost_lines_that_look_alike_are_both_charged(world: World, tmp_path: Path) -> None:
+    """The same number of draws, rows and sums after one fork, lost twice: their rows' hashes tell them apart."""
+    old = saved(world, tmp_path / "old")
+    for name in ("first", "second"):
+        world.release([make_query(n, MECHANISM) for n in range(3)], batch="b1")
+        saved(world, tmp_path / name)
+        rolled_back(world, old)
+        world.reopen()
+    recovered(world, tmp_path / "first" / "ledger.standing", tmp_path / "second" / "ledger.standing")
+    assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 6
+
+
+def test_a_standing_without_marks_is_charged_whole(world: World, tmp_path: Path) -> None:
+    """As a version before 0.3.0 wrote it: where it parted from the ledger nobody can know."""
+    world.release([make_query(9, MECHANISM)], batch="b0")
+    old = saved(world, tmp_path / "old")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    text = json.loads(standing_path(world.path).read_text())
+    for name in ("marks", "books"):
+        del text[name]
+    (tmp_path / "kept").write_text(json.dumps(text, indent=1))
+    rolled_back(world, old)
+    recovered(world, tmp_path / "kept")
+    assert world.ledger.spent(POOL).releases == 3 > len(world.answers.drawn)
+
+
+@pytest.mark.slow
+def test_long_after_the_fork_the_charge_is_a_sixteenth_too_large_at_most(world: World, tmp_path: Path) -> None:
+    chain = world.ledger._chain
+    for number in range(1_500):
+        world.ledger.note(f"remark {number}")
+    marks, ends = chain.marks(), [row.seq for row in world.ledger.rows()]
+    named = [seq for seq, _ in marks]
+    assert named == sorted(named, reverse=True)
+    assert named[:256] == ends[:-257:-1]
+    assert named[-1] == 1
+    assert len(named) < 320
+    for fork in ends:
+        found = next(seq for seq in named if seq <= fork)
+        assert ends[-1] - found <= (ends[-1] - fork) * 17 / 16 + 1
+
+
+def test_a_copy_that_lost_rows_that_charge_nothing_is_refused_all_the_same(world: World, tmp_path: Path) -> None:
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.ledger.declare_books(POOL, "a" * 32)
+    declare(world.ledger, sites=("bergen",), budget=Budget(epsilon=4.0, delta=1e-3))
+    put_back(world, tmp_path / "monday.sqlite")
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        Ledger.open(world.path, signing_key=world.key)
+    recovered(world)
+    assert world.ledger.books_of(POOL) == "a" * 32
+    assert [pool.budget.epsilon for pool in world.ledger.pools()] == [8.0, 4.0, 8.0]
+    assert world.ledger.spent(POOL).releases == 1
+
+
+def test_a_recovery_that_dies_before_its_standing_is_written_is_finished_by_the_next_opening(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    put_back(world, tmp_path / "monday.sqlite")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, Ledger.open(world.path, signing_key=world.key, restored=True) as ledger:
+        patch.setattr(ledger, "_keep_standing", die)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.recover([])
+    assert verify(world.path).ok
+    world.reopen()
+    assert world.ledger.spent(POOL).releases == 1
+    assert ServerStanding.load(standing_path(world.path)).head == world.ledger.head()
+
+
+def test_a_command_that_dies_before_the_charge_leaves_the_standing_that_tells(world: World, tmp_path: Path) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    put_back(world, tmp_path / "monday.sqlite")
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as ledger:
+        ledger.register_study(make_study("another"))  # as `recover --study` does first
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        Ledger.open(world.path, signing_key=world.key)
+    recovered(world)
+    assert world.ledger.spent(POOL).releases == 1
+
+
+def test_a_main_file_beside_the_log_of_another_moment_is_whole_or_refused(world: World, tmp_path: Path) -> None:
+    """Part of a copy put back: SQLite plays any log into any file. The standing is that of either moment."""
+    mechanism, points = make_mechanism(room_for=100), []
+    for number in range(6):
+        if number in (2, 4):
+            world.ledger._chain.settle()
+        world.release([make_query(100 * number + place, mechanism) for place in range(1 if number % 2 else 12)])
+        folder = shutil.copytree(
+            world.path.parent, tmp_path / f"point-{number}", ignore=shutil.ignore_patterns("point-*")
+        )
+        points.append((folder, world.ledger.spent(POOL).releases))
+    outcomes = {"refused": 0, "whole": 0}
+    for (main, in_main), (log, in_log) in permutations(points, 2):
+        for beside, known in ((main, in_main), (log, in_log)):
+            folder = tmp_path / "mixed"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            shutil.copy(main / world.path.name, folder)
+            shutil.copy(log / f"{world.path.name}-wal", folder)
+            shutil.copy(standing_path(beside / world.path.name), folder)
+            try:
+                with Ledger.open(folder / world.path.name, signing_key=world.key) as ledger:
+                    assert ledger.spent(POOL).releases >= known, "a charge that is known of is forgotten"
+                    assert ledger.spent(POOL).releases in dict(map(reversed, points)), "no moment was so"
+                outcomes["whole"] += 1
+            except LedgerCorrupt:
+                outcomes["refused"] += 1
+    assert outcomes["refused"] > outcomes["whole"] > 0

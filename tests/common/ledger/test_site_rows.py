@@ -116,3 +116,21 @@ def test_a_code_computed_before_a_withdrawal_is_not_stored_after_it(tmp_path: Pa
         assert not ledger.store_code(query.id, CODE, computed_at=began)
         assert ledger.code(query.id) is None
         assert ledger.store_code(query.id, CODE, computed_at=ledger.row_count)
+
+
+def test_a_withdrawal_of_an_earlier_version_that_names_no_deal_silences_the_voter_of_every_deal(tmp_path: Path) -> None:
+    with SiteLedger.open(tmp_path / "site-ledger.sqlite", "north", caps=CAPS) as ledger:
+        ledger.record_training(A, voter=0, deal=B, strategy="standard", event=None)
+        ledger.record_trained(A, C)
+        assert ledger.may_vote(0, C, deal=B)
+        ledger.withdraw_patient(slot=0, voter=0, subject=B, weights=None, deal=None)
+        assert not ledger.may_vote(0, C, deal=B)
+
+
+def test_a_withdrawn_patient_is_seated_in_no_slot_of_any_deal(tmp_path: Path) -> None:
+    with SiteLedger.open(tmp_path / "site-ledger.sqlite", "north", caps=CAPS) as ledger:
+        ledger.record_deal(A, {0: B}, voters=2)
+        ledger.withdraw_patient(slot=0, voter=0, subject=B, weights=None, deal=A)
+        for deal, slot in ((A, 1), (C, 0)):
+            with pytest.raises(InvalidInput, match="slot of a patient"):
+                ledger.record_deal(deal, {slot: B}, voters=2)

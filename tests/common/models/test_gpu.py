@@ -13,12 +13,12 @@ import torch
 from monai.inferers import sliding_window_inference
 
 from client.teachers.teacher import Teachers
-from client.training.site import train_site
 from common.config import DataConfig, TrainingConfig
 from common.data.msd import Case, write_dataset
 from common.data.volume import load_volume
 from common.models.fit import WINDOW_OVERLAP, best_device, fit, mixed_precision, predict
 from common.models.unet import build_unet
+from tests.trained_sites import train_site
 
 pytestmark = pytest.mark.gpu
 

@@ -26,11 +26,11 @@ from common.canonical import sha256_file
 from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.volume import load_volume, to_native
 from common.errors import InvalidInput
-from common.models.bundle_facts import BundlePrivacy
 from common.models.fit import predict
 from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
-from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
+from common.privacy.mechanism import AccountantName
+from tests.client.adapting.written import facts_of
 
 torch.set_num_threads(1)
 
@@ -75,21 +75,7 @@ STUDY = Study(
     privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
     student=TrainingConfig(channels=(4, 8)),
 )
-FACTS = BundlePrivacy(
-    budget_epsilon=8.0,
-    epsilon_exact=7.99,
-    epsilon_rdp=8.87,
-    delta=1e-3,
-    protection=Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE),
-    accountant=AccountantName.EXACT,
-    noise_multiplier=1.92,
-    queries=16,
-    sites=8,
-    voters_per_site=1,
-    ledger_head="a" * 64,
-    study=STUDY.id,
-    codec="c" * 64,
-)
+FACTS = facts_of(STUDY)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +157,7 @@ def verify_command(bundle: Path, schema: Path) -> subprocess.CompletedProcess[st
     return monai_command("verify_metadata", *(f"--{k}={v}" for k, v in given.items()), cwd=schema.parent)
 
 
+@pytest.mark.slow
 def test_monais_command_line_verifies_the_metadata_without_a_network(bundle: Path, tmp_path: Path) -> None:
     done = verify_command(bundle, tmp_path / "schema.json")
     assert done.returncode == 0, done.stderr
@@ -262,7 +249,7 @@ def test_inference_writes_our_own_prediction_on_the_files_own_voxels(
     assert (labels == ours).mean() > 0.99  # they interpolate differently at the rim of the grid
 
 
-@pytest.mark.parametrize("way", ["run", "workflow", "evaluator", "command line"])
+@pytest.mark.parametrize("way", ["run", "workflow", "evaluator", pytest.param("command line", marks=pytest.mark.slow)])
 def test_every_way_in_which_monai_runs_a_bundle_has_the_weights_and_gives_the_same(
     way: str, bundle: Path, scan: Path, tmp_path: Path, model: torch.nn.Module, workflow: monai.bundle.ConfigWorkflow
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import example, given
@@ -11,12 +13,15 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee
-from common.privacy.figures import delta_text, epsilon_text, percent_text
-from common.privacy.mechanism import Protection, Relation, Unit
+from common.privacy.calibration import calibrate, noise_multiplier
+from common.privacy.figures import delta_text, epsilon_text, noise_text, percent_text, spent_text
+from common.privacy.mechanism import Budget, Mechanism, Protection, Relation, Unit
 from common.privacy.training import Neighbours, TrainingGuarantee
 
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False)
 USUAL = st.floats(min_value=1e-6, max_value=3000)
+SHORT = st.builds(lambda number, power: float(f"{number}e{power}"), st.integers(1, 99_999), st.integers(-8, 3))
+BESIDE_A_SHORT_DECIMAL = st.builds(lambda short, steps: short + steps * math.ulp(short), SHORT, st.integers(-3, 3))
 
 
 def unit_of_the_last_digit(value: Fraction, digits: int) -> Fraction:
@@ -47,6 +52,25 @@ def test_a_written_epsilon_is_never_below_the_true_one_and_no_further_above_than
     assert (written / step).denominator == 1
 
 
+@given(POSITIVE | USUAL | BESIDE_A_SHORT_DECIMAL, st.integers(1, 15))
+@example(1.1, 4)
+@example(math.nextafter(1.1, 2.0), 4)
+@example(math.nextafter(1.1, 1.0), 4)
+@example(2.675, 3)
+@example(5e-324, 1)
+def test_a_written_epsilon_is_what_was_typed_or_not_below_the_exact_value_of_the_float(
+    epsilon: float, digits: int
+) -> None:
+    """As rationals: 1.1 prints as it was typed; its two neighbours, which nobody types, are rounded up exactly."""
+    written, true, typed = Fraction(epsilon_text(epsilon, digits)), Fraction(epsilon), Decimal(repr(epsilon))
+    if len(typed.normalize().as_tuple().digits) <= digits:
+        assert written == Fraction(typed)
+        return
+    step = unit_of_the_last_digit(true, digits)
+    assert written - step < true <= written
+    assert (written / step).denominator == 1
+
+
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [
@@ -73,7 +97,7 @@ def test_epsilons_read_as_people_write_them(epsilon: float, text: str) -> None:
     assert epsilon_text(epsilon) == text
 
 
-@pytest.mark.parametrize("write", [epsilon_text, delta_text, percent_text])
+@pytest.mark.parametrize("write", [epsilon_text, delta_text, percent_text, noise_text])
 @pytest.mark.parametrize("value", [math.nan, -1.0, -math.inf, True, "8", None])
 def test_what_is_no_loss_of_privacy_is_not_written(write: object, value: object) -> None:
     with pytest.raises(InvalidInput):
@@ -93,6 +117,45 @@ def test_a_written_delta_reads_back_as_no_smaller_a_number(delta: float, digits:
 def test_deltas_read_as_they_were_typed() -> None:
     assert [delta_text(value) for value in (1e-3, 1e-5, 2.5e-6, 0.05)] == ["0.001", "1e-05", "2.5e-06", "0.05"]
     assert [delta_text(value) for value in (1.0001e-5, 0.0010001)] == ["1.01e-05", "0.00101"]
+
+
+@given(POSITIVE | USUAL | st.fractions(min_value=Fraction(1, 10**9), max_value=10**9), st.integers(1, 9))
+@example(0.1, 4)
+@example(1.2005499, 5)
+@example(8.0, 4)
+@example(5e-324, 4)
+@example(Fraction(2, 3), 6)
+def test_written_noise_is_never_above_what_is_drawn_and_no_further_below_than_its_last_digit(
+    noise: float | Fraction, digits: int
+) -> None:
+    """Of floats and rationals alike, taken exactly: 0.1 as a float64 is above a tenth, 0.3 below three tenths."""
+    written, true = Fraction(noise_text(noise, digits)), Fraction(noise)
+    step = unit_of_the_last_digit(true, digits)
+    assert written <= true < written + step
+    assert (written / step).denominator == 1
+
+
+def test_noise_reads_as_people_write_it() -> None:
+    said = [noise_text(value, 5) for value in (1.2005499, 0.5, 3.0, 0.82307877, 123456.0, 0.3)]
+    assert said == ["1.2005", "0.5", "3", "0.82307", "123450", "0.29999"]
+    with pytest.raises(InvalidInput):
+        noise_text(math.inf)
+
+
+def test_a_studys_noise_multiplier_is_never_more_than_its_sigma_over_delta() -> None:
+    """By rationals: σ is on the integer sum, and Δ = 2·m·R where one hospital may be replaced by any other."""
+    for epsilon, queries, voters in product((0.5, 1.1, 3.3, 8.0), (1, 7, 80), (1, 3)):
+        protection = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
+        noise_std = calibrate(
+            budget=Budget(epsilon=epsilon, delta=1e-5),
+            accountant="exact",
+            queries=queries,
+            radius_int=65_536,
+            voters_per_site=voters,
+            protection=protection,
+        )
+        z = noise_multiplier(Mechanism(4, 65_536, voters, noise_std), protection)
+        assert Fraction(noise_text(z, 15)) <= Fraction(z) <= noise_std / (2 * voters * 65_536)
 
 
 @given(st.floats(min_value=0, max_value=1))
@@ -119,3 +182,12 @@ def test_every_guarantee_says_its_epsilon_rounded_up(epsilon: float) -> None:
         TrainingGuarantee(epsilon, 1e-5, Neighbours.ADD_REMOVE),
     ):
         assert Fraction(str(said).split()[2]) >= Fraction(repr(epsilon))
+
+
+@given(st.floats(min_value=0, max_value=1e6, allow_nan=False))
+@example(0.27501)
+@example(1.5325)
+def test_a_written_share_of_a_budget_is_never_below_the_true_one_also_past_the_budget(share: float) -> None:
+    text = spent_text(share)
+    written = Fraction(text.removesuffix(" %"))
+    assert 0 <= written - 100 * Fraction(share) < Fraction(1, 100)

@@ -236,6 +236,7 @@ def gaussian_pair(mu: float, runs: int, seed: int) -> tuple[np.ndarray, np.ndarr
     return rng.normal(mu / 2, 1, runs), rng.normal(-mu / 2, 1, runs)
 
 
+@pytest.mark.slow
 def test_the_bound_on_mu_is_valid_at_its_confidence_and_close_below() -> None:
     """1000 audits of a mechanism whose μ is known exactly, at 90 %: at most one in ten may pass it."""
     bounds = np.array([mu_lower_bound(*gaussian_pair(2.0, 1000, seed), confidence=0.9) for seed in range(1000)])

@@ -299,7 +299,12 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: figures.epsilon_text(1.0, x),
     ],
     "figures.delta_text": [lambda x: figures.delta_text(x or -1), lambda x: figures.delta_text(1e-5, x)],
+    "figures.noise_text": [
+        lambda x: figures.noise_text(-1 if x == 0 else x),  # 0 is written
+        lambda x: figures.noise_text(1.0, x),
+    ],
     "figures.percent_text": [lambda x: figures.percent_text(x or -1)],
+    "figures.spent_text": [lambda x: figures.spent_text(x or -1)],
     "patient_guarantee.Combined": [
         lambda x: patient_guarantee.Combined(x or -1, 1e-5, patient_guarantee.EXCHANGED, patient_guarantee.APART),
         lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
@@ -319,6 +324,15 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "shares.share_std": [lambda x: shares.share_std(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
     "shares.sum_bound": [lambda x: shares.sum_bound(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
+    "shares.site_bound": [
+        lambda x: shares.site_bound(mechanism(noise_std=Fraction(99), colluders=1), sites=x),
+        lambda x: shares.site_bound(mechanism(noise_std=Fraction(99), colluders=1), sites=4, queries=x),
+    ],
+    "shares.push_unseen": [lambda x: shares.push_unseen(mechanism(noise_std=Fraction(99), colluders=1), sites=x)],
+    "shares.Length": [
+        lambda x: shares.Length.of(CODE, mechanism(noise_std=Fraction(99), colluders=1), sites=x),
+    ],
+    "shares.norm_within": [lambda x: shares.norm_within(CODE, x)],
     "shares.unmasked": [
         lambda x: shares.unmasked(CODE.view(np.uint64), mechanism(noise_std=Fraction(99), colluders=1), sites=x),
     ],
@@ -331,7 +345,10 @@ TAKES_NO_NUMBER = {
     "consent.group_sentence",  # from guarantees that were checked
     "coalitions.coalition_sentences",
     "coalitions.spare_sentence",
+    "coalitions.trade_sentences",
     "study_mechanism.sealed_sentences",  # from terms that were checked
+    "study_mechanism.pool_sentence",
+    "study_mechanism.usual_pool_epsilon",  # of a budget, which was checked
     "patient_guarantee.of_each_patient",
     "patient_guarantee.combine",
     "patient_guarantee.worst",
@@ -351,7 +368,8 @@ TAKES_NO_NUMBER = {
     "recommend.Recommendation",
     "recommend.protocol_for",  # ways to ask and to train, which shape no guarantee
     "recommend.training_for",
-    "study_mechanism.usual_aggregation",  # of a quorum that the study checks
+    "study_mechanism.usual_verdicts",
+    "study_mechanism.mean_noise_std",  # of a study, and of sites that it checks
     "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
     "public_shapes.mean_shape_dice",
     "public_shapes.codec_of",

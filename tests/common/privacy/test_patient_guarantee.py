@@ -7,13 +7,15 @@ from fractions import Fraction
 import pytest
 
 from common.errors import InvalidInput
-from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
+from common.privacy.accounting import Guarantee, epsilon_exact, guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit
 from common.privacy.patient_guarantee import (
     APART,
     EXCHANGED,
     SMALLER,
     SUM,
+    TRAINED,
+    WITH_ADAPTED,
     Combined,
     Training,
     Trainings,
@@ -129,6 +131,7 @@ def test_a_sum_of_two_guarantees_is_not_rounded_below_them() -> None:
     assert (large.rule, large.epsilon, large.delta) == (APART, 0.7, 0.6)  # their sum would promise nothing
 
 
+@pytest.mark.slow
 def test_trainings_of_one_voter_add_up_and_voters_of_one_deal_do_not() -> None:
     once = epsilon_of(EVENT, delta=1e-5, neighbours=ADD)
     apart = Trainings((training(0), training(1))).guarantee(delta=1e-5, neighbours=ADD)
@@ -140,6 +143,16 @@ def test_trainings_of_one_voter_add_up_and_voters_of_one_deal_do_not() -> None:
     assert apart.epsilon == once
     assert again.epsilon > 1.3 * once
     assert redealt.epsilon == again.epsilon
+
+
+def test_patients_who_were_dealt_anew_may_have_met_a_voter_of_each_deal_so_everything_adds_up() -> None:
+    """Full batches: one Gaussian of Σ1/z², whose ε follows from the exact curve."""
+    z = Fraction(5)
+    event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), z, 10)
+    again = Trainings((Training(0, "first", "dp-sgd", event), Training(1, "second", "dp-sgd", event)))
+    found = again.guarantee(delta=1e-5, neighbours=ADD)
+    assert found is not None
+    assert found.epsilon == pytest.approx(epsilon_exact(Fraction(20) / z**2, 1e-5), rel=1e-3)
 
 
 def test_releases_are_covered_only_if_every_code_is_traced_to_private_trainings() -> None:
@@ -172,3 +185,37 @@ def test_a_federation_is_as_safe_as_its_worst_site() -> None:
     good = combine(TrainingGuarantee(2.0, 1e-5, REPLACE), RELEASE, every_release_used_it=True)
     bad = combine(None, RELEASE, every_release_used_it=False)
     assert worst([good, bad]) == bad
+
+
+def adapted(event: TrainingEvent = EVENT) -> Training:
+    return Training(0, "f" * 64, "adapted-dp-sgd", event)
+
+
+def test_with_a_network_that_may_leave_the_smaller_of_the_two_never_stands_for_a_patient() -> None:
+    """Releases of ε = 1 say nothing of a network trained at ε = 13 that left: the trainings' own ε covers both."""
+    small = Guarantee(1.0, 1e-5, "exact", Protection(Unit.PATIENT, ONE))
+    trained = Trainings((training(0), adapted()))
+    found, left = (each(delta=1e-5, neighbours=REPLACE) for each in (trained.guarantee, trained.adapted))
+    assert found is not None
+    assert left is not None
+    assert left.epsilon == pytest.approx(epsilon_of(EVENT, delta=1e-5, neighbours=REPLACE))
+    assert found.epsilon > left.epsilon  # a patient met both trainings
+    both = combine(found, small, every_release_used_it=True, adapted=left)
+    assert (both.rule, both.epsilon) == (TRAINED, found.epsilon)
+
+
+def test_releases_never_stand_alone_beside_a_network_that_may_leave() -> None:
+    left = Trainings((adapted(), training(1, event=None))).adapted(delta=1e-5, neighbours=REPLACE)
+    assert left is not None
+    both = combine(None, RELEASE, every_release_used_it=False, adapted=left)
+    assert (both.rule, both.delta) == (WITH_ADAPTED, 2e-5)
+    assert both.epsilon == pytest.approx(20.0 + left.epsilon, abs=1e-12)
+    with pytest.raises(InvalidInput, match="relation"):
+        combine(None, RELEASE, every_release_used_it=False, adapted=TrainingGuarantee(1.0, 1e-5, ADD))
+
+
+def test_a_site_without_a_network_that_may_leave_reports_as_it_did() -> None:
+    plain = Trainings((training(0),))
+    assert plain.adapted(delta=1e-5, neighbours=REPLACE) is None
+    assert "adapted" not in plain.to_json(delta=1e-5)
+    assert Trainings((adapted(),)).to_json(delta=1e-5)["adapted"]["relation"] == "replace-one"

@@ -16,19 +16,9 @@ from common.errors import InvalidInput
 from consilium.cli.audit import audit_app
 from consilium.cli.privacy import plan_app
 from server.planning.recommend import Rehearsal
+from tests.worlds import study_toml
 
-STUDY = """schema = 1
-name = "brats"
-[data]
-labels = ["background", "tumour"]
-spacing_mm = [1.0, 1.0, 1.0]
-grid = [64, 64, 64]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 40
-quorum = 6
-"""
+STUDY = study_toml("tumour", grid=(64, 64, 64), name="brats", planned_queries=40, quorum=6)
 
 
 def call(app: typer.Typer, *arguments: str) -> tuple[int, str]:
@@ -137,15 +127,24 @@ def test_a_code_of_another_length_than_the_spectrum_is_refused(tmp_path: Path) -
         call(plan_app, "--spectrum", str(tmp_path / "spectrum.json"), "--dimension", "3")
 
 
-@pytest.mark.parametrize("app", [plan_app, audit_app])
-def test_help_gives_examples_that_run_and_no_stray_escapes(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def examples_of(app: typer.Typer) -> list[str]:
+    """The commands that its help gives as examples."""
     code, text = call(app, "--help")
     assert code == 0
     assert "\\" not in text
     examples = [" ".join(part.split("\n\n")[0].split()) for part in text.split("Example: ")[1:]]
-    assert len(examples) == (5 if app is plan_app else 2)
+    assert all(example.startswith("consilium ") for example in examples)
+    return examples
+
+
+@pytest.mark.parametrize(("app", "number"), [(plan_app, 5), (audit_app, 2)])
+def test_help_gives_examples_and_no_stray_escapes(app: typer.Typer, number: int) -> None:
+    assert len(examples_of(app)) == number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("app", [plan_app, audit_app])
+def test_the_examples_in_the_help_run(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = STUDY.replace("= 40", "= 2").replace("= 6", "= 2")
     (tmp_path / "study.toml").write_text(STUDY if app is plan_app else small)
     maps = tmp_path / "label-maps"
@@ -159,8 +158,7 @@ def test_help_gives_examples_that_run_and_no_stray_escapes(
         3, (0.7, 0.72, 0.69, 0.71), (0.5, 0.51, 0.5, 0.5)
     )  # minutes of training; it has its own tests
     monkeypatch.setattr("server.protocols.rehearsal.rehearse", lambda *_, **__: rehearsed)
-    for example in examples:
-        assert example.startswith("consilium ")
+    for example in examples_of(app):
         arguments = example.replace("study.toml", str(tmp_path / "study.toml")).split()[2:]
         arguments = [str(tmp_path / a) if a.endswith(".png") else a for a in arguments]
         folders = {"split/public/label-maps": maps, "split/validation": tmp_path / "validation"}

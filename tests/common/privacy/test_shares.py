@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.stats import ncx2
 
 from common.config import DataConfig, PrivacyConfig, Study, parse_study, render_study
 from common.errors import InvalidInput, Refused
@@ -60,6 +61,71 @@ def test_a_sum_that_honest_sites_cannot_have_made_is_refused(extra: int) -> None
         shares.unmasked(total.view(np.uint64), mechanism(), sites=5)
 
 
+@pytest.mark.parametrize(("dimension", "sites"), [(1, 3), (24, 8), (64, 4), (4096, 64), (100_000, 8)])
+def test_the_worst_honest_sites_are_refused_once_in_a_million_sums_and_not_more_often(
+    dimension: int, sites: int
+) -> None:
+    """By Boost's noncentral χ²: every site sends the longest code, all in one direction."""
+    one = mechanism(dimension=dimension)
+    std = float(one.noise_std) * (sites / (sites - 1)) ** 0.5
+    longest, rounding = sites * 65_536, dimension**0.5 * sites / 2
+    norm = shares.sum_bound(one, sites=sites) - rounding
+    alarm = ncx2.sf((norm / std) ** 2, dimension, (longest / std) ** 2)
+    assert 0.99e-6 < alarm < 1e-6 * (1 + 1e-3)
+    own = shares.site_bound(one, sites=sites) - dimension**0.5 / 2
+    share = std / sites**0.5
+    assert 0.99e-6 < ncx2.sf((own / share) ** 2, dimension, (65_536 / share) ** 2) < 1e-6 * (1 + 1e-3)
+
+
+def test_a_bound_beyond_the_reach_of_the_exact_quantile_alarms_no_more_often() -> None:
+    for dimension, noncentrality in ((1, 1.1e9), (1 << 20, 5e9)):
+        limit = shares._quantile(dimension, noncentrality, shares.FALSE_ALARM)
+        assert 1e-9 < ncx2.sf(limit, dimension, noncentrality) < 1e-6
+
+
+def test_a_push_of_twenty_five_balls_is_refused_where_it_passed_before() -> None:
+    """The note's first setting: hospital, ε = 8, N = 4, K = 8, l = 24. Up to 35·m·R passed in 95 % of sums."""
+    one, sites, rng = mechanism(dimension=24, noise_std=Fraction(125_834)), 8, np.random.default_rng(3)
+    share = float(shares.share_std(one, sites=sites))
+
+    def refused(push: float) -> float:
+        caught = 0
+        for _ in range(200):
+            total = np.rint(rng.normal(scale=share, size=(sites, 24))).astype(np.int64).sum(axis=0)
+            total[0] += int(push * 65_536)
+            caught += not shares.norm_within(total, shares.sum_bound(one, sites=sites))
+        return caught / 200
+
+    assert refused(25) > 0.95
+    assert refused(8) == 0.0  # what only a dispute can find
+
+
+@pytest.mark.parametrize(("dimension", "sites", "sums"), [(24, 8, 4), (12, 4, 16), (64, 3, 2)])
+def test_honest_sums_are_together_too_long_once_in_a_million_and_several_small_pushes_are_found(
+    dimension: int, sites: int, sums: int
+) -> None:
+    """By Boost's noncentral χ²: so many sums at the edge of the law, and a push that each of them lets pass."""
+    one, worst = mechanism(dimension=dimension), sites * 65_536
+    std = float(one.noise_std) * (sites / (sites - 1)) ** 0.5
+    noncentrality = (worst / std) ** 2
+
+    def together(squared: float) -> shares.Length:
+        """``sums`` sums, each of this squared norm in units of its noise."""
+        sum_ = np.zeros(dimension, dtype=np.int64)
+        sum_[0] = round(std * squared**0.5 + dimension**0.5 * sites / 2)
+        total = shares.Length()
+        for _ in range(sums):
+            total += shares.Length.of(sum_, one, sites=sites)
+        return total
+
+    limit = float(ncx2.isf(1e-6, sums * dimension, sums * noncentrality)) / sums
+    assert together(limit * 0.999).is_honest
+    assert not together(limit * 1.001).is_honest
+    alone = float(ncx2.isf(1e-6, dimension, noncentrality))
+    assert limit < 0.95 * alone
+    assert shares.Length().is_honest
+
+
 def test_a_sum_spread_over_all_coordinates_is_held_to_the_norm_and_not_to_each_entry() -> None:
     bound = shares.sum_bound(mechanism(), sites=5)
     total = np.full(64, bound // 8 + 1, dtype=np.int64)
@@ -89,7 +155,8 @@ def study(**privacy: object) -> Study:
 def test_a_sealed_study_is_another_study_and_an_open_one_says_nothing_of_it() -> None:
     sealed = study(aggregation="sealed-sum")
     assert parse_study(render_study(sealed)) == sealed
-    assert "aggregation" not in render_study(study())
+    assert 'aggregation = "open"' in render_study(study()), "said in the file, and in no id"
+    assert "aggregation" not in str(study().to_json())
     ids = {
         study().id,
         sealed.id,

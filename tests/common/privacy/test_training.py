@@ -7,6 +7,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from common.errors import InvalidInput
@@ -51,6 +52,7 @@ def test_a_training_of_epsilon_8_under_add_remove_is_reported_as_13_4_under_repl
     assert "replace-one" in str(guarantee_of(event, delta=1e-5, neighbours=REPLACE))
 
 
+@pytest.mark.slow
 def test_one_poisson_step_agrees_with_the_integral_of_its_two_densities_in_both_relations() -> None:
     """δ(ε) = ∫ (P − e^ε Q)₊ by quadrature on a fine grid, in the worse direction; nothing of dp-accounting in it."""
     q, z, delta = 0.3, 0.9, 1e-3
@@ -160,3 +162,21 @@ def test_nonsense_never_reaches_an_accountant(bad: dict[str, object]) -> None:
 def test_a_pca_that_costs_more_than_the_plan_is_refused() -> None:
     with pytest.raises(InvalidInput, match="fits"):
         plan_noise(epsilon=0.5, delta=1e-5, rate=Fraction(1), steps=1, neighbours=ADD, releases=(Fraction(1),))
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(39, 10), (40, 10), (41, 10), (1, 10), (7, 3), (10, 1)])
+def test_a_fixed_partition_costs_what_the_patient_who_was_drawn_most_often_lost(steps: int, batches: int) -> None:
+    """Batches take turns; μ² is counted patient by patient. 39 steps over ten batches at z = 2: ε is 4.38, not 3.71."""
+    turns = [step % batches for step in range(steps)]
+    most = max(turns.count(batch) for batch in range(batches))
+    event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, batches), Fraction(2), steps)
+    assert event.passes == most
+    mu = sqrt(most) / 2
+
+    def lost(epsilon: float) -> float:
+        return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu) - 1e-5
+
+    expected = brentq(lost, 1e-6, 100)
+    assert epsilon_of(event, delta=1e-5, neighbours=ADD) == pytest.approx(expected, rel=1e-9)
+    if (steps, batches) == (39, 10):
+        assert expected == pytest.approx(4.38, abs=0.005)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jaxtyping import Float
 
-from common.codecs.base import Codec
+from common.codecs.codec import Codec
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy.quantise import quantise
 from common.protocols.appearance import LEAST_STD, AppearanceEncoder, window_of
-from common.protocols.joint.frame import Frame
+from common.protocols.frame import Frame
 from server.protocols.appearance.look import first_frame
 
 GRID, CHANNELS = (8, 8, 8), 2

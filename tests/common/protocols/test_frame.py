@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.codecs.base import pack
+from common.codecs.codec import pack
 from common.errors import InvalidInput
-from common.protocols.joint.frame import (
+from common.protocols.frame import (
     FILL,
     MAX_COORDINATES,
     Frame,

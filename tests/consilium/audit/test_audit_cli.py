@@ -17,14 +17,15 @@ from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import load_signing_key
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget
-from common.protocols.joint.frame import Frame
+from common.protocols.frame import Frame
 from consilium.audit.subject import from_workspace
 from consilium.cli.audit import audit_app
 from server.aggregation.aggregator import Aggregator
 from server.ledger.server_ledger import Ledger
-from server.protocols.joint.rounds import keep_frame
+from server.protocols.rounds import keep_frame
+from server.public.material import CodecRecord
 from server.study import create_study as setup
-from server.study.workspace import CodecRecord, Site, Workspace
+from server.study.workspace import Site, Workspace
 from tests.federation import make_codec, make_study
 from tests.joint_federation import frame_of, joint_federation
 
@@ -60,6 +61,7 @@ def test_a_broken_claim_ends_with_exit_code_one_and_says_which_tests(monkeypatch
     assert "variance" in text
 
 
+@pytest.mark.slow
 def test_single_queries_take_the_place_of_rounds() -> None:
     small = ("--hospitals", "2", "--dimension", "8", "--draws", "1", "--runs", "0", "--json")
     _, text = call("--queries", "3", *small)
@@ -97,6 +99,7 @@ def tighten(workspace: Workspace, pool: str, site: str, epsilon: float) -> None:
         ledger.declare_pool(PoolDeclaration(pool, site, budget, AccountantName.EXACT, privacy.protection))
 
 
+@pytest.mark.slow
 def test_a_studys_directory_is_audited_with_its_own_roster_codec_and_budgets(tmp_path: Path) -> None:
     workspace = directory(tmp_path, make_study(planned_queries=3), sites=3)
     tighten(workspace, "pool-1", "hospital-1", 5.0)
@@ -112,6 +115,7 @@ def test_a_studys_directory_is_audited_with_its_own_roster_codec_and_budgets(tmp
     assert workspace.ledger_file.read_bytes() == rows, "an audit asks nothing of the study itself"
 
 
+@pytest.mark.slow
 def test_a_joint_studys_own_frame_is_audited(tmp_path: Path) -> None:
     fed = joint_federation(tmp_path / "fed", rounds=2)
     fed.close()
@@ -129,7 +133,7 @@ def test_a_joint_studys_own_frame_is_audited(tmp_path: Path) -> None:
 
 def test_a_directory_is_audited_as_it_is_or_not_at_all(tmp_path: Path) -> None:
     workspace = directory(tmp_path, make_study(), sites=2)
-    with pytest.raises(InvalidInput, match="as it is"):
+    with pytest.raises(InvalidInput, match="with its own settings"):
         call("--study", str(workspace.root), "--epsilon", "4")
     (workspace.root / "sites.json").unlink()
     with pytest.raises(InvalidInput, match=r"sites\.json"):

@@ -11,7 +11,7 @@ import pytest
 from common.config import PrivacyConfig
 from common.errors import InvalidInput
 from consilium.audit.books import allowed, noise_of
-from consilium.audit.run import PARTS, audit_service
+from consilium.audit.run import audit_service
 from consilium.audit.service import Service, read_life
 from consilium.audit.subject import Limit, Subject, stand_in
 from consilium.audit.world import World
@@ -23,7 +23,7 @@ def subject(
 ) -> Subject:
     terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 3, "quorum": 2, **more}
     return stand_in(
-        PrivacyConfig(**terms), hospitals=sites, dimension=dimension, radius=1.0, joint=joint, limits=tuple(limits)
+        PrivacyConfig(**terms), hospitals=sites, dimension=dimension, radius=1.0, framed=joint, limits=tuple(limits)
     )
 
 
@@ -86,7 +86,7 @@ def test_pools_without_room_for_a_release_are_nothing_to_audit() -> None:
 def test_an_audit_leaves_the_systems_entropy_as_it_was_and_tells_every_life() -> None:
     real, told = os.urandom, []
     report = audit_service(
-        subject(sites=2), draws=1, parts=PARTS[1:2], progress=lambda done, of: told.append((done, of))
+        subject(sites=2), draws=1, parts=("exchange",), progress=lambda done, of: told.append((done, of))
     )
     assert os.urandom is real
     assert report.lives == 6

@@ -22,17 +22,21 @@ import numpy as np
 import pytest
 
 from client import worker
+from client.ledger import site_codes
 from common import masking
 from common.config import PrivacyConfig
 from common.ledger import server_state as books
 from common.ledger import site_state as site_books
-from common.ledger.releases import Charge
+from common.ledger import spending
+from common.ledger.releases import ChargedTotals
 from common.ledger.server_state import Books
 from common.ledger.site_state import SiteBooks
 from common.masking import MaskedRoster, Member
 from common.privacy import accounting, calibration, mechanism, quantise, release
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Budget, QuerySpec, Unit
+from common.protocols import vote
+from consilium.audit import sealed as sealed_view
 from consilium.audit.run import DRAWS, audit_service
 from consilium.audit.subject import Subject, stand_in
 from server.aggregation import aggregator as query
@@ -49,7 +53,7 @@ AUDITS = 20
 def of_two_queries(sites: int, **more: object) -> Subject:
     """Two queries about one volume each, and as few sites as will do."""
     terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 2, "quorum": min(sites, 2), **more}
-    return stand_in(PrivacyConfig(**terms), hospitals=sites, dimension=256, radius=1.0, joint=False)
+    return stand_in(PrivacyConfig(**terms), hospitals=sites, dimension=256, radius=1.0, framed=False)
 
 
 @cache
@@ -74,10 +78,35 @@ def sealed() -> Subject:
 
 
 @cache
+def sealed_batch() -> Subject:
+    """Two queries in one draw."""
+    return of_two_queries(3, quorum=3, aggregation="sealed-sum", planned_queries=4)
+
+
+@cache
+def sealed_spare() -> Subject:
+    """Draws that may be lost."""
+    return of_two_queries(3, quorum=3, aggregation="sealed-sum", spare_draws=2)
+
+
+@cache
+def hospital_voters() -> Subject:
+    """Unit hospital, two voters each, which an exchange moves both."""
+    return of_two_queries(2, voters_per_site=2)
+
+
+@cache
+def uneven() -> Subject:
+    """A radius that is no multiple of the grid's step."""
+    terms = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=2, quorum=2)
+    return stand_in(terms, hospitals=2, dimension=256, radius=1.00001, framed=False)
+
+
+@cache
 def rounds() -> Subject:
     """Three rounds of a joint query."""
     privacy = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=3, quorum=2)
-    return stand_in(privacy, hospitals=2, dimension=64, radius=1.0, joint=True)
+    return stand_in(privacy, hospitals=2, dimension=64, radius=1.0, framed=True)
 
 
 @cache
@@ -90,7 +119,7 @@ def voters() -> Subject:
 def at_length() -> Subject:
     """As many draws as the largest default audit measures, in two lives."""
     privacy = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=10, quorum=2)
-    return stand_in(privacy, hospitals=2, dimension=4096, radius=1.0, joint=False)
+    return stand_in(privacy, hospitals=2, dimension=4096, radius=1.0, framed=False)
 
 
 def use(patch: Patch, sampler: Sampler) -> None:
@@ -265,7 +294,7 @@ def no_clip(patch: Patch) -> None:
 
 def clip_of_the_sum_only(patch: Patch) -> None:
     """What a site sends is within m·R; what one voter adds to it is not within R."""
-    patch.setattr(worker, "quantise", lambda code, *, radius_int: quantise.quantise(code, radius_int=2 * radius_int))
+    patch.setattr(vote, "quantise", lambda code, *, radius_int: quantise.quantise(code, radius_int=2 * radius_int))
 
 
 def one_code_counts_twice(patch: Patch) -> None:
@@ -296,13 +325,13 @@ def ten_deltas(patch: Patch) -> None:
     patch.setattr(Budget, "analytic_delta", property(lambda self: 10 * self.delta))
 
 
-def plan_of(change: Callable[[Charge, tuple], object]) -> Callable[[Patch], None]:
+def plan_of(change: Callable[[ChargedTotals, tuple], object]) -> Callable[[Patch], None]:
     def mutate(patch: Patch) -> None:
         real = Books.plan
 
         def planned(self: Books, mechanism: object, *, study_id: str, roster: tuple) -> object:
             charge = real(self, mechanism, study_id=study_id, roster=roster)
-            return change(charge, roster) if isinstance(charge, Charge) else charge
+            return change(charge, roster) if isinstance(charge, ChargedTotals) else charge
 
         patch.setattr(Books, "plan", planned)
 
@@ -393,7 +422,8 @@ def shares_used_again(patch: Patch) -> None:
             kept[size, std] = rounded_gaussian(size, std)
         return kept[size, std]
 
-    patch.setitem(worker.Worker.__init__.__kwdefaults__, "sampler", sampler)
+    real = worker.masked_code
+    patch.setattr(worker, "masked_code", lambda *words, **more: real(*words, **{**more, "sampler": sampler}))
 
 
 def masks_of_a_fixed_seed(patch: Patch) -> None:
@@ -413,6 +443,49 @@ def without_the_mask_of(*pairs: tuple[str, str]) -> Callable[[Patch], None]:
         patch.setattr(masking, "pair_mask", pair_mask)
 
     return mutate
+
+
+def further_draws_free(patch: Patch) -> None:
+    real = Books._apply
+
+    def applied(self: Books, charge: ChargedTotals) -> None:
+        lost = any(self.releases.lost_in(study) for study in self.studies)
+        real(self, ChargedTotals({}, {}) if lost else charge)
+
+    patch.setattr(Books, "_apply", applied)
+
+
+def old_draws_stand(patch: Patch) -> None:
+    """A restored ledger answers for draws of before, and keeps the keys that they were masked with."""
+
+    class Never(dict):  # type: ignore[type-arg]
+        def clear(self) -> None:
+            pass
+
+    real = SiteBooks.__init__
+
+    def begun(self: SiteBooks, *args: object, **more: object) -> None:
+        real(self, *args, **more)
+        self.sealed.nonces = Never()
+
+    patch.setattr(SiteBooks, "__init__", begun)
+    patch.setattr(SiteBooks, "draw_stands", lambda _self, reservation, draw: reservation.draw == draw)
+
+
+def mask_keys_without_nonce(patch: Patch) -> None:
+    real = masking.mask_private_key
+    for module in (site_codes, sealed_view):
+        patch.setattr(module, "mask_private_key", lambda secret, draw, *, nonce: real(secret, draw, nonce=""))
+
+
+def masks_of_no_query(patch: Patch) -> None:
+    real = masking.pair_mask
+
+    def pair_mask(roster: MaskedRoster, *, query: str, **more: object) -> np.ndarray:
+        return real(roster, query="0" * 64, **more)
+
+    for module in (masking, sealed_view):
+        patch.setattr(module, "pair_mask", pair_mask)
 
 
 @dataclass(frozen=True)
@@ -472,12 +545,12 @@ MUTATIONS = {
     "2 % too much in the server's filter": Mutation(limit(Fraction(102, 100), books), single, part="books"),
     "10 δ": Mutation(ten_deltas, single, part="books"),
     "charge skipped for rosters above two": Mutation(
-        plan_of(lambda charge, roster: Charge({}, {}) if len(roster) > 2 else charge),
+        plan_of(lambda charge, roster: ChargedTotals({}, {}) if len(roster) > 2 else charge),
         three,
         part="books",
     ),
-    "pool charge skipped": Mutation(plan_of(lambda charge, _: Charge({}, charge.studies)), single, part="books"),
-    "study charge skipped": Mutation(plan_of(lambda charge, _: Charge(charge.pools, {})), single, part="books"),
+    "pool charge skipped": Mutation(plan_of(lambda charge, _: ChargedTotals({}, charge.studies)), single, part="books"),
+    "study charge skipped": Mutation(plan_of(lambda charge, _: ChargedTotals(charge.pools, {})), single, part="books"),
     "budget forgotten when a ledger is opened": Mutation(budget_reset_on_opening, single, part="books"),
     "releases of a second study not added": Mutation(studies_not_added, single, part="books"),
     "caps of a site not kept": Mutation(site_counts_nothing_against_its_caps, single, part="books"),
@@ -496,6 +569,16 @@ MUTATIONS = {
         without_the_mask_of(("site-0", "site-1"), ("site-1", "site-0")), sealed, part="books"
     ),
     "a mask that does not cancel": Mutation(without_the_mask_of(("site-0", "site-1")), sealed, part="books"),
+    "the last site draws nothing": Mutation(share(lambda s, me, _: 0 if me == "site-2" else s), sealed),
+    "the middle site draws half its share": Mutation(share(lambda s, me, _: s / 2 if me == "site-1" else s), sealed),
+    "the last two sites do not mask with each other": Mutation(
+        without_the_mask_of(("site-1", "site-2"), ("site-2", "site-1")), sealed, part="books"
+    ),
+    "further draws free": Mutation(further_draws_free, sealed_spare, part="life"),
+    "a restored site masks old draws again": Mutation(old_draws_stand, sealed, part="life"),
+    "mask keys without their nonce": Mutation(mask_keys_without_nonce, sealed, part="life"),
+    "masks of the first query for the whole batch": Mutation(masks_of_no_query, sealed_batch, part="books"),
+    "answers of another study drawn anew": Mutation(redrawn, single, part="life"),
 }
 
 
@@ -507,8 +590,10 @@ def alarms_of(name: str, audits: int) -> list[tuple[str, ...]]:
         with pytest.MonkeyPatch.context() as patch:
             mutation.break_it(patch)
             accounting._max_mu_squared.cache_clear()
+            spending._guarantee.cache_clear()
             report = audit_service(subject, draws=mutation.draws, parts=(mutation.part,), stop_at_first_alarm=True)
         accounting._max_mu_squared.cache_clear()
+        spending._guarantee.cache_clear()
         found.append(report.alarms)
     return found
 
@@ -537,6 +622,8 @@ def test_at_least_nineteen_of_twenty_audits_of_each_broken_production_raise_an_a
         "a voter clipped to the site's bound",
         "pool charge skipped",
         "a site draws nothing",
+        "the last site draws nothing",
+        "a restored site masks old draws again",
     ],
 )
 def test_a_broken_production_raises_an_alarm(name: str) -> None:
@@ -552,6 +639,28 @@ def test_audits_of_production_as_it_is_raise_no_alarm(
 ) -> None:
     halves = [two_processes.submit(alarms_as_it_is, subject.__name__, audits // 2) for _ in range(2)]
     assert [alarm for half in halves for alarm in half.result()] == [()] * audits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("subject", "part"),
+    [
+        (single, "exchange"),
+        (alone, "exchange"),
+        (alone, "noise"),
+        (sealed, "noise"),
+        *(
+            (subject, "books")
+            for subject in (single, uneven, voters, hospital_voters, sealed, sealed_batch, sealed_spare)
+        ),
+        *((subject, "life") for subject in (single, sealed, sealed_spare)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_one_part_of_an_audit_of_production_as_it_is_raises_no_alarm(subject: Callable[[], Subject], part: str) -> None:
+    """What ``tests/privacy_mutants.py`` runs for the audit of a mutant: short, since it stops at the first alarm."""
+    report = audit_service(subject(), draws=100, parts=(part,), stop_at_first_alarm=True)
+    assert report.alarms == ()
 
 
 def alarms_as_it_is(subject: str, audits: int) -> list[tuple[str, ...]]:

@@ -19,6 +19,7 @@ from consilium.cli.main import _GROUPS, app, main
 from server.operations.daemons import list_nodes
 from server.operations.supervisor import flower_server
 from server.study.workspace import Workspace
+from tests import command_reference
 
 
 def consilium(*arguments):
@@ -45,6 +46,20 @@ def study(tmp_path_factory):
     )
     assert result.returncode == 0, result.stderr
     return directory, result.stdout
+
+
+def test_no_help_swallows_a_default_in_brackets() -> None:
+    """Every option's own words stand in `--help`, brackets included."""
+    seen = 0
+    for name, command in command_reference.commands():
+        if (shown := [p for p in command.params if "[" in (getattr(p, "help", "") or "")]) and name != "consilium":
+            words = "".join(
+                CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "500"}).output.split()
+            )
+            for one in shown:
+                assert "".join(one.help.replace("\\[", "[").split()) in words, (name, one.name)
+                seen += 1
+    assert seen > 10
 
 
 def test_version_needs_no_torch():
@@ -82,7 +97,7 @@ def test_every_group_has_help(group):
 
 def test_a_new_study_prints_its_noise_multiplier_and_both_epsilons_with_their_terms(study):
     _, text = study
-    assert "noise multiplier z = 0.960028" in text  # .480014 · √4
+    assert "noise multiplier z = 0.96002" in text  # .480014 · √4 = .960028, and never more than there is
     for line in text.splitlines():
         if "ε =" in line:
             assert all(word in line for word in ("δ", "unit", "relation")), line
@@ -113,7 +128,7 @@ def test_a_study_is_made_with_the_sealed_sums_terms_or_refused(tmp_path):
 
     assert made("pair", "--quorum", "2").exit_code == 0
     assert made("open", "--quorum", "3", "--aggregation", "open").exit_code == 0
-    assert all("aggregation" not in (tmp_path / name / "study.toml").read_text() for name in ("pair", "open"))
+    assert all('aggregation = "open"\n' in (tmp_path / name / "study.toml").read_text() for name in ("pair", "open"))
     assert made("usual", "--quorum", "3").exit_code == 0
     assert 'aggregation = "sealed-sum"\ncolluders = 1\n' in (tmp_path / "usual" / "study.toml").read_text()
     sealed = made("sealed", "--quorum", "4", "--aggregation", "sealed-sum", "--colluders", "2", "--spare-draws", "1")

@@ -73,7 +73,7 @@ def said(world: Path, command: str) -> str:
         ("server up @nowhere", "directory of a study: got|one that is there"),
         ("study run @nowhere", "directory of a study: got|one that is there"),
         ("study watch @nowhere", "directory of a study: got|one that is there"),
-        ("study stop @trial", "no run is going on"),
+        ("study stop @trial", "no run is active"),
         ("study watch @trial", "no run to watch|to fix: `consilium study run`"),
         ("site init --kit @nowhere --data @empty --site-dir @site", "startup kit: got|to fix: unpack what"),
         ("site init --kit @kit --data @nowhere --site-dir @site", "folder of the dataset: got|to fix: check the path"),
@@ -100,7 +100,7 @@ def test_setting_up_over_a_folder_without_a_dataset_warns_and_goes_on(
     words = ["site", "init", "--kit", f"{world}/kit", "--data", f"{world}/empty", "--site-dir", str(tmp_path / "site")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0
-    assert "warning: data directory has no layout that is known" in done.stderr
+    assert "warning: the layout of the data directory is not recognised" in done.stderr
     assert (tmp_path / "site" / "request.json").exists()
 
 

@@ -25,7 +25,7 @@ def test_a_sites_trainings_and_the_smaller_of_the_two_are_printed_with_all_their
 
 def test_one_teacher_without_a_guarantee_leaves_the_releases_alone() -> None:
     lines = patient_lines(trainings(None, None, covers=False), release_guarantee(SPENT))
-    assert "without a guarantee" in lines[0]
+    assert "no patient-level ε of training" in lines[0]
     assert "ε = 20 " in lines[1]
     assert "smaller of the two, because" in lines[1]
 

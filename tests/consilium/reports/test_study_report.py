@@ -19,14 +19,15 @@ from PIL import Image
 
 from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from common.privacy.accounting import Guarantee
+from common.planes import PLANES
+from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
 from common.privacy.figures import percent_text
 from consilium.reports.certificate import in_words
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
-from consilium.reports.report_pictures import OUTLINES, VIEWS, Picture, centre_of, draw_picture
+from consilium.reports.report_pictures import OUTLINES, Picture, centre_of, draw_picture
 from consilium.reports.study_report import format_duration, render_html, write_report
-from server.study.consent_text import BatchRoster, study_limit
+from server.study.consent_text import BatchRoster
 
 NAN = math.nan
 
@@ -305,6 +306,7 @@ def test_text_from_outside_is_escaped() -> None:
     assert "<script" not in render_html(hostile)
 
 
+@pytest.mark.slow
 def test_page_with_many_large_noisy_pictures_stays_under_3_mb() -> None:
     rng = np.random.default_rng(0)
     image = rng.standard_normal((96, 96, 96)).astype(np.float32)
@@ -328,42 +330,51 @@ def test_protection_is_described_for_its_unit_and_relation(unit: str, relation: 
     assert sentence in Outline(render_html(facts)).text.replace("\u2019", "'")
 
 
-def test_a_student_no_better_than_the_mean_shape_is_said_to_be_so() -> None:
+def test_the_student_stands_beside_the_mean_shape_without_a_second_verdict() -> None:
     facts = replace(make_facts(pictures=0), student=DiceScore(0.60, (0.6, 0.6)))
     text = Outline(render_html(facts)).text
-    assert "0.012 Dice worse than the mean shape" in text
-    assert "taught it nothing" in text
-    low = DiceScore(0.5, (0.5, 0.5))
-    text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls, low)))).text
-    assert "0.100 above the best of its controls" in text
-    assert "helped it, but the public label maps alone do as well" in text
+    assert "The student has Dice 0.600, the mean shape 0.612" in text
     assert "taught it nothing" not in text
-    text = Outline(render_html(replace(facts, controls=dict.fromkeys(facts.controls)))).text
-    assert "controls, " not in text
+    unscored = replace(facts, controls=dict.fromkeys(facts.controls))
+    assert "could not be measured: no control was scored" in Outline(render_html(unscored)).text
+
+
+def test_the_page_begins_with_what_was_gained_then_pictures_then_the_guarantee() -> None:
+    page = render_html(make_facts(pictures=1))
+    headings = re.findall(r"<h2[^>]*>([^<]+)</h2>", page)
+    assert headings[:3] == ["What was gained", "Pictures", "The guarantee"]
+    chart = page.split('<figure class="gain"')[1].split("</figure>")[0]
+    shown = [name for name in ("Student", "Zero code", "Mean teacher", "Mean shape") if f"<span>{name}</span>" in chart]
+    assert shown == ["Student", "Zero code", "Mean teacher", "Mean shape"]
+    before_guarantee = page.split("guarantee-title")[0]
+    assert "Gain not proven over the control shuffled codes" in before_guarantee
+    assert page.count("<details") == page.count("</details>")
+
+
+def test_the_chart_of_the_gain_is_not_drawn_on_the_dark_ground_of_pictures(page: str) -> None:
+    """Its letters have the page's own colour."""
+    assert "figure.gain { background: none;" in page
+    assert page.index("figure { margin: 0; background: #") < page.index("figure.gain { background: none;")
 
 
 def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
     text = Outline(page).text
     assert "Controls: the same student without the teachers' information" in text
     assert "gain over these is what counts" in text
-    assert "it is 0.048 above the best of its controls, shuffled codes." in text
-    assert "The budget bought Dice +0.048 over the best that the same recipe makes without" in text
-    assert "taught it nothing" not in text
+    assert "Gain not proven over the control shuffled codes: +0.048 Dice" in text
+    assert "no interval" in text
 
 
 def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is() -> None:
     facts = make_facts(pictures=0)
     facts = replace(facts, controls={**facts.controls, "zero_code": DiceScore(0.66, (0.66, 0.66))})
     text = Outline(render_html(facts)).text
-    assert "0.036 Dice better than the mean shape" in text
-    assert "0.012 below the best of its controls, zero code" in text
-    assert "The budget bought nothing in this run" in text
-    assert "taught it nothing" in text
+    assert "Gain not proven over the control zero code: -0.012 Dice" in text
 
 
 def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_where_there_is_none() -> None:
     facts = make_facts(pictures=0)
-    assert "one run, with no interval." in Outline(render_html(facts)).text
+    assert "There is no interval." in Outline(render_html(facts)).text
 
     def page(*cases: float) -> str:
         zero = replace(facts.controls["shuffled_codes"] or facts.student, cases=(0.6, 0.6, 0.6))
@@ -373,11 +384,14 @@ def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_wher
     # paired differences .04, .05, .06: mean .05, s .01, t(2) = 4.303, so .05 ± 4.303 · .01 / √3
     text = page(0.64, 0.65, 0.66)
     assert "(95 % interval +0.025 to +0.075, paired over 3 cases)" in text
-    assert "its interval counts the cases, not other draws of noise or other splits" in text
+    assert "The interval counts the cases of one run, not other draws of noise or other splits." in text
     assert "no interval" not in text
-    assert "paired over 3 cases; the interval holds 0)" in page(0.5, 0.65, 0.8)
+    assert "Gain proven over the control shuffled codes" in text
+    wide = page(0.5, 0.65, 0.8)
+    assert "Gain not proven over the control shuffled codes" in wide
+    assert "holds 0" not in wide
     assert "paired over 2 cases" in page(math.nan, 0.65, 0.66)
-    assert "one run, with no interval." in page(math.nan, math.nan, 0.66)
+    assert "There is no interval." in page(math.nan, math.nan, 0.66)
 
 
 def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page(tmp_path: Path) -> None:
@@ -416,9 +430,9 @@ def test_durations_read_well() -> None:
 
 def test_report_and_certificate_state_the_same_odds_of_a_guess() -> None:
     facts = make_facts(pictures=0)
-    limit, spent = study_limit(facts.study), facts.privacy.mu_squared
-    promised = Guarantee(8.0, 1e-3, "exact", facts.study.privacy.protection)
-    of_the_certificate = in_words(promised, (promised,), limit=limit, spent=spent, colluders=None)[1]
+    privacy, spent = facts.study.privacy, facts.privacy.mu_squared
+    limit = max_mu_squared(privacy.accountant, privacy.budget)
+    of_the_certificate = in_words(facts.spending, colluders=None)[1]
     said = html.unescape(render_html(facts))
     whole, so_far = re.findall(r".*? of the time(?:, even.*? of the time)?\.", of_the_certificate)
     assert whole in said
@@ -453,10 +467,10 @@ def test_stages_within_the_studys_run_are_not_counted_twice() -> None:
 def test_planes_are_shown_as_radiologists_read_them(view: str, voxel: tuple[int, int, int], side: str) -> None:
     volume = np.zeros((11, 11, 11), dtype=np.uint8)
     volume[voxel] = 1
-    shown = VIEWS[view].cut(volume, 5)  # [row from the bottom, column from the left]
+    shown = PLANES[view].cut(volume, 5)  # [row from the bottom, column from the left]
     row, column = np.argwhere(shown)[0]
     assert {"left": column < 5, "top": row > 5}[side]
-    letters = dict(zip(("left", "right", "top", "bottom"), VIEWS[view].letters, strict=True))
+    letters = dict(zip(("left", "right", "top", "bottom"), PLANES[view].letters, strict=True))
     axis = int(np.argmax(np.abs(np.array(voxel) - 5)))
     assert letters[side] == "RAS"[axis]
 

@@ -20,8 +20,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations.staff_decisions import consent
 from client.site.enrolment import SiteKit, create_site
-from client.training.site import train_site
 from common.admission import read_request
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
@@ -33,6 +33,7 @@ from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
+from tests.trained_sites import train_site
 
 SITES = ("site-1", "site-2", "site-3")
 QUERIES, BATCH, PATIENTS = 16, 2, 2
@@ -86,6 +87,7 @@ def make_parties(
         write_dataset(directory / "data", name=name, labels=phantoms.labels, channels=phantoms.channels, cases=part)
         provision.make_kit(workspace, name, root / "kits" / name)
         create_site(directory, pool=name, data=directory / "data", kit=SiteKit.load(root / "kits" / name))
+        consent(directory, by="Ada", sheet="")
         train_site(
             read_dataset(directory / "data"),
             teachers=directory / "teachers",

@@ -222,7 +222,7 @@ try:
     from pathlib import Path
     from dataclasses import replace
     from client.operations.daemons import site_node, supernode
-    from client.operations.fetch import PublicObjects
+    from client.site.fetch import PublicObjects
     from client.policy import load_site
     from common.process import ProcessGroup
     from server.study.workspace import Workspace

@@ -1,7 +1,7 @@
 """Eight hospitals of a sealed sum: one dies between offer and code and comes back, one dies for good.
 
-Once with phantoms, volume by volume; once in four rounds of a joint query with the MSD hippocampus, if the environment
-says where it lies (HIPPOCAMPUS=…/Task04_Hippocampus), where the collection's time is also put beside the open mode's.
+Once with phantoms, volume by volume; once in four rounds of a joint query with the MSD hippocampus, where that data set
+lies (fixture ``hippocampus``). There the collection's time is also put beside the open mode's.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ SEALED = replace(PRIVACY, quorum=5, aggregation="sealed-sum", spare_draws=2 * BA
 PATIENCE_S = 90.0
 ROUNDS = 4
 JOINT = replace(SEALED, planned_queries=ROUNDS, spare_draws=1)
-SCANS = Path(os.environ.get("HIPPOCAMPUS", ""))
-hippocampus = pytest.mark.skipif(not (SCANS / "dataset.json").exists(), reason="needs HIPPOCAMPUS, the MSD dataset")
 
 
 @pytest.fixture(autouse=True)
@@ -106,10 +104,9 @@ def test_who_comes_back_completes_the_sum_and_who_does_not_costs_one_draw(partie
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-@hippocampus
-def test_four_rounds_on_hippocampus_end_with_one_late_and_one_gone(tmp_path: Path) -> None:
+def test_four_rounds_on_hippocampus_end_with_one_late_and_one_gone(tmp_path: Path, hippocampus: Path) -> None:
     late, gone, slow = "site-2", "site-8", "site-3"
-    made = make_parties(tmp_path / "made", sites=SITES, privacy=JOINT, patience_s=PATIENCE_S, scans=SCANS)
+    made = make_parties(tmp_path / "made", sites=SITES, privacy=JOINT, patience_s=PATIENCE_S, scans=hippocampus)
     with federation(made, tmp_path / "running", sites=SITES) as parties:
         parties.up()
         parties.start_run()
@@ -152,16 +149,15 @@ def dies_between_offer_and_code(parties: Federation, site: str, *, slow: str, fo
         os.kill(stopped, signal.SIGCONT)
 
 
-@hippocampus
 def test_a_sealed_sum_takes_no_longer_than_an_open_one_when_nobody_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hippocampus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wall time from the first round's offer to the last one's answer; the modes in turn, twice."""
     modes = {"open": replace(PRIVACY, quorum=5, planned_queries=ROUNDS), "sealed": replace(JOINT, spare_draws=0)}
     made = {}
     for mode, privacy in modes.items():
         monkeypatch.setenv(STATE_DIR, str(tmp_path / f"state-{mode}"))  # else one pool would be begun twice
-        made[mode] = make_parties(tmp_path / mode, sites=SITES, privacy=privacy, scans=SCANS)
+        made[mode] = make_parties(tmp_path / mode, sites=SITES, privacy=privacy, scans=hippocampus)
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     for turn in range(2):
         for mode, parts in made.items():

@@ -1,58 +1,39 @@
-"""A study that an older version began goes on under this one, upgraded party by party."""
+"""A study that an older version began goes on under this one, upgraded party by party; and back, and forth again."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
-import venv
-from collections.abc import Iterator
-from io import BytesIO
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.faults.deployment.parts import QUERIES, SITES, Federation, federation, namespaces_work
+from common.ledger.rollback_guard import standing_path
+from tests.earlier_versions import OLDER, RELEASED, installed
+from tests.faults.deployment.parts import (
+    QUERIES,
+    SITES,
+    STARTED_S,
+    Federation,
+    consilium,
+    federation,
+    namespaces_work,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[3]
-OLDER = "cf80b2445d11141c0d41feb62a33fa33d75660f3"
-"""The last commit of 0.1.0. What older ones say is not signed, and is not accepted."""
 
-
-def installed(commit: str, root: Path) -> Path:
-    """An environment with another commit's code on this one's dependencies: its interpreter."""
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
-    if archive.returncode != 0:
-        pytest.skip(f"needs the history of the repository: {commit[:7]} is not there")
-    code = root / "code"
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(code, filter="data")
-    venv.create(root / "venv", symlinks=True, with_pip=False)
-    python = root / "venv" / "bin" / "python"
-    (packages,) = (root / "venv" / "lib").glob("python*/site-packages")
-    folders = [str(code), *(folder for folder in sys.path if folder.endswith("-packages"))]
-    (packages / "older.pth").write_text("\n".join(folders) + "\n")
-    for script in Path(sys.executable).parent.glob("fl*w*r*"):  # Flower's commands, run by the older environment
-        text = script.read_text(encoding="utf-8").split("\n", 1)[1]
-        (python.parent / script.name).write_text(f"#!{python}\n{text}")
-        (python.parent / script.name).chmod(0o755)
-    where = subprocess.run(
-        [python, "-P", "-c", "import client; print(client.__file__)"], capture_output=True, text=True, check=True
-    )
-    assert where.stdout.startswith(str(code))
-    return python
-
-
-@pytest.fixture
-def older(tmp_path: Path) -> Iterator[Federation]:
+@contextmanager
+def made_by(commit: str, folder: Path, *, sites: Sequence[str] = SITES) -> Iterator[Federation]:
     """Parties that an older version made and runs."""
     if not namespaces_work():
         pytest.skip("needs root and network namespaces")
-    python, made = installed(OLDER, tmp_path / "older"), tmp_path / "made"
+    python, made = installed(commit, folder / "older"), folder / "made"
     make = "import sys; from pathlib import Path; from tests.faults.deployment.parts import make_parties; "
     made.mkdir()
     subprocess.run(
@@ -60,9 +41,15 @@ def older(tmp_path: Path) -> Iterator[Federation]:
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    with federation(made, tmp_path / "parties") as parties:
+    with federation(made, folder / "parties", sites=sites) as parties:
         for party in parties.parties.values():
             party.python = str(python)
+        yield parties
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Iterator[Federation]:
+    with made_by(OLDER, tmp_path) as parties:
         yield parties
 
 
@@ -73,11 +60,15 @@ def runs(parties: Federation, name: str, role: str) -> str:
 
 def upgrade(parties: Federation, name: str) -> None:
     """What the guide says: stop, install, start."""
-    party = parties.parties[name]
     assert parties.stop(name, signal.SIGTERM) == 0
-    party.python, ready = sys.executable, party.count("all-ready")
+    started_with(sys.executable, parties, name)
+
+
+def started_with(python: str, parties: Federation, name: str) -> None:
+    party = parties.parties[name]
+    party.python, ready = python, party.count("all-ready")
     parties.start(name)
-    parties.recorded(name, "all-ready", count=ready + 1)
+    parties.recorded(name, "all-ready", count=ready + 1, timeout_s=STARTED_S)
 
 
 def test_a_study_goes_on_while_its_parties_are_upgraded_one_after_the_other(older: Federation) -> None:
@@ -103,3 +94,49 @@ def test_a_study_goes_on_while_its_parties_are_upgraded_one_after_the_other(olde
     assert older.workspace.study().id == before
     for site in SITES:
         assert older.site_charges(site) == QUERIES
+
+
+def ledgers(parties: Federation) -> list[tuple[str, Path]]:
+    """Each party's name and ledger."""
+    sites = [(name, parties.root / name / "site-ledger.sqlite") for name in parties.sites]
+    return [("server", parties.workspace.ledger_file), *sites]
+
+
+def goes_on(parties: Federation) -> int:
+    """Run the study until it has released once more, and stop it; the answers it then has."""
+    before = len(parties.events("released"))
+    parties.start_run()
+    parties.wait("released", count=before + 1, timeout_s=STARTED_S)
+    stopped = parties.command("study", "stop", str(parties.workspace.root))
+    assert stopped.returncode == 0, stopped.stderr
+    parties.finish_run(timeout_s=STARTED_S)
+    return int(json.loads(parties.command("study", "status", str(parties.workspace.root), "--json").stdout)["answers"])
+
+
+def test_a_half_run_study_of_the_last_release_is_upgraded_rolled_back_and_upgraded_again_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    """The commands of docs/deployment.md, Upgrading and Going back, at the server and at every site at once."""
+    with made_by(RELEASED, tmp_path, sites=SITES[:2]) as parties:
+        old = parties.parties["server"].python
+        parties.up()
+        study, answers = parties.workspace.study().id, [goes_on(parties)]
+        for python in (sys.executable, old, sys.executable):
+            for name in parties.parties:
+                assert parties.stop(name) == 0
+            if python == old:
+                for name, ledger in ledgers(parties):
+                    verified = parties.inside(name, *consilium("verify", str(ledger)))
+                    assert verified.returncode == 0, verified.stdout + verified.stderr
+                    standing_path(ledger).rename(ledger.with_suffix(".standing.newer"))
+            for name in parties.parties:
+                started_with(python, parties, name)
+            assert ("/older/" in runs(parties, parties.sites[0], "worker")) is (python == old)
+            answers.append(goes_on(parties))
+        assert answers == sorted(set(answers)), "an answer was lost"
+        parties.start_run()
+        assert parties.finish_run(timeout_s=900.0) == 0, parties.tails()
+        parties.assert_whole()
+        assert parties.workspace.study().id == study
+        for site in parties.sites:
+            assert parties.site_charges(site) == QUERIES

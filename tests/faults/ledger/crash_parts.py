@@ -21,22 +21,22 @@ from typing import Any
 
 import grpc
 
-from client.ledger.site_ledger import SiteLedger
 from client.operations.serve import serve
-from client.policy import Caps, Consent, ServerFacts, SiteConfig
-from client.worker import Worker
+from client.policy import Consent
 from common.config import Study
 from common.errors import QuorumNotReached
 from common.events import EventLog
-from common.ledger.charges import PoolDeclaration
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, load_signing_key, public_hex
 from common.objects import ObjectStore
 from common.worker_api import HANDLE, HEALTH, channel_options
+from consilium.in_process import Sites, pool_of, site_config
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
 from server.ledger.server_ledger import Ledger
 from server.protocols.per_volume import plan_queries
-from server.study.workspace import CodecRecord, Site
+from server.public.material import CodecRecord
+from server.study.create_study import ServerKeys
+from server.study.workspace import Site
 from tests.federation import StubVoters, make_codec, make_study
 
 SITES = tuple(Site(name=name, pool=f"{name}-mri", node_id=100 + n) for n, name in enumerate(("aachen", "bergen")))
@@ -62,9 +62,7 @@ def prepare(root: Path, *, planned: int) -> None:
     with Ledger.create(root / "ledger.sqlite", signing_key=create_signing_key(root / "ledger.key")) as ledger:
         ledger.register_study(study)
         for site in SITES:
-            privacy = study.privacy
-            declaration = PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
-            ledger.declare_pool(declaration)
+            ledger.declare_pool(pool_of(site, study))
 
 
 class Outside(EventLog):
@@ -145,25 +143,18 @@ def run_core(root: Path) -> None:
 def run_site(root: Path, name: str) -> None:
     planned = int((root / "facts").read_text().split("\n")[0])
     study = the_study(planned)
-    privacy, site = study.privacy, next(site for site in SITES if site.name == name)
+    site = next(site for site in SITES if site.name == name)
     keys = load_sealing_key(root / "sealing.key"), load_signing_key(root / "ledger.key")
-    caps = Caps(epsilon=privacy.epsilon, delta=privacy.delta, queries_per_day=1_000_000)
-    config = SiteConfig(
-        site=name,
-        pool=site.pool,
-        data="data",
-        server=ServerFacts(public_hex(keys[0]), public_hex(keys[1]), "https://localhost", "localhost:1", "ca.crt"),
-        caps=caps,
-    )
-    ledger = SiteLedger.open(root / name / "site-ledger.sqlite", site.pool, caps=caps, site=name)
-    ledger.consent(study)
-    worker = Worker(
-        config=config,
-        consent=Consent.of(study),
-        ledger=ledger,
-        voters=StubVoters(radius=1.5 + site.node_id % 3 / 4),
+    server_keys = ServerKeys(public_hex(keys[0]), public_hex(keys[1]))
+    opened = Sites(
+        root,
+        [site],
+        study,
+        config=lambda site: site_config(site, study, server_keys, queries_per_day=1_000_000),
+        voters=lambda site: StubVoters(radius=1.5 + site.node_id % 3 / 4),
         fetch=ObjectStore(root / "objects").get,
     )
+    worker = opened.workers[site.node_id]
     server = serve(worker, socket=root / f"{name}.sock")
     threading.Event().wait()
     server.stop(None)

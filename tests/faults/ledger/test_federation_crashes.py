@@ -159,7 +159,7 @@ def kill_loop(root: Path, *, kills: int, seed: int) -> None:
 
 
 def test_a_federation_killed_at_random_moments_charges_every_answer_and_completes(tmp_path: Path) -> None:
-    kill_loop(tmp_path, kills=4, seed=21)
+    kill_loop(tmp_path, kills=2, seed=21)
 
 
 @pytest.mark.slow

@@ -109,6 +109,7 @@ def race(folder: Path, *, processes: int, charges: int, room: int) -> None:
     print(f"{processes} processes, {charges} charges, {room} admitted")
 
 
+@pytest.mark.slow
 def test_racing_processes_admit_exactly_what_fits(tmp_path: Path) -> None:
     race(tmp_path, processes=3, charges=60, room=25)
 
@@ -150,7 +151,7 @@ def kill_loop(folder: Path, *, rounds: int, room: int, seed: int) -> None:
 
 
 def test_killed_writers_lose_nothing_and_draw_nothing_twice(tmp_path: Path) -> None:
-    kill_loop(tmp_path, rounds=3, room=400, seed=11)
+    kill_loop(tmp_path, rounds=2, room=200, seed=11)
 
 
 @pytest.mark.slow

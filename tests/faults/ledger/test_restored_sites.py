@@ -50,12 +50,12 @@ def put_back(fed: Federation, copy: Path, *, machine: bool = False) -> Path:
         path.unlink()
     shutil.copy(copy, folder / "site-ledger.sqlite")
     if machine:
-        (folder / "site-ledger.standing").unlink()
+        shutil.copy(fed.root / "monday.standing", folder / "site-ledger.standing")
     return folder
 
 
 def restart(fed: Federation) -> None:
-    fed.workers[101] = fed._worker(fed.sites[1])
+    fed.hospitals.open(fed.sites[1])
 
 
 def command(folder: Path, *words: str) -> str:
@@ -108,6 +108,7 @@ def test_acceptances_the_server_never_receipted_stay_charged(fed: Federation) ->
 
 def test_a_machine_rolled_back_as_a_whole_is_told_by_receipts_before_a_code_leaves(fed: Federation) -> None:
     backup(fed.root / "site-1/site-ledger.sqlite", fed.root / "monday")
+    shutil.copy(fed.root / "site-1/site-ledger.standing", fed.root / "monday.standing")
     run_batches(fed, 2)
     folder = put_back(fed, fed.root / "monday", machine=True)
     restart(fed)

@@ -17,7 +17,7 @@ import pytest
 from common.events import read_events
 from common.process import ProcessGroup
 from server.aggregation import core
-from server.aggregation.relay import Frame, Kind, answers, connect, pack_nodes, receive, send
+from server.aggregation.relay import Kind, RelayFrame, answers, connect, pack_nodes, receive, send
 from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import core_daemon
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
@@ -30,34 +30,34 @@ class Relay:
     """What the ServerApp does, over workers in this process. ``before`` is asked ahead of each question's answer."""
 
     study: Recorded
-    before: Callable[[socket.socket, Frame], None] = lambda _core, _frame: None
+    before: Callable[[socket.socket, RelayFrame], None] = lambda _core, _frame: None
     seen: list[bytes] = field(default_factory=list)
 
     def run(self, number: int = 7) -> int:
         """Relay until the core says that the run is over; its status. EOFError if the core is gone before."""
         bodies: dict[int, bytes] = {}
-        replies: list[Frame] = []
+        replies: list[RelayFrame] = []
         with connect(self.study.workspace.relay_dir) as connection:
             connection.settimeout(60)
-            send(connection, Frame(Kind.RUN, number))
+            send(connection, RelayFrame(Kind.RUN, number))
             while (asked := receive(connection)).kind is not Kind.END:
                 self.before(connection, asked)
                 self.seen.append(asked.body)
                 match asked.kind:
                     case Kind.ONLINE:
-                        send(connection, Frame(Kind.NODES, body=pack_nodes(self.study.transport.online())))
+                        send(connection, RelayFrame(Kind.NODES, body=pack_nodes(self.study.transport.online())))
                     case Kind.BODY:
                         bodies[asked.number] = asked.body
                     case Kind.PUSH:
                         heard = self.study.transport.exchange(bodies, timeout_s=1)
-                        replies = [Frame(Kind.REPLY, reply.node_id, reply.body or b"") for reply in heard]
+                        replies = [RelayFrame(Kind.REPLY, reply.node_id, reply.body or b"") for reply in heard]
                         bodies = {}
-                        send(connection, Frame(Kind.DONE))
+                        send(connection, RelayFrame(Kind.DONE))
                     case Kind.PULL:
                         for reply in replies:
                             send(connection, reply)
                         replies = []
-                        send(connection, Frame(Kind.DONE))
+                        send(connection, RelayFrame(Kind.DONE))
             return asked.number
 
 
@@ -79,33 +79,33 @@ def endings(study: Recorded) -> list[dict]:
     return told(study, "run-finished", "run-failed")
 
 
-def out_of_turn(connection: socket.socket, asked: Frame) -> None:
+def out_of_turn(connection: socket.socket, asked: RelayFrame) -> None:
     if asked.kind is Kind.ONLINE:
-        send(connection, Frame(Kind.DONE))
+        send(connection, RelayFrame(Kind.DONE))
 
 
-def half_a_number(connection: socket.socket, asked: Frame) -> None:
+def half_a_number(connection: socket.socket, asked: RelayFrame) -> None:
     if asked.kind is Kind.ONLINE:
-        send(connection, Frame(Kind.NODES, body=b"1234567"))
+        send(connection, RelayFrame(Kind.NODES, body=b"1234567"))
 
 
-def a_node_that_was_not_asked(connection: socket.socket, asked: Frame) -> None:
+def a_node_that_was_not_asked(connection: socket.socket, asked: RelayFrame) -> None:
     if asked.kind is Kind.PULL:
-        send(connection, Frame(Kind.REPLY, 99, b"x"))
+        send(connection, RelayFrame(Kind.REPLY, 99, b"x"))
 
 
-def one_node_twice(connection: socket.socket, asked: Frame) -> None:
+def one_node_twice(connection: socket.socket, asked: RelayFrame) -> None:
     if asked.kind is Kind.PULL:
         for _ in range(2):
-            send(connection, Frame(Kind.REPLY, 100, b"x"))
+            send(connection, RelayFrame(Kind.REPLY, 100, b"x"))
 
 
-def too_long(connection: socket.socket, asked: Frame) -> None:
+def too_long(connection: socket.socket, asked: RelayFrame) -> None:
     if asked.kind is Kind.PULL:
         connection.sendall(struct.pack(">BQI", Kind.REPLY, 100, 2**32 - 1))
 
 
-def no_such_kind(connection: socket.socket, _asked: Frame) -> None:
+def no_such_kind(connection: socket.socket, _asked: RelayFrame) -> None:
     connection.sendall(struct.pack(">BQI", 77, 0, 0))
 
 
@@ -114,7 +114,7 @@ WRONG = (out_of_turn, half_a_number, a_node_that_was_not_asked, one_node_twice, 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_relay_that_says_anything_else_ends_its_run_and_nothing_is_charged(
-    study: Recorded, wrong: Callable[[socket.socket, Frame], None]
+    study: Recorded, wrong: Callable[[socket.socket, RelayFrame], None]
 ) -> None:
     runs = len(told(study, "run-started"))
     with pytest.raises((EOFError, OSError)):
@@ -128,7 +128,7 @@ def test_a_relay_that_says_anything_else_ends_its_run_and_nothing_is_charged(
 
 @pytest.mark.slow
 def test_a_run_ends_with_its_relay_and_the_next_goes_on_without_a_key_in_sight(study: Recorded) -> None:
-    def leave(connection: socket.socket, _asked: Frame) -> None:
+    def leave(connection: socket.socket, _asked: RelayFrame) -> None:
         if told(study, "released"):
             raise ConnectionAbortedError
 
@@ -150,6 +150,7 @@ def test_a_run_ends_with_its_relay_and_the_next_goes_on_without_a_key_in_sight(s
     assert not any(key.strip() in body for key in keys for body in first.seen + second.seen)
 
 
+@pytest.mark.slow
 def test_the_core_takes_its_own_user_and_the_group_that_its_folder_was_given_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,10 +174,11 @@ def check_server(study: Path) -> None:
         raise OSError
 
 
+@pytest.mark.slow
 def test_the_core_answers_who_asks_whether_it_is_there_while_a_run_goes_on(study: Recorded) -> None:
     asked: list[bool] = []
 
-    def ask(connection: socket.socket, _frame: Frame) -> None:
+    def ask(connection: socket.socket, _frame: RelayFrame) -> None:
         asked.append(answers(study.workspace.relay_dir))
         check_server(study.workspace.root)
         connection.close()  # and end this run

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from server.aggregation.progress import StudyProgress, bar_a_stage, stage_bars
+from server.aggregation.progress import Bars, StudyProgress, bar_a_stage, stage_bars
 
 RUN = [
     {"event": "run-started", "run": "1", "pid": 1, "resumed": False},
@@ -67,3 +67,30 @@ def test_who_attaches_in_the_middle_sees_the_whole_run_its_age_and_when_it_will_
         assert student.elapsed == pytest.approx(200, abs=10)
         progress.on_event({"event": "run-finished", "time": at(300), "run": "1", "seconds": 300.0})
         assert (run.percentage, run.fields["eta_s"]) == (100, 0)
+
+
+def test_off_a_terminal_every_stage_says_when_it_begins_goes_on_and_is_done() -> None:
+    """As under nohup, systemd or CI: lines, and neither bars nor minutes of silence."""
+    now, out = [0.0], io.StringIO()
+    with stage_bars(Console(file=out, width=100)) as bars:
+        bars.get_time = lambda: now[0]
+        teach = bars.add_task("teachers", total=100)
+        for done in range(100):
+            now[0] = done * 10.0
+            bars.update(teach, completed=done)
+        bars.update(teach, completed=100)
+        bars.update(teach, completed=100)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "teachers: begins"
+    assert lines[1] == "teachers: 6 % after 0:01:00"
+    assert lines[-1] == "teachers: done after 0:16:30"
+    assert len(lines) == 2 + 990 // 60
+    assert "\x1b" not in out.getvalue()
+
+
+def test_where_nothing_is_to_be_shown_nothing_is() -> None:
+    out = io.StringIO()
+    bars = Bars(console=Console(file=out), show=False)
+    with bars:
+        bars.update(bars.add_task("cases", total=1), completed=1)
+    assert out.getvalue() == ""

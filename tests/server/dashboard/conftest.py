@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from server.dashboard import auth
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
 from tests.dashboard_study import Recorded, make_study_directory
@@ -18,6 +20,21 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 PASSWORD = "a long enough secret"
+SCRYPT = dict(auth._SCRYPT)
+"""What passwords are hashed with; here it takes a hundredth of the time, but for the test of the users file."""
+
+
+@contextmanager
+def quick_passwords() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auth, "_SCRYPT", {"n": 1 << 10, "r": 8, "p": 1})
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _quick_passwords() -> Iterator[None]:
+    with quick_passwords():
+        yield
 
 
 class Clock:
@@ -40,11 +57,12 @@ def collected(tmp_path_factory) -> Recorded:
 
 @pytest.fixture(scope="session")
 def users_text(tmp_path_factory) -> bytes:
-    """The users file of an operator, ada, and a privacy officer, paul; hashing is slow, so it is done once."""
+    """The users file of an operator, ada, and a privacy officer, paul."""
     folder = tmp_path_factory.mktemp("users")
     users = users_file(folder)
-    users.add("ada", Role.OPERATOR, PASSWORD)
-    users.add("paul", Role.PRIVACY_OFFICER, PASSWORD)
+    with quick_passwords():
+        users.add("ada", Role.OPERATOR, PASSWORD)
+        users.add("paul", Role.PRIVACY_OFFICER, PASSWORD)
     return (folder / "users.json").read_bytes()
 
 
@@ -65,7 +83,8 @@ def reader(collected: Recorded, users_text: bytes, tmp_path_factory) -> Iterator
     app = create_app(Options(study=collected.workspace.root, state=state))
     with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
         until_followed(client)
-        assert client.post("/login", data={"name": "paul", "password": PASSWORD}).status_code == 303
+        with quick_passwords():
+            assert client.post("/login", data={"name": "paul", "password": PASSWORD}).status_code == 303
         yield client
 
 

@@ -14,22 +14,12 @@ from pathlib import Path
 import pytest
 
 from server.dashboard.app import Options, create_app
+from server.dashboard.screens import NAVIGATION
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
 from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
 
 GOLDEN = Path(__file__).parent / "golden.json"
-PAGES = (
-    "/",
-    "/study",
-    "/sites",
-    "/studies",
-    "/ledger",
-    "/ledger/7",
-    "/labels",
-    "/student",
-    "/planner",
-    "/planner?epsilon=x",
-)
+PAGES = (*(path for path, _, _ in NAVIGATION), "/ledger/7", "/planner?epsilon=x")
 DOCUMENTS = (
     "/api/me",
     "/api/overview",
@@ -103,7 +93,10 @@ def recorded(tmp_path_factory) -> Recorded:
 
 def test_pages_and_documents_say_what_they_said(recorded, state, tmp_path):
     app = create_app(Options(study=recorded.workspace.root, state=state))
-    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
+    with (
+        recorded.workspace.locked(),  # a run that lives
+        TestClient(app, base_url="http://localhost", follow_redirects=False) as client,
+    ):
         until_followed(client)
         client.post("/login", data={"name": "paul", "password": PASSWORD})
         given = said(client)

@@ -125,7 +125,7 @@ def test_a_ledger_that_is_cut_while_it_is_followed_stays_an_alarm(workspace):
 def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_in_doubt(workspace, tmp_path):
     assert names(seen(workspace)).isdisjoint({"ledger-older", "standing-unread"})
     with Ledger.open(workspace.ledger_file) as ledger:
-        charged = [row.seq for row in ledger.rows() if row.kind == "release"][-1]
+        newest = ledger.row_count
     backup(workspace.ledger_file, tmp_path / "newest.sqlite")
     OLDER_COPY(workspace.ledger_file)
     follower = Follower(workspace)
@@ -133,7 +133,7 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
     view = overview(follower, now=datetime.now(UTC))
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
     assert alarm.level == "critical"
-    assert f"ends at row 8 and had charged in row {charged} before" in alarm.title
+    assert f"ends at row 8 and lacks row {newest} as the standing kept beside it knows it" in alarm.title
     assert "consilium ledger recover" in alarm.remedy
     assert view.budget.answers_left == 0
     assert view.budget.doubt == "the ledger is an older copy than its standing"
@@ -143,14 +143,27 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
 
 
 @pytest.mark.parametrize("what", ["a directory", "brackets", "dangling link", "link to itself", "nothing", "no utf-8"])
-def test_a_standing_that_cannot_be_read_is_an_alarm_and_no_doubt_about_what_is_in_the_ledger(workspace, what):
+def test_a_standing_that_cannot_be_read_is_an_alarm_and_a_doubt_about_every_figure(workspace, what):
     before = seen(workspace).budget
     kept = standing_path(workspace.ledger_file)
     kept.unlink()
     REPORTS[what](kept)
     view = seen(workspace)
     assert "standing-unread" in names(view)
-    assert view.budget == before
+    assert view.budget.words.startswith("at least ε")
+    assert view.budget.doubt == "the ledger's standing cannot be read"
+    assert view.budget.epsilon == before.epsilon
+
+
+def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_doubt(workspace):
+    """It may be a copy from a backup, which has none."""
+    standing_path(workspace.ledger_file).unlink()
+    view = seen(workspace)
+    (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
+    assert "its standing is missing" in alarm.title
+    assert view.budget.words.startswith("at least ε")
+    assert view.budget.guaranteed is None
+    assert view.budget.doubt == "the ledger's standing is missing"
 
 
 def test_every_page_stands_over_everything_hostile_at_once(workspace, state):

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import hashlib
 import json
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from common.errors import InvalidInput
 from server.dashboard.app import Options, create_app
-from server.dashboard.oidc import PENDING_S, Provider, load_settings
+from server.dashboard.oidc import MOST_FINISHED, PENDING_S, Provider, load_settings
+from server.dashboard.sign_in import WAITING_AT_ONCE
 from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient, until_followed
 
 pytest.importorskip("authlib")
@@ -251,6 +256,70 @@ def test_an_answer_counts_once_for_the_browser_that_asked_and_for_ten_minutes(do
     clock.now += PENDING_S + 1
     with pytest.raises(InvalidInput, match="ten minutes"):
         provider.finish(state=state, code="c", browser=word)
+
+
+@pytest.mark.slow
+def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_ends_nobodys(door, idp):
+    """1,001 strangers without a word of anybody's evicted every sign-in that was under way."""
+    operators = door.get("/login/oidc?next=/sites").headers["location"]
+    provider, before = door.app.state.door.provider, len(idp.asked)
+    redirect = "http://localhost/login/oidc/back"
+
+    def flood(count: int) -> int:
+        """Begin so many, each brought back by nobody; what the process holds then."""
+        for _ in range(count):
+            provider.begin(redirect=redirect, target="/")
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        held = flood(300)
+        assert flood(1_500) - held < 100_000
+    finally:
+        tracemalloc.stop()
+    assert len(idp.asked) == before
+    for _ in range(MOST_FINISHED + 100):  # and brought back, each with an answer that no provider gave
+        url, word = provider.begin(redirect=redirect, target="/")
+        provider._begun(state=parse_qs(urlsplit(url).query)["state"][0], browser=word)
+    assert len(provider._finished) <= MOST_FINISHED
+    assert door.get(idp.log_in(operators)).status_code == 303
+    assert door.get("/api/me").json()["user"] == "oidc:grace"
+
+
+def test_a_flood_from_one_address_waits_for_itself_and_nobody_else_waits_for_it(
+    collected, state, settings, idp, monkeypatch
+):
+    """Each made-up answer is put to the provider, four at a time: a crowd of them kept everybody else waiting."""
+    app = create_app(Options(study=collected.workspace.root, state=state, oidc=settings))
+    asked = Provider.finish
+
+    def slowly(self, **answer):
+        if answer["code"] == "made-up":
+            time.sleep(0.2)
+        return asked(self, **answer)
+
+    monkeypatch.setattr(Provider, "finish", slowly)
+
+    def browser(address: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app, client=(address, 1))
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
+
+    async def attack() -> tuple[httpx.Response, int, list[int]]:
+        async with app.router.lifespan_context(app), browser("192.0.2.6") as crowd, browser("192.0.2.7") as operator:
+            made_up = [f"/login/oidc/back?state=s{number}&code=made-up" for number in range(120)]
+            flood = [asyncio.create_task(crowd.get(address)) for address in made_up]
+            await asyncio.sleep(0.05)
+            sent = await operator.get("/login/oidc?next=/sites")
+            answer = await operator.get(idp.log_in(sent.headers["location"]))
+            still = sum(not one.done() for one in flood)
+            return answer, still, [(await one).status_code for one in flood]
+
+    answer, still, said = asyncio.run(attack())
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sites")
+    assert said.count(401) == WAITING_AT_ONCE
+    assert said.count(429) == 120 - WAITING_AT_ONCE
+    assert still <= WAITING_AT_ONCE
 
 
 def test_a_session_through_a_provider_ends_like_any_other(door, idp, clock):

@@ -22,20 +22,23 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import InvalidInput
+from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_sentence
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from server.dashboard import pictures
+from server.dashboard.labels import _controls
 from server.dashboard.reports import read_reports
 from server.dashboard.rows import row_page
+from server.dashboard.screens import NAVIGATION
 from server.ledger.server_ledger import Ledger
 from server.planning.planner import plan
 from server.postprocess.decisions import DecisionStore, Verdict, read_decisions, take_over
 from server.protocols.posterior import doubt_of
-from server.study.consent_text import for_site, study_limit
+from server.study.consent_text import for_site
 from tests.dashboard_study import QUERIES, SITES
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ("/", "/study", "/sites", "/ledger", "/ledger/7", "/labels", "/student", "/studies", "/planner")
+PAGES = (*(path for path, _, _ in NAVIGATION), "/ledger/7")
 
 
 def token(client) -> dict[str, str]:
@@ -172,6 +175,26 @@ def test_without_a_student_or_labels_pages_say_what_to_do(reader):
     assert client.get(f"/api/labels/{volume}/slice.png").status_code == 404
 
 
+def test_the_student_page_counts_the_labelled_cases_that_the_overview_speaks_of(reader, collected):
+    assert "none are published" in reader.get("/student").text.lower()
+    cases = [{"image": "a" * 64, "label": "b" * 64}, {"image": "c" * 64, "label": "d" * 64}]
+    file = collected.workspace.root / "validation.json"
+    file.write_text(json.dumps(cases))
+    try:
+        text = reader.get("/student").text
+        assert "2 labelled cases are published for that" in text
+        assert reader.get("/api/student").json()["validation"] == 2
+    finally:
+        file.unlink()
+
+
+def test_controls_of_one_network_are_shown_as_one():
+    trained = {"zero_code": ("a" * 64, "t"), "shuffled_codes": ("b" * 64, "t"), "public_only": ("a" * 64, "t")}
+    shown = [(one.name, one.weights) for one in _controls(trained)]
+    assert shown == [("zero_code, public_only", "a" * 64), ("shuffled_codes", "b" * 64)]
+    assert [one.name for one in _controls({})] == ["zero_code", "shuffled_codes", "public_only"]
+
+
 def test_only_an_operator_with_the_sessions_token_decides(signed_in, collected, state):
     client = signed_in("paul")
     volume = client.get("/api/labels").json()["labels"][0]["volume"]
@@ -209,7 +232,7 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
         "queries_accepted": 4,
         "codes_stored": 4,
         "receipted": 4,
-        "patients_withdrawn": 0,
+        "patients_withdrawn": 3,  # as earlier versions said it
         "alarms": [],
     }
     folder = tmp_path / "site-reports"
@@ -230,7 +253,7 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
     assert "every file counts as a patient of its own" in full.patient_is
     assert full.patient == (
         "ε 2 at δ = 1e-05, unit patient, relation replace-one",
-        "a teacher was trained without a guarantee",
+        "a teacher is served that no finished private training on record made",
     )
     assert [(one.name, one.value) for one in full.shared] == [("Dice on held-out cases", "0.81")]
     for wrong in ({**guarantee, "relation": "zero-out"}, {**guarantee, "epsilon": float("nan")}):
@@ -244,7 +267,7 @@ def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
     client = signed_in("paul")
     cookies = dict(client.cookies)
 
-    async def ask() -> tuple[list[int], int]:
+    async def ask() -> tuple[list[int], float, int]:
         transport = httpx.ASGITransport(client.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", cookies=cookies) as many:
             plans = [
@@ -252,11 +275,14 @@ def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
                 for number in range(60)
             ]
             await asyncio.sleep(0.05)
+            started = time.monotonic()
             assert (await many.get("/healthz")).status_code == 200
+            waited = time.monotonic() - started
             unanswered = sum(not one.done() for one in plans)
-            return [answer.status_code for answer in await asyncio.gather(*plans)], unanswered
+            return [answer.status_code for answer in await asyncio.gather(*plans)], waited, unanswered
 
-    statuses, unanswered = asyncio.run(ask())
+    statuses, waited, unanswered = asyncio.run(ask())
+    assert waited < 2.0
     assert unanswered > 0, "health is answered while plans are still to be made"
     assert set(statuses) == {200, 503}
 
@@ -287,7 +313,8 @@ def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_c
     for line in for_site(study).splitlines()[2:]:
         for words in re.split(" {2,}", line[:26].strip() + "  " + line[26:].strip() if line[25:26] == " " else line):
             assert words.strip() in said or words.capitalize() in said, line
-    odds = guess_sentence(study.privacy.protection, study_limit(study), colluders=study.privacy.sealed_colluders)
+    limit = max_mu_squared(study.privacy.accountant, study.privacy.budget)
+    odds = guess_sentence(study.privacy.protection, limit, colluders=study.privacy.sealed_colluders)
     assert odds in text
     assert reader.get("/api/ledger/head").json()["public_key"] in text
     assert "None was issued here yet" in text

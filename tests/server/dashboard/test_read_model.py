@@ -73,7 +73,7 @@ def test_the_curve_ends_at_the_ledgers_figures_and_accountants_keep_their_order(
     curve = study_page(followed(collected.workspace)).curve
     with Ledger.open(collected.workspace.ledger_file) as ledger:
         spent = ledger.study_guarantees(collected.workspace.study().id)
-    assert [point.answers for point in curve] == list(range(1, QUERIES + 1))
+    assert [point.charges for point in curve] == list(range(1, QUERIES + 1))
     assert curve[-1].exact == spent[AccountantName.EXACT].epsilon
     assert curve[-1].rdp == spent[AccountantName.RDP].epsilon
     assert all(point.exact < point.rdp < point.paper for point in curve)
@@ -155,11 +155,46 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
 
 
 def test_a_silent_run_is_told_and_a_live_one_is_not(collected):
-    follower = followed(collected.workspace)
+    with collected.workspace.locked():
+        follower = followed(collected.workspace)
     quiet = [alarm.title for alarm in overview(follower, now=now()).alarms]
     assert not any("said nothing" in title for title in quiet)
     late = overview(follower, now=now() + timedelta(hours=2))
     assert any("said nothing for 2 h" in alarm.title for alarm in late.alarms)
+
+
+def test_a_run_that_nobody_holds_has_died_however_much_of_it_was_done(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("stage-started", stage="student", total=100)
+    events.emit("student-step", step=90, total=100, loss=0.5)
+    follower = Follower(workspace)
+    with workspace.locked():  # the kernel frees it when its process is killed
+        follower.poll()
+        assert overview(follower, now=now()).run.state == "running"
+    assert follower.poll()
+    view = overview(follower, now=now())
+    assert (view.run.state, view.run.short) == ("died", "Run died")
+    assert "consilium study resume" in view.run.words
+    (student,) = (stage for stage in view.run.stages if stage.name == "student")
+    assert (student.state, student.eta_s) == ("cut", None)
+    assert "The run died" in [alarm.title for alarm in view.alarms if alarm.level == "critical"]
+
+
+def test_one_cause_makes_one_banner_that_leaves_nothing_out(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("run-started", run="2", pid=1, resumed=True)
+    for site in SITES[:2]:
+        events.emit("offer-answered", batch="b", site=site, accepted=False, reason="offline")
+    events.emit("quorum-missed", batch="b", accepted=2, needed=3)
+    events.emit("run-failed", run="2", reason="no quorum; to fix: `consilium site status`")
+    view = overview(followed(workspace), now=now())
+    (banner,) = (one for one in view.banners if one.head.level == "critical")
+    assert banner.head.name == "run-failed"
+    assert {"quorum-missed", "site-offline"} <= {alarm.name for alarm in banner.also}
+    shown = [alarm for one in view.banners for alarm in (one.head, *one.also)]
+    assert sorted(shown, key=repr) == sorted(view.alarms, key=repr)
 
 
 def test_a_stage_says_how_far_it_is_and_about_how_long_it_takes(collected, tmp_path):
@@ -169,7 +204,8 @@ def test_a_stage_says_how_far_it_is_and_about_how_long_it_takes(collected, tmp_p
     events = EventLog(workspace.events_file, study=workspace.study().id, clock=lambda: next(times))
     events.emit("stage-started", stage="student", total=100)
     events.emit("student-step", step=25, total=100, loss=0.5)
-    view = overview(followed(workspace), now=start + timedelta(seconds=30))
+    with workspace.locked():
+        view = overview(followed(workspace), now=start + timedelta(seconds=30))
     stage = next(stage for stage in view.run.stages if stage.name == "student")
     assert (stage.state, stage.done, stage.total) == ("active", 25, 100)
     assert stage.eta_s == pytest.approx(90)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -121,6 +122,7 @@ def test_a_report_is_handed_in_on_the_sites_page(desk, state):
     answer = hand_in(client, said(alarms=["<b>bold</b>"]))
     assert (answer.status_code, answer.headers["location"]) == (303, "/sites#north")
     text = client.get("/sites").text
+    assert re.search(r"at least ε\s4 spent of its cap", text), "its ledger is under alarm"
     assert "signed by its ledger" in text
     assert "&lt;b&gt;bold" in text
     assert "site-reports-alarm" in {one["name"] for one in client.get("/api/overview").json()["alarms"]}

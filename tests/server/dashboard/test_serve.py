@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
@@ -46,6 +49,16 @@ def ended(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return found
+
+
+def test_the_containers_health_check_finds_it_healthy_and_follows_it_nowhere(address):
+    check = runpy.run_path(str(Path(__file__).parents[3] / "docker" / "health.py"))["check_dashboard"]
+    (asked,) = check.__defaults__
+    host, port = address[:2]
+    here = f"http://{host}:{port}"
+    check(here + urlsplit(asked).path)
+    with pytest.raises(OSError, match="303"):
+        check(here + "/")
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "])

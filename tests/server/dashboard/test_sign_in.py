@@ -18,7 +18,7 @@ from fastapi.routing import iter_route_contexts
 from common.errors import InvalidInput
 from server.dashboard.auth import Role, Sessions, Throttle, UserFile
 from server.dashboard.security import admitted, local_path
-from tests.server.dashboard.conftest import PASSWORD, Clock, Recorded, TestClient
+from tests.server.dashboard.conftest import PASSWORD, SCRYPT, Clock, Recorded, TestClient
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/studies", "/planner")
 
@@ -287,7 +287,8 @@ def test_a_sign_in_never_leads_off_this_site(target):
     assert local_path(target) == "/"
 
 
-def test_passwords_are_kept_as_scrypt_and_the_file_is_private(tmp_path):
+def test_passwords_are_kept_as_scrypt_and_the_file_is_private(tmp_path, monkeypatch):
+    monkeypatch.setattr("server.dashboard.auth._SCRYPT", SCRYPT)
     users = UserFile(tmp_path / "users.json")
     users.add("ada", Role.OPERATOR, PASSWORD)
     assert (tmp_path / "users.json").stat().st_mode & 0o777 == 0o600

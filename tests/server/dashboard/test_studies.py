@@ -26,7 +26,9 @@ def first(collected, tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def second(first: Workspace) -> Workspace:
+def second(first: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """As if it had been made before the first had spent its pools, which refuses a new one."""
+    monkeypatch.setattr(setup, "check_shared", lambda ledger, study: None)
     workspace = Workspace(first.root.parent / "second")
     study = make_study(epsilon=2.0)
     study = replace(study, codec=replace(study.codec, joint=True), name="second")

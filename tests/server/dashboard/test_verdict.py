@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_1samp
 
+from common.worth import Worth
 from server.dashboard.planning import MOST_QUERIES, planned, wishes_of
-from server.dashboard.views.verdict import Measured, interval_of, of_measured, read_measured, verdict
+from server.dashboard.views.verdict import Measured, read_measured, verdict
 from tests.federation import make_study
 
 STUDY = make_study(planned_queries=4)
@@ -27,22 +28,24 @@ def said(measured: Measured | None, *, joint: bool = False, hospitals: int = 4):
 
 
 @pytest.mark.parametrize(
-    ("gain", "interval", "name"),
+    ("gain", "half", "name"),
     [
-        (0.05, None, "informative"),
-        (0.05, (0.03, 0.07), "informative"),
-        (0.05, (-0.001, 0.1), "weak"),
-        (0.05, (-0.2, 0.3), "prior"),
-        (0.01, None, "weak"),
-        (0.004, None, "prior"),
-        (-0.03, None, "prior"),
+        (0.05, None, "not-proven"),
+        (0.05, 0.02, "proven"),
+        (0.05, 0.051, "not-proven"),
+        (0.01, 0.005, "proven"),
+        (-0.01, 0.02, "not-proven"),
+        (-0.03, 0.02, "worse"),
+        (-0.03, None, "not-proven"),
     ],
 )
-def test_green_is_a_gain_that_was_measured_and_its_interval_is_beyond_what_seeds_do(gain, interval, name):
-    found = said(Measured(0.5 + gain, 0.5, "public_only", interval, 12 if interval else None))
-    assert found.name == name
-    assert found.learned is (name == "informative")
-    assert "public only" in found.basis
+def test_green_is_a_gain_that_is_proven_by_the_rule_of_every_other_text(gain, half, name):
+    worth = Worth(0.5 + gain, 0.5, "the control public only", gain, half, 12 if half else 0)
+    found = said(Measured(worth))
+    assert found.name == name == worth.word.replace(" ", "-")
+    assert found.learned is (name == "proven")
+    assert worth.title == found.words
+    assert worth.figures in found.basis
     assert found.next
 
 
@@ -50,7 +53,7 @@ def test_green_is_a_gain_that_was_measured_and_its_interval_is_beyond_what_seeds
 def test_nothing_is_green_before_it_was_measured_however_good_the_plan(hospitals):
     found = said(None, joint=True, hospitals=hospitals)
     assert not found.learned
-    assert found.name != "informative"
+    assert found.name in ("unknown", "doubtful")
     assert found.words.startswith("Not measured yet")
 
 
@@ -68,8 +71,8 @@ def test_the_gain_is_over_the_best_control_and_of_this_study_alone(tmp_path: Pat
     (tmp_path / "report.json").write_text(report(0.8, {"zero_code": 0.6, "shuffled_codes": 0.75, "public_only": None}))
     found = read_measured(folder, STUDY.id)
     assert found is not None
-    assert (found.best, found.interval) == ("shuffled_codes", None)
-    assert found.gain == pytest.approx(0.05)
+    assert (found.worth.reference, found.worth.interval) == ("the control shuffled codes", None)
+    assert found.worth.gain == pytest.approx(0.05)
     assert read_measured(folder, "f" * 64) is None
 
 
@@ -86,13 +89,6 @@ def test_a_report_without_controls_is_no_measurement(tmp_path: Path):
     assert read_measured(tmp_path, STUDY.id) is None
 
 
-def test_the_interval_is_students_of_the_paired_differences():
-    differences = [0.01, 0.04, -0.02, 0.06, 0.03]
-    expected = ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert interval_of(differences) == pytest.approx((expected.low, expected.high))
-    assert interval_of([0.3]) is None
-
-
 def test_the_first_page_begins_with_the_verdict(reader):
     text = reader.get("/").text
     assert "Not measured yet; by the plan" in text
@@ -101,7 +97,7 @@ def test_the_first_page_begins_with_the_verdict(reader):
 
 
 def test_nothing_is_green_and_nothing_is_to_be_exported_while_the_ledger_is_broken():
-    measured = Measured(0.7, 0.5, "public_only", (0.15, 0.25), 12)
+    measured = Measured(Worth(0.7, 0.5, "the control public only", 0.2, 0.05, 12))
     found = verdict(STUDY, measured=measured, outlook=None, hospitals=4, answers=4, broken=True)
     assert not found.learned
     assert "Export" not in found.next
@@ -114,23 +110,9 @@ def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
     (tmp_path / "report.json").write_text(json.dumps(found))
     measured = read_measured(tmp_path, STUDY.id)
     assert measured is not None
-    assert measured.cases == 2
-    assert measured.interval == pytest.approx(interval_of([0.2, 0.17]))
-
-
-@pytest.mark.parametrize(
-    ("student", "interval", "words"),
-    [
-        (0.226, (-0.344, -0.269), "Harmful: public data alone give more"),
-        (0.533, (-0.01, 0.01), "The prior does the work: public data alone give as much"),
-    ],
-)
-def test_answers_that_made_the_student_worse_are_said_to_have(
-    student: float, interval: tuple[float, float], words: str
-) -> None:
-    found = of_measured(Measured(student, 0.533, "zero_code", interval, 4))
-    assert found.words.startswith(words)
-    assert found.name == "prior"
+    assert measured.worth.cases == 2
+    expected = ttest_1samp([0.2, 0.17], 0).confidence_interval(0.95)
+    assert measured.worth.interval == pytest.approx((expected.low, expected.high))
 
 
 def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():

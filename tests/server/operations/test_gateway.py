@@ -62,7 +62,7 @@ def gateway(tmp_path: Path) -> Gateway:
     return Gateway(tmp_path)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", sorted(set(ROUTES) - {"push-messages"}))  # that one is read: tests/attacks
 def test_fleet_traffic_passes_unchanged(gateway: Gateway, route: str) -> None:
     body = b"\x1a\x08protobuf"  # a field that says nothing of who asks
     reply = gateway.ask("POST", f"/v1/fleet/{route}", body=body, headers={"content-type": "application/x-p"})

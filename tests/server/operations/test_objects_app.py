@@ -4,7 +4,8 @@ import httpx
 import pytest
 
 from common.objects import ObjectStore
-from server.operations.objects_app import objects_app, said_file
+from server.operations.objects_app import objects_app
+from server.public.said import said_file
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.site.enrolment import SiteKit, create_site, new_request
-from client.site.registry import Registry
+from client.site.enrolment import new_request
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
 from common.ledger.keys import create_signing_key
@@ -30,10 +29,11 @@ from consilium.cli.main import app
 from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.operations.leaving import forget
-from server.operations.objects_app import PEERS, said_file
+from server.public.said import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
+from tests.server.operations.admitting import approve, join
 
 
 @pytest.fixture
@@ -42,27 +42,6 @@ def workspace(tmp_path: Path) -> Workspace:
     setup.create_study(workspace, make_study())
     provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
     return workspace
-
-
-def join(workspace: Workspace, folder: Path, name: str, *, pool: str = "") -> JoinRequest:
-    """What a hospital does with its kit."""
-    provision.make_kit(workspace, name, folder / "kit")
-    (folder / "data").mkdir(exist_ok=True)
-    machine = Registry(folder / "pools.json")  # every hospital has one of its own
-    kit = SiteKit.load(folder / "kit")
-    create_site(folder / "site", pool=pool or name, data=folder / "data", kit=kit, registry=machine)
-    return read_request(folder / "site" / "request.json")
-
-
-def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, fingerprint: str = "") -> Site:
-    return provision.approve(
-        workspace,
-        request,
-        site=request.site,
-        pool=request.pool,
-        fingerprint=fingerprint or request.fingerprint,
-        register=lambda _key, _name: node_id,
-    )
 
 
 def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
@@ -284,6 +263,7 @@ def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace,
         ("south", True),
     ]
     assert [site.name for site in workspace.sites()] == ["north", "south"]  # past releases name it
+    assert [site.name for site in workspace.admitted()] == ["south"]  # the next run waits for nobody else
     with pytest.raises(InvalidInput, match="no such site"):
         provision.revoke(workspace, "north", unregister=gone.append)
 
@@ -447,7 +427,7 @@ def test_a_site_that_was_revoked_hears_so_and_not_that_it_is_registered(workspac
     request = join(workspace, tmp_path, "north")
     approve(workspace, request)
     provision.revoke(workspace, "north", unregister=lambda node: None)
-    with pytest.raises(InvalidInput, match=r"was revoked.*admitted to this study no more"):
+    with pytest.raises(InvalidInput, match=r"was revoked.*never admitted to this study again"):
         approve(workspace, request)
 
 
@@ -459,8 +439,8 @@ def test_a_site_that_was_forgotten_is_admitted_no_more_by_its_name_or_its_key(
     provision.revoke(workspace, "north", unregister=lambda node: None)
     forget(workspace, "north")
     assert workspace.registered() == ()
-    with pytest.raises(InvalidInput, match="admitted to this study no more"):
+    with pytest.raises(InvalidInput, match="never admitted to this study again"):
         approve(workspace, request)
     other = replace(join(workspace, tmp_path / "b", "south"), node_key=request.node_key)
-    with pytest.raises(InvalidInput, match="admitted to this study no more"):
+    with pytest.raises(InvalidInput, match="never admitted to this study again"):
         approve(workspace, other)

@@ -99,6 +99,7 @@ def test_every_printed_epsilon_carries_its_meaning() -> None:
         assert all(word in text for word in ("δ = 0.001", "unit hospital", "relation replace-one"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     hospitals=st.integers(1, 200),

@@ -60,6 +60,7 @@ def advised(
     )
 
 
+@pytest.mark.slow
 def test_a_structure_with_a_place_has_a_mean_shape_and_one_without_has_none() -> None:
     placed, strewn = (public_shapes(balls(places=places), labels=2) for places in ((7.5, 8.5), (3.0, 13.0)))
     assert placed.mean_shape > 0.6

@@ -16,15 +16,16 @@ from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog, read_events
 from common.models.fit import predict
-from server.postprocess import student
+from server.postprocess import networks
 from server.postprocess.decisions import DecisionStore, Verdict
 from server.postprocess.labels import read_released, write_labels
-from server.postprocess.student import control_trained, lesson_of
+from server.postprocess.networks import control_trained, lesson_of
 from server.protocols import per_volume
 from server.protocols.controls import CONTROLS, derangement
 from server.protocols.stored_labels import as_stored
-from server.protocols.student import train_student
-from server.study.workspace import CodecRecord, Workspace
+from server.protocols.student_fit import train_student
+from server.public.material import CodecRecord
+from server.study.workspace import Workspace
 from tests.federation import GRID, Federation, make_study
 
 torch.set_num_threads(1)
@@ -56,15 +57,16 @@ def load_labels(workspace):
 
 def control_labels(workspace, name):
     lesson = lesson_of(read_released(workspace))
-    return per_volume.control_labels(lesson, name, trained=lambda other: load_control(workspace, other))
+    lesson = replace(lesson, trained=lambda other: load_control(workspace, other))
+    return per_volume.control_labels(lesson, name)
 
 
 def fit_controls(workspace, *, events):
-    student.fit_controls(read_released(workspace), events=events)
+    networks.fit_controls(read_released(workspace), events=events)
 
 
 def load_control(workspace, name):
-    return student.load_control(workspace.study(), workspace.student_dir, name)
+    return networks.load_control(workspace.study(), workspace.student_dir, name)
 
 
 def log(workspace):
@@ -78,7 +80,7 @@ def trained(workspace):
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     made = run_federation(tmp_path_factory.mktemp("controls"))
-    student.fit_student(read_released(made), events=log(made))
+    networks.fit_student(read_released(made), events=log(made))
     fit_controls(made, events=log(made))
     return made
 

@@ -19,8 +19,8 @@ from common.metrics import mean_dice
 from common.models.fit import predict
 from consilium.cli.study import study_app
 from server.dashboard.views.verdict import read_measured
+from server.postprocess.networks import load_control, load_student
 from server.postprocess.scores import kept_scores
-from server.postprocess.student import load_control, load_student
 from server.protocols.controls import CONTROLS
 from server.study.create_study import publish_validation
 from tests.dashboard_study import Recorded, make_study_directory
@@ -40,6 +40,7 @@ def validation(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: Recorded, validation: Path) -> None:
     workspace, study = recorded.workspace, recorded.workspace.study()
     runner = CliRunner()
@@ -65,15 +66,19 @@ def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: R
     interval = ttest_rel(dice["student"], dice[best]).confidence_interval(0.95)
     found = read_measured(workspace.root, study.id)
     assert found is not None
-    assert found.interval == pytest.approx((interval.low, interval.high))
-    assert found.cases == 5
+    assert found.worth.interval == pytest.approx((interval.low, interval.high))
+    assert found.worth.cases == 5
 
     ended = runner.invoke(study_app, ["watch", str(workspace.root)]).stdout
     assert f"student {np.mean(dice['student']):.3f}; controls: zero code {np.mean(dice['zero_code']):.3f}" in ended
     assert f"interval {interval.low:+.3f} to {interval.high:+.3f}, paired over 5 cases" in ended
+    assert found.worth.sentence in ended
     card = (workspace.bundle_dir / "docs" / "README.md").read_text()
     assert f"| student | {np.mean(dice['student']):.3f} |" in card
-    assert f"| gain over {best.replace('_', ' ')} | {np.mean(dice['student']) - np.mean(dice[best]):.3f} |" in card
+    assert (
+        f"| gain over the control {best.replace('_', ' ')} | {np.mean(dice['student']) - np.mean(dice[best]):.3f} |"
+        in card
+    )
     figures = json.loads((workspace.bundle_dir / "configs" / "metadata.json").read_text())["eval_metrics"]
     assert figures["cases"] == 5
 

@@ -10,9 +10,10 @@ import torch
 
 from common.config import TrainingConfig
 from common.errors import InvalidInput
+from common.metrics import score
 from common.models.fit import predict
 from common.models.unet import weights_to_bytes
-from server.protocols.student import score, train_student
+from server.protocols.student_fit import train_student
 from tests.contracts.codec_contract import LABELS, patients, soft
 
 torch.set_num_threads(1)

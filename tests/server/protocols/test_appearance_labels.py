@@ -47,6 +47,9 @@ def anywhere(rng: np.random.Generator) -> list[np.ndarray]:
     return [ball((int(x), int(y), 8)) for x, y in rng.integers(5, 19, (8, 2))]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def codec() -> PcaCodec:
     rng = np.random.default_rng(9)

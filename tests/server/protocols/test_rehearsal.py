@@ -54,6 +54,7 @@ def advised(found: Rehearsal, *, epsilon: float = 8.0) -> Recommendation:
     return replace(given, rehearsal=found)
 
 
+@pytest.mark.slow
 def test_stand_ins_are_ahead_only_where_images_show_what_labels_say() -> None:
     shown, hidden = rehearsed(6.0), rehearsed(0.0)
     mean, half = shown.ahead
@@ -65,6 +66,7 @@ def test_stand_ins_are_ahead_only_where_images_show_what_labels_say() -> None:
     assert "do not spend" in advised(hidden).summary
 
 
+@pytest.mark.slow
 def test_a_rehearsal_of_the_studys_own_pairs_trains_starts_on_half_of_them() -> None:
     trained = []
     found = rehearsed(6.0, protocol="joint", paired=True, patients=2, on_training=trained.append)
@@ -95,6 +97,7 @@ def test_a_lead_is_worth_more_the_more_of_it_comes_through() -> None:
     assert "by stand-in teachers of 3 patients" in advised(lead).summary
 
 
+@pytest.mark.slow
 def test_the_plan_rehearses_on_the_cases_it_is_given_and_prints_what_it_stands_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,14 +19,14 @@ from common.events import EventLog
 from common.ledger.keys import create_signing_key
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import study_app
+from consilium.cli.study_words import ask_to_spend
 from server.ledger.server_ledger import Ledger
 from server.operations import supervisor
-from server.operations.daemons import FlowerServer, prepare
+from server.operations.daemons import FlowerServer, RunStatus, prepare
 from server.operations.supervisor import (
     RunFailed,
     _supervising,
     detach,
-    died,
     flower_server,
     request_stop,
     start_run,
@@ -32,8 +34,10 @@ from server.operations.supervisor import (
     watch,
 )
 from server.study import create_study as setup
+from server.study.locks import StudyBusy
+from server.study.run_state import run_state
 from server.study.status import study_status
-from server.study.workspace import Endpoint, StudyBusy, Workspace
+from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
 
 
@@ -67,6 +71,20 @@ def test_a_ledger_that_its_standing_does_not_fit_is_said_before_anything_is_run(
     assert warning.count("consilium ledger recover") == 1
 
 
+def test_a_site_whose_codes_were_refused_does_not_look_like_the_others(workspace: Workspace) -> None:
+    """Its reply came and it stands on every roster: nothing but the event said that its codes count as zero."""
+    events = events_of(workspace)
+    assert "refused" not in "\n".join(study_status(workspace).lines())
+    for site in ("north", "south"):
+        events.emit("reply-received", batch="b", attempt=1, site=site, codes=0, seconds=1.0)
+    for codes in (2, 1):
+        events.emit("code-refused", batch="b", site="south", query="q", reason="code-norm", codes=codes)
+    status = study_status(workspace)
+    assert {name: site.to_json().get("refused") for name, site in status.sites.items()} == {"north": None, "south": 3}
+    (south,) = (line for line in status.lines() if line.strip().startswith("south"))
+    assert "3 codes" in south
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [("cut short", "consilium ledger recover"), ("a link that leads nowhere", "mount that disk")],
@@ -78,6 +96,7 @@ def test_a_standing_that_cannot_be_read_is_a_warning_on_the_page_and_not_its_end
     if damage == "cut short":
         kept.write_text("{")
     else:
+        kept.unlink()
         kept.symlink_to(tmp_path / "gone")
     done = CliRunner().invoke(study_app, ["status", str(workspace.root)])
     assert done.exit_code == 0, done.output
@@ -98,8 +117,48 @@ def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) ->
     assert study_status(workspace).stage is None
 
 
+@pytest.mark.parametrize("stage", ["collect", "student", "export"])
+def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_complete(
+    workspace: Workspace, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = workspace.study().privacy.planned_queries
+    monkeypatch.setattr(Ledger, "answers", lambda self, study: [SimpleNamespace(roster=(), batch_id="b")] * planned)
+    monkeypatch.setattr("server.study.status.rosters", lambda answers: ())
+    events = events_of(workspace)
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    events.emit("stage-started", stage=stage, total=40)
+    with workspace.locked():
+        assert study_status(workspace).state == "running"
+    status = study_status(workspace)
+    assert (status.state, status.running, status.answers_left) == ("died", False, 0)
+    assert "consilium study resume" in " ".join(status.warnings)
+    events.emit("run-failed", run="1", reason="the disk is full")
+    assert study_status(workspace).state == "failed"
+    assert "the disk is full" in " ".join(study_status(workspace).warnings)
+    events.emit("run-started", run="2", pid=1, resumed=True)
+    events.emit("run-finished", run="2", seconds=1.0)
+    assert study_status(workspace).state == "complete"
+
+
+@pytest.mark.parametrize(("answer", "asked_again"), [("n\n", True), ("y\n", False)])
+def test_a_budget_that_the_plan_says_not_to_spend_is_asked_for_at_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, answer: str, asked_again: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask_to_spend(go_on=True)
+    ask_to_spend(go_on=False)  # no terminal: nobody can answer
+    assert "says not to spend this budget" in capsys.readouterr().err
+    terminal = io.StringIO(answer)
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    if asked_again:
+        with pytest.raises(InvalidInput, match="plan another"):
+            ask_to_spend(go_on=False)
+    else:
+        ask_to_spend(go_on=False)
+
+
 def test_a_stop_with_no_run_is_refused_and_leaves_no_request_for_the_next(workspace: Workspace) -> None:
-    with pytest.raises(InvalidInput, match="no run is going on"):
+    with pytest.raises(InvalidInput, match="no run is active"):
         request_stop(workspace)
     assert not workspace.stop_file.exists()
     with workspace.locked():
@@ -141,7 +200,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
 ) -> None:
     events, seen = events_of(workspace), []
     events.emit("run-started", run="1", pid=1, resumed=False)
-    assert died(workspace)
+    assert run_state(workspace).name == "died"
     with pytest.raises(RunFailed, match="nobody is there to submit it again; to fix: `consilium study resume`"):
         watch(workspace, on_event=lambda event: None)
 
@@ -150,7 +209,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
         events.emit("run-finished", run="2", seconds=1.0)
 
     with _supervising(workspace):
-        assert not died(workspace)
+        assert run_state(workspace).name != "died"
         timer = threading.Timer(1.0, again)
         timer.start()
         watch(workspace, on_event=lambda event: seen.append(event["event"]))
@@ -158,7 +217,38 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
         with pytest.raises(StudyBusy, match="already going on"):
             supervise(workspace)
     assert seen == ["run-started", "run-restarted", "run-started", "run-finished"]
-    assert not died(workspace)
+    assert run_state(workspace).name != "died"
+
+
+def test_a_run_that_ended_before_it_began_is_submitted_again(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that the core refused, because something else held the study in that moment."""
+    events, seen, submitted = events_of(workspace), [], []
+    away = iter([DaemonFailed("SuperLink does not answer")])
+
+    def submit_next(_workspace: Workspace) -> int:
+        submitted.append(len(submitted) + 1)
+        if submitted[-1] == 2:
+            events.emit("run-started", run="2", pid=1, resumed=False)
+            events.emit("run-finished", run="2", seconds=1.0)
+        return submitted[-1]
+
+    def status(_server: FlowerServer, run_id: int) -> RunStatus:
+        for error in away:
+            raise error
+        return RunStatus(run_id=run_id, status="finished", outcome="completed")
+
+    monkeypatch.setattr("server.operations.supervisor.start_run", submit_next)
+    monkeypatch.setattr("server.operations.supervisor.run_status", status)
+    monkeypatch.setattr("server.operations.supervisor.flower_server", lambda workspace: None)
+    monkeypatch.setattr("server.operations.supervisor.START_LOOK_S", 0.1)
+    supervise(workspace, on_event=lambda event: seen.append((event["event"], event["run"])))
+    assert seen == [("run-restarted", "1"), ("run-started", "2"), ("run-finished", "2")]
+
+    submitted[:] = [1, 2, 3]  # from now on none begins
+    with pytest.raises(RunFailed, match="died 4 times"):
+        supervise(workspace)
 
 
 def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nobody_keeps(
@@ -213,6 +303,6 @@ def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_it
 def test_a_joint_query_on_a_grid_that_is_too_fine_for_it_is_refused_when_the_study_is_made(tmp_path: Path) -> None:
     words = ["--name", "t", "--labels", "background,body", "--quorum", "5", "--queries", "4", "--grid", "200,200,200"]
     done = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--joint"])
-    assert "voxels of a joint query's volumes" in str(done.exception)
+    assert "voxels of the volumes of one query" in str(done.exception)
     assert not (tmp_path / "joint").exists()
     assert CliRunner().invoke(study_app, ["init", str(tmp_path / "each"), *words]).exit_code == 0

@@ -8,8 +8,10 @@ from client.site.enrolment import SiteKit, create_site, start_file
 from common.errors import InvalidInput
 from common.pki import create_authority
 from server.operations.supervisor import flower_server, supervise
+from server.public.material import CodecRecord
 from server.study import create_study as setup
-from server.study.workspace import CodecRecord, Endpoint, Site, StudyBusy, Workspace
+from server.study.locks import StudyBusy
+from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
 
 
@@ -38,7 +40,7 @@ def test_records_read_back(workspace):
 def test_no_site_name_pool_or_node_stands_twice(workspace, field):
     one = {"name": "north", "pool": "north/p", "node_id": 1}
     two = {"name": "south", "pool": "south/p", "node_id": 2} | {field: one[field]}
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="have the same"):
         workspace.save_sites((Site(**one), Site(**two)))
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from client.records.journal import TrainingJournal, TrainingPlan
 from client.training.private.clipped_sums import Parts, one_part
 from client.training.private.engine import run
-from client.training.private.journal import Journal, TrainingPlan
 from common.errors import InvalidInput, Refused
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 
@@ -59,8 +59,8 @@ class Counting:
 def test_a_step_that_died_is_spent_and_the_run_never_takes_more_than_planned(tmp_path: Path, where: str) -> None:
     path, checkpoint = tmp_path / "journal", tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        run(Counting(dies_at=2, dies_in=where), Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
-    again = Journal.open(path, PLAN, identity="a")
+        run(Counting(dies_at=2, dies_in=where), TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    again = TrainingJournal.open(path, PLAN, identity="a")
     assert again.spent == 3  # two finished, one died after it was charged
     strategy = Counting()
     spent = run(strategy, again, checkpoint=checkpoint)
@@ -73,27 +73,27 @@ def test_a_step_that_died_is_spent_and_the_run_never_takes_more_than_planned(tmp
 def test_a_lost_checkpoint_gives_no_step_back(tmp_path: Path) -> None:
     path, checkpoint = tmp_path / "journal", tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        run(Counting(dies_at=4), Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+        run(Counting(dies_at=4), TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
     checkpoint.unlink()
     strategy = Counting()
-    assert run(strategy, Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint).applied == 1
+    assert run(strategy, TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint).applied == 1
     assert strategy.calls == 1
 
 
 def test_a_torn_line_counts_as_a_step_and_the_next_one_still_adds(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    Journal.open(path, PLAN, identity="a").spend()
+    TrainingJournal.open(path, PLAN, identity="a").spend()
     path.write_bytes(path.read_bytes() + b"1")
-    journal = Journal.open(path, PLAN, identity="a")
+    journal = TrainingJournal.open(path, PLAN, identity="a")
     assert journal.spent == 2
     journal.spend()
-    assert Journal.open(path, PLAN, identity="a").spent == 3
+    assert TrainingJournal.open(path, PLAN, identity="a").spent == 3
 
 
 @pytest.mark.parametrize("change", ["plan", "identity", "header"])
 def test_another_plan_or_other_data_is_refused_and_what_was_spent_stays(tmp_path: Path, change: str) -> None:
     path = tmp_path / "journal"
-    Journal.open(path, PLAN, identity="a").spend()
+    TrainingJournal.open(path, PLAN, identity="a").spend()
     before = path.read_bytes()
     plan, identity = PLAN, "a"
     if change == "plan":
@@ -105,26 +105,26 @@ def test_another_plan_or_other_data_is_refused_and_what_was_spent_stays(tmp_path
     else:
         path.write_bytes(before := b"{" + before)
     with pytest.raises(InvalidInput, match=r"journal|started here"):
-        Journal.open(path, plan, identity=identity)
+        TrainingJournal.open(path, plan, identity=identity)
     assert path.read_bytes() == before
 
 
 def test_steps_that_a_restored_journal_forgot_are_counted_where_a_checkpoint_proves_them(tmp_path: Path) -> None:
     checkpoint, path = tmp_path / "checkpoint.pt", tmp_path / "journal"
-    run(Counting(), Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    run(Counting(), TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]))  # an older copy, of two steps; the checkpoint is of six
     strategy = Counting()
-    run(strategy, Journal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    run(strategy, TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
     assert strategy.batches == []
-    assert Journal.open(path, PLAN, identity="a").left == 0
+    assert TrainingJournal.open(path, PLAN, identity="a").left == 0
 
 
 def test_a_checkpoint_of_another_journal_is_not_used(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint.pt"
-    run(Counting(), Journal.open(tmp_path / "one", PLAN, identity="a"), checkpoint=checkpoint)
+    run(Counting(), TrainingJournal.open(tmp_path / "one", PLAN, identity="a"), checkpoint=checkpoint)
     strategy = Counting()
-    run(strategy, Journal.open(tmp_path / "two", PLAN, identity="a"), checkpoint=checkpoint)
+    run(strategy, TrainingJournal.open(tmp_path / "two", PLAN, identity="a"), checkpoint=checkpoint)
     assert strategy.calls == len(strategy.batches) == 6
 
 
@@ -136,14 +136,14 @@ def test_the_charge_is_on_disk_before_the_batch_is_looked_at(tmp_path: Path) -> 
             assert path.read_text().count("\n") == 2 + self.calls
             return super().total(batch)
 
-    run(Looking(), Journal.open(path, PLAN, identity="a"))
+    run(Looking(), TrainingJournal.open(path, PLAN, identity="a"))
 
 
 def test_empty_batches_are_noised_and_charged() -> None:
     plan = TrainingPlan(
         TrainingEvent(Sampling.POISSON, Fraction(1, 1000), Fraction(2), 5), 8.0, 1e-3, PLAN.neighbours, 3
     )
-    strategy, journal = Counting(), Journal(plan)
+    strategy, journal = Counting(), TrainingJournal(plan)
     run(strategy, journal)
     assert [] in strategy.batches
     assert journal.spent == 5
@@ -163,7 +163,7 @@ def test_every_step_of_a_run_has_fresh_noise_of_the_size_that_is_charged() -> No
             self.means.append(mean["w"])
 
     strategy = Wide()
-    run(strategy, Journal(PLAN))
+    run(strategy, TrainingJournal(PLAN))
     means = torch.stack(strategy.means)
     qn = EVENT.rate * PLAN.patients
     assert means.std(dim=1).tolist() == pytest.approx([float(EVENT.noise_multiplier / qn)] * EVENT.steps, rel=0.03)
@@ -178,13 +178,13 @@ def test_a_plan_above_its_epsilon_cannot_be_made() -> None:
 
 def spend_all(path: Path, together: Barrier, drawn: Connection) -> None:
     """What no run may do: never give up before the plan is spent; tells how many steps it was given."""
-    journal, count = Journal.open(path, PLAN, identity="a"), 0
+    journal, count = TrainingJournal.open(path, PLAN, identity="a"), 0
     together.wait()
     while journal.left:
         try:
             journal.spend()
         except Refused:
-            journal = Journal.open(path, PLAN, identity="a")
+            journal = TrainingJournal.open(path, PLAN, identity="a")
         else:
             count += 1
     drawn.send(count)
@@ -209,7 +209,7 @@ def test_processes_never_spend_more_than_the_plan_together(tmp_path: Path, attem
 
 def test_a_run_beside_which_another_one_spends_stops_before_it_draws(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    first, second = (Journal.open(path, PLAN, identity="a") for _ in range(2))
+    first, second = (TrainingJournal.open(path, PLAN, identity="a") for _ in range(2))
     assert first.key == second.key
     second.spend()
     strategy = Counting()
@@ -224,14 +224,14 @@ def test_a_journal_whose_header_never_came_to_the_disk_was_never_spent(tmp_path:
     path.write_bytes(torn)
     if torn:
         with pytest.raises(InvalidInput, match="site join --from"):
-            Journal.open(path, PLAN, identity="a")
+            TrainingJournal.open(path, PLAN, identity="a")
     else:
-        assert Journal.open(path, PLAN, identity="a").left == EVENT.steps
-        assert Journal.open(path, PLAN, identity="a").left == EVENT.steps
+        assert TrainingJournal.open(path, PLAN, identity="a").left == EVENT.steps
+        assert TrainingJournal.open(path, PLAN, identity="a").left == EVENT.steps
 
 
 def test_the_journal_says_nothing_but_facts_of_the_plan(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    Journal.open(path, PLAN, identity="a")
+    TrainingJournal.open(path, PLAN, identity="a")
     assert path.stat().st_mode & 0o077 == 0
     assert set(json.loads(path.read_text())) == {"identity", "key", "plan", "schema"}

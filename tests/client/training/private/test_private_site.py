@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -13,16 +15,19 @@ import pytest
 import torch
 
 from client.ledger.site_ledger import SiteLedger
+from client.policy import load_site
+from client.records.journal import TrainingJournal
+from client.site.books import open_books
 from client.teachers.teacher import Teachers, averaged
-from client.training.base import Part
+from client.training.command import PrivateOptions
+from client.training.contract import Part
 from client.training.private import clipped_sums as sums
 from client.training.private import engine
 from client.training.private.charge import record_trainings
-from client.training.private.journal import Journal
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.private.trainer import planned_charge, private_trainer
-from client.training.site import one_after_another, plan_site, train_site
+from client.training.site import plan_site
 from client.training.task import VoterTask
 from common.config import TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
@@ -30,9 +35,27 @@ from common.errors import InvalidInput
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from common.privacy.training import Neighbours, Sampling, epsilon_of
+from tests.trained_sites import one_after_another, train_site
 from tests.worlds import DATA, site_toml
 
 RECIPE = TrainingConfig(channels=(4, 8))
+MAC = ("mu", "mu_growth", "z_steps", "z_rate")
+OPTIONS: dict[str, Any] = {
+    "rate": "1/4",
+    "steps": 7,
+    "learning_rate": 0.02,
+    "clip": 0.3,
+    "per_layer": True,
+    "scans": 3,
+    "temperature": 0.01,
+    "prior_std": 0.4,
+    "mu": 90.0,
+    "mu_growth": 2.0,
+    "z_steps": 3,
+    "z_rate": 0.25,
+    "noise_multiplier": "5",
+}
+"""One value for every option of a private training that a recipe has one for."""
 
 
 def settings(strategy: str = "dp-sgd", **changed: object) -> PrivateSettings:
@@ -75,7 +98,7 @@ def tasks(data: Dataset, teachers: Path, private: PrivateSettings | None, *, vot
     )
 
 
-@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb"])
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 def test_every_strategy_trains_a_teacher_that_answers_and_says_what_it_cost(
     dataset: Dataset, tmp_path: Path, strategy: str
 ) -> None:
@@ -102,7 +125,7 @@ def test_every_strategy_trains_a_teacher_that_answers_and_says_what_it_cost(
     np.testing.assert_allclose(first.sum(axis=0), 1, atol=1e-4)
 
 
-@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb"])
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 def test_a_private_training_begins_from_the_public_start_and_another_start_is_another_training(
     dataset: Dataset, tmp_path: Path, strategy: str
 ) -> None:
@@ -156,7 +179,7 @@ def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothi
     assert journal.read_text().count("\n") == 1 + 3
 
 
-@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb"])
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 def test_a_private_voter_without_a_usable_scan_is_trained_on_noise_and_looks_like_any_other(
     dataset: Dataset, tmp_path: Path, strategy: str
 ) -> None:
@@ -200,17 +223,17 @@ def test_a_private_voter_left_without_weights_by_an_earlier_version_is_trained(
     assert voter.weights is not None
 
 
-@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb"])
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 @pytest.mark.parametrize("voxel", [np.nan, np.inf, 3e38])
 def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxel: float) -> None:
     part = Part(np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2), 3)
-    journal = Journal(settings(strategy).plan(patients=3))
+    journal = TrainingJournal(settings(strategy).plan(patients=3))
     done = train_privately(part, RECIPE, settings(strategy), journal, seed=0)
     assert (done.applied, journal.left) == (3, 0)
     assert all(torch.isfinite(weight).all() for weight in done.model.parameters())
 
 
-@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb"])
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, stop: int
@@ -236,14 +259,14 @@ def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
         if step == stop:
             raise KeyboardInterrupt
 
-    first = Journal.open(tmp_path / "journal", plan, identity="a")
+    first = TrainingJournal.open(tmp_path / "journal", plan, identity="a")
     (tmp_path / "whole").write_bytes((tmp_path / "journal").read_bytes())
-    journal = Journal.open(tmp_path / "whole", plan, identity="a")
+    journal = TrainingJournal.open(tmp_path / "whole", plan, identity="a")
     whole = train_privately(part, recipe, given, journal, seed=0)
     journal = first
     with pytest.raises(KeyboardInterrupt):
         train_privately(part, recipe, given, journal, seed=0, checkpoint=tmp_path / "c.pt", on_step=interrupt)
-    journal = Journal.open(tmp_path / "journal", plan, identity="a")
+    journal = TrainingJournal.open(tmp_path / "journal", plan, identity="a")
     resumed = train_privately(part, recipe, given, journal, seed=0, checkpoint=tmp_path / "c.pt")
     assert len(counted) == 2 * 4
     assert resumed.event == whole.event
@@ -256,7 +279,7 @@ def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dat
     assert private_trainer(task).patients == task.training_slots == 5
     part = Part(np.zeros((3, 1, 16, 16, 16), np.float32), np.zeros((3, 16, 16, 16), np.uint8), 3, (0, 0, 4), 5)
     assert part.slots == (0, 0, 4)
-    journal = Journal(settings().plan(patients=5))
+    journal = TrainingJournal(settings().plan(patients=5))
     done = train_privately(part, RECIPE, settings(), journal, seed=0)
     assert done.event.steps == journal.plan.event.steps
 
@@ -297,13 +320,31 @@ def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_
 ) -> None:
     record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
     other = tasks(dataset, site / "teachers", settings("dp-bbb"))
-    with pytest.raises(InvalidInput, match="paid for a training already"):
+    with pytest.raises(InvalidInput, match="already charged for a private training"):
         record_trainings(site, other, again=False)
     record_trainings(site, other, again=True)
     with ledger_of(site) as ledger:
         total = ledger.trainings().guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
     assert total is not None
     assert total.epsilon > 1.2
+
+
+def test_a_dp_mac_of_before_stays_on_record_and_the_new_one_is_charged_beside_it(dataset: Dataset, site: Path) -> None:
+    """A row that 0.2.0 wrote names the strategy as text; ε is of both trainings, one after the other."""
+    planned = tasks(dataset, site / "teachers", settings("dp-mac"), voters=1)
+    event = planned_charge(planned[0]).event
+    with open_books(load_site(site)) as ledger:
+        ledger.record_training("0" * 64, voter=0, deal=planned[0].deal, strategy="dp-mac", event=event)
+    with pytest.raises(InvalidInput, match="already charged for a private training"):
+        record_trainings(site, planned, again=False)
+    record_trainings(site, planned, again=True)
+    with ledger_of(site) as ledger:
+        trainings = ledger.trainings()
+    assert [one.strategy for one in trainings.all] == ["dp-mac", "dp-mac"]
+    found = trainings.guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
+    assert found is not None
+    twice = replace(event, steps=2 * event.steps)
+    assert found.epsilon == pytest.approx(epsilon_of(twice, delta=1e-3, neighbours=Neighbours.ADD_REMOVE), rel=1e-6)
 
 
 def test_a_plain_training_is_on_record_too_and_costs_nothing_while_it_is_not_served(
@@ -337,8 +378,86 @@ def test_a_lost_journal_is_another_training_to_the_ledger(dataset: Dataset, site
         record_trainings(site, planned, again=False)
 
 
+def poisson_moments_epsilon(rate: float, multiplier: float, steps: int, delta: float) -> float:
+    """ε of a Poisson-sampled Gaussian by Rényi DP at orders 2 to 64: an upper bound of the true one.
+
+    Source: Mironov et al. 2019 for the moments; Canonne et al. 2020, Proposition 12, for the conversion.
+    """
+    best = math.inf
+    for order in range(2, 65):
+        terms = [
+            math.comb(order, k) * (1 - rate) ** (order - k) * rate**k * math.exp(k * (k - 1) / (2 * multiplier**2))
+            for k in range(order + 1)
+        ]
+        conversion = math.log(1 / delta) - math.log(order) + (order - 1) * math.log((order - 1) / order)
+        best = min(best, (steps * math.log(sum(terms)) + conversion) / (order - 1))
+    return best
+
+
+@pytest.mark.parametrize("multiplier", ["2.449", "5"])
+def test_a_stated_noise_is_used_and_costs_what_the_accountant_says(multiplier: str) -> None:
+    """σ² = 6: the event has that noise, and its ε lies below Rényi DP's and above four fifths of it."""
+    options = PrivateOptions("dp-sgd", noise_multiplier=multiplier, delta=1e-3, rate="1/2", steps=50)
+    made = options.settings(begun=False)
+    assert made is not None
+    plan = made.plan(patients=40)
+    assert plan.event.noise_multiplier == Fraction(multiplier)
+    bound = poisson_moments_epsilon(0.5, float(multiplier), 50, 1e-3)
+    assert 0.8 * bound < plan.epsilon <= bound
+    assert plan.epsilon == epsilon_of(plan.event, delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
+    assert replace(options, epsilon=bound).settings(begun=False).plan(patients=40).event == plan.event  # type: ignore[union-attr]
+    with pytest.raises(InvalidInput, match="epsilon"):
+        replace(options, epsilon=plan.epsilon / 2).settings(begun=False).plan(patients=40)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("multiplier", ["nan", "inf", "0", "-1", "1/0", "much", "0.01"])
+def test_a_noise_that_is_no_noise_is_refused(multiplier: str) -> None:
+    options = PrivateOptions("dp-sgd", noise_multiplier=multiplier, delta=1e-3)
+    with pytest.raises(InvalidInput):
+        options.settings(begun=False).plan(patients=40)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "option", "value"),
+    [
+        *(("standard", name, value) for name, value in {**OPTIONS, "epsilon": 0.0}.items()),
+        *(("dp-sgd", name, OPTIONS[name]) for name in ("temperature", "prior_std", *MAC)),
+        *(("dp-bbb", name, OPTIONS[name]) for name in MAC),
+        *(("dp-mac", name, OPTIONS[name]) for name in ("temperature", "prior_std", "per_layer")),
+    ],
+)
+def test_an_option_that_the_strategy_does_not_read_is_refused_by_name(strategy: str, option: str, value: float) -> None:
+    """Dropped in silence, `--noise-multiplier` without a strategy would end in a teacher without a guarantee."""
+    epsilon = {} if strategy == "standard" else {"epsilon": 8.0}
+    with pytest.raises(InvalidInput, match=rf"--{option.replace('_', '-')}.*{strategy}"):
+        PrivateOptions(strategy, **epsilon | {option: value}).settings(begun=False)
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
+def test_every_option_that_a_strategy_reads_is_taken(strategy: str) -> None:
+    others = {"dp-sgd": ("temperature", "prior_std", *MAC), "dp-bbb": MAC}.get(
+        strategy, ("temperature", "prior_std", "per_layer")
+    )
+    given = {name: value for name, value in OPTIONS.items() if name not in others}
+    made = PrivateOptions(strategy, **given | {"epsilon": 64.0}).settings(begun=False)
+    assert {name: getattr(made, name) for name in given} == {
+        name: Fraction(value) if name in ("rate", "noise_multiplier") else value for name, value in given.items()
+    }
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_an_epsilon_of_nothing_is_refused_and_not_taken_for_the_largest(epsilon: float) -> None:
+    for noise in (None, "5"):
+        with pytest.raises(InvalidInput, match="epsilon of a training"):
+            PrivateOptions("dp-sgd", epsilon, noise_multiplier=noise).settings(begun=False)
+
+
 def test_settings_that_protect_nobody_or_make_no_sense_are_refused() -> None:
-    for bad in ({"epsilon": 1000.0}, {"epsilon": float("nan")}, {"delta": 0.0}, {"strategy": "dp-magic"}):
+    nonsense: tuple[dict[str, object], ...] = (
+        *({"epsilon": 1000.0}, {"epsilon": float("nan")}, {"delta": 0.0}, {"strategy": "dp-magic"}),
+        *({"scans": count} for count in (0, 65, 1 << 40)),
+    )
+    for bad in nonsense:
         with pytest.raises(InvalidInput):
             PrivateSettings(**{"strategy": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, **bad})  # type: ignore[arg-type]
     assert {defaults(name, epsilon=8, delta=1e-5).strategy for name in ("dp-sgd", "dp-bbb")} == {

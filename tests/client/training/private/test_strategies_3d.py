@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ import torch
 
 from client.training.private import strategies_3d as volumes
 from client.training.private.clipped_sums import RADIUS_INT, integer_sum
-from client.training.private.settings import PrivateSettings
+from client.training.private.settings import MAC_ONLY, PrivateSettings
 from client.training.private.strategies_3d import Patients, layer_parts
 from client.training.private.trainer import training_identity
 from common.config import TrainingConfig
@@ -161,6 +162,14 @@ def test_a_training_begun_before_there_was_a_clip_a_layer_keeps_its_name() -> No
     assert training_identity(layers, TrainingConfig((4, 8)), **given) != IDENTITY
 
 
-def test_what_was_dp_mac_in_3d_is_named_to_whoever_asks_for_it() -> None:
-    with pytest.raises(InvalidInput, match="dp-sgd --per-layer"):
-        PrivateSettings("dp-mac", 8.0, 1e-5)
+def test_dp_mac_is_another_training_than_the_one_of_that_name_before_and_names_its_penalty() -> None:
+    """An interrupted dp-mac of 0.2.0 had the other strategies' facts alone: it is not gone on with by accident."""
+    given = {"voter": 0, "patients": ("p1", "p2"), "deal": "d"}
+    recipe = TrainingConfig((4, 8))
+    now = training_identity(PrivateSettings("dp-mac", 8.0, 1e-5), recipe, **given)
+    stiff = training_identity(PrivateSettings("dp-mac", 8.0, 1e-5, mu=2.0), recipe, **given)
+    with patch.object(
+        PrivateSettings, "facts", lambda self: {k: v for k, v in asdict(self).items() if k not in MAC_ONLY}
+    ):
+        before = training_identity(PrivateSettings("dp-mac", 8.0, 1e-5), recipe, **given)
+    assert len({now, stiff, before}) == 3

@@ -18,7 +18,6 @@ REPORT: dict[str, Any] = {
     "queries_accepted": 4,
     "codes_stored": 4,
     "receipted": 4,
-    "patients_withdrawn": 0,
     "alarms": [],
 }
 

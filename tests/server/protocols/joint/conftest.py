@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.codecs.base import fit_codec
+from common.codecs.codec import fit_codec
 from common.codecs.pca import PcaCodec
 from tests.contracts.codec_contract import CodecContract, patients
 

@@ -22,17 +22,19 @@ from common.models import fit as fitting
 from common.models.fit import fit, predict
 from common.models.unet import build_unet, save_weights
 from common.objects import ObjectStore
-from common.protocols.joint.frame import plan_frame
+from common.protocols.frame import plan_frame
 from consilium.cli.study import study_app
-from server.protocols.base import FitFiles, Lesson
-from server.protocols.controls import CONTROLS
+from server.protocols import public_start as joint
+from server.protocols.controls import CONTROLS, STUDENT
 from server.protocols.joint import belief, prepare, protocol
-from server.protocols.joint import student as joint
-from server.protocols.joint.student import TEMPERATURE, Beside, Start, moved, public_start, refine, refine_paired
 from server.protocols.paired import Paired, read_paired
+from server.protocols.public_start import TEMPERATURE, Beside, Start, moved, public_start, refine, refine_paired
+from server.protocols.query_protocol import FitFiles, Lesson
+from server.public.kept import KeptInFolder
+from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, Public
 from server.study import consent_text
 from server.study import create_study as setup
-from server.study.workspace import PAIRS_FILE, START_FILE, CodecRecord, Public, Workspace
+from server.study.workspace import Workspace
 from tests.contracts.codec_contract import patients
 from tests.federation import make_study
 
@@ -127,15 +129,15 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
 
     def lesson_in(folder: Path) -> Lesson:
         folder.mkdir()
-        public = Public(study, CodecRecord("a" * 64, 4), ("0", "1", "2"), ObjectStore(folder), folder)
+        public = Public(study, CodecRecord("a" * 64, 4), ("0", "1", "2"), ObjectStore(folder), KeptInFolder(folder))
         save_weights(folder / START_FILE, build_unet(RECIPE.channels, in_channels=1, out_channels=3))
         labels = dict.fromkeys(public.volumes, np.zeros(0))
         return Lesson(public, (), labels, lambda volume: images[int(volume)], paired=paired)  # type: ignore[arg-type]
 
     whole, lesson = lesson_in(tmp_path / "whole"), lesson_in(tmp_path / "killed")
     told: list[int] = []
-    training = protocol.Joint().student(whole)
-    expected = training.train(FitFiles.at(whole.public.folder), lambda step, _loss: told.append(step))
+    training = protocol.Joint().finish(whole, STUDENT)
+    expected = training.train(FitFiles.at(tmp_path / "whole"), lambda step, _loss: told.append(step))
     assert told == list(range(1, training.steps + 1))
     assert training.steps == 2 * RECIPE.steps
 
@@ -144,10 +146,10 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
             raise Killed
 
     told.clear()
-    training = protocol.Joint().student(lesson)
+    training = protocol.Joint().finish(lesson, STUDENT)
     with pytest.raises(Killed):
-        training.train(FitFiles.at(lesson.public.folder), kill)
-    found = training.train(FitFiles.at(lesson.public.folder), lambda step, _loss: told.append(step))
+        training.train(FitFiles.at(tmp_path / "killed"), kill)
+    found = training.train(FitFiles.at(tmp_path / "killed"), lambda step, _loss: told.append(step))
     kept = (
         4 if killed_at < RECIPE.steps else RECIPE.steps + 4
     )  # of the student's own steps and the pairs', each by four
@@ -156,11 +158,11 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
         assert torch.equal(one, other)
     for name in CONTROLS:
         told.clear()
-        control = protocol.Joint().control(lesson, name, trained=lambda _: expected)
+        control = protocol.Joint().finish(replace(lesson, trained=lambda _: expected), name)
         assert control is not None
-        control.train(FitFiles.at(lesson.public.folder, name), lambda step, _loss: told.append(step))
+        control.train(FitFiles.at(tmp_path / "killed", name), lambda step, _loss: told.append(step))
         assert told == ([] if name == "public_only" else list(range(1, RECIPE.steps + 1)))
-    assert [path.name for path in lesson.public.folder.glob("*checkpoint*")] == [PAIRS_FILE]
+    assert [path.name for path in (tmp_path / "killed").glob("*checkpoint*")] == [PAIRS_FILE]
 
 
 def study_with(paired: int) -> Study:
@@ -240,7 +242,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
 ) -> None:
     """The protocol hands them on: who is trained is what was trained, and other pairs are other inputs."""
     study = study_with(2)
-    public = Public(study, CodecRecord("a" * 64, 4), ("v1", "v2"), ObjectStore(tmp_path), tmp_path)
+    public = Public(study, CodecRecord("a" * 64, 4), ("v1", "v2"), ObjectStore(tmp_path), KeptInFolder(tmp_path))
     save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
     monkeypatch.setattr(protocol, "rounds_of", lambda *_: (round_,))
@@ -252,13 +254,13 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     labels = dict.fromkeys(("v1", "v2"), np.zeros((2, 8, 8, 8)))
     lesson = Lesson(public, (), labels, lambda _volume: np.zeros((1, 8, 8, 8)), paired=paired)  # type: ignore[arg-type]
     asked = protocol.Joint()
-    trainings = [asked.student(lesson), *(asked.control(lesson, name, trained=lambda _: None) for name in CONTROLS)]  # type: ignore[arg-type, return-value]
+    trainings = [asked.finish(replace(lesson, trained=lambda _: None), name) for name in (STUDENT, *CONTROLS)]  # type: ignore[arg-type, return-value]
     for training in trainings:
         assert training is not None
         training.train(FitFiles.at(tmp_path), lambda _step, _loss: None)
     assert trained == [("alone", paired), ("all", paired)] * 3 + [("alone", paired)]
     assert trainings[0] is not None
-    assert asked.student(replace(lesson, paired=None)).inputs != trainings[0].inputs
+    assert asked.finish(replace(lesson, paired=None), STUDENT).inputs != trainings[0].inputs
 
     told: list[object] = []
 
@@ -266,9 +268,9 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
         told.append(paired)
         raise InterruptedError
 
-    monkeypatch.setattr(prepare, "public_start", stop)
-    monkeypatch.setattr(prepare, "read_paired", lambda _public: paired)
-    monkeypatch.setattr(prepare, "volume_from_bytes", lambda _content, _data: SimpleNamespace(image=paired.images[0]))
+    monkeypatch.setattr(joint, "public_start", stop)
+    monkeypatch.setattr(joint, "read_paired", lambda _public: paired)
+    monkeypatch.setattr(prepare, "images_of", lambda _public: np.stack([paired.images[0]] * 2))
     volume = public.objects.put(b"volume")
     with pytest.raises(InterruptedError):
         prepare.prepare(replace(public, volumes=(volume,)), codec, sites=2)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.protocols.joint.frame import Frame, Observation, plan_frame
-from server.protocols.joint.plausible import FALSE_ALARMS, REMEDY, Plausible, shares
+from common.protocols.frame import Frame, Observation, plan_frame
+from server.protocols.plausible import FALSE_ALARMS, HONEST, REMEDY, Plausible, Silence, shares
 
 NOISE = 0.2
 
@@ -44,30 +44,48 @@ def draws(frame: Frame, count: int, *, size: float = 1.0) -> list[Observation]:
     return found
 
 
+def weighed(frame: Frame, seen: Observation) -> Plausible:
+    asked = frame.weights > 0
+    noise = (NOISE / frame.weights[asked]) ** 2
+    return Plausible(frame.surprise(seen), frame.dimension, Silence.of(noise / (frame.variances[asked] + noise)))
+
+
 def warned(frame: Frame, seen: list[Observation]) -> float:
-    return float(np.mean([bool(Plausible(frame.surprise(each), frame.dimension).warnings) for each in seen]))
+    return float(np.mean([bool(weighed(frame, each).warnings) for each in seen]))
 
 
-def test_releases_as_large_as_expected_warn_as_seldom_as_promised(frame: Frame) -> None:
-    """2,000 draws: within four standard errors of the 5 % that is stated; with the mean and variance of a χ²."""
-    seen = draws(frame, 2000)
-    values = [frame.surprise(each) for each in seen]
-    assert np.mean(values) == pytest.approx(frame.dimension, rel=0.05)
-    assert np.var(values) == pytest.approx(2 * frame.dimension, rel=0.2)
+@pytest.mark.parametrize("variance", [HONEST[0], 0.5, 1.0, 2.0, HONEST[1]])
+def test_one_honest_study_in_a_hundred_is_warned_of_at_most(frame: Frame, variance: float) -> None:
+    """2,000 studies of each size an honest one may have, from numbers drawn here: within four standard errors."""
+    seen = draws(frame, 2000, size=math.sqrt(variance))
     error = math.sqrt(FALSE_ALARMS * (1 - FALSE_ALARMS) / len(seen))
-    assert abs(warned(frame, seen) - FALSE_ALARMS) < 4 * error
+    assert FALSE_ALARMS == 0.01
+    assert warned(frame, seen) < FALSE_ALARMS + 4 * error
+    values = [frame.surprise(each) for each in seen]
+    share = NOISE**2 / (frame.weights[frame.weights > 0] ** 2 * frame.variances[frame.weights > 0] + NOISE**2)
+    each = share + variance * (1 - share)
+    assert np.mean(values) == pytest.approx(each.sum(), rel=0.05)
+    assert np.var(values) == pytest.approx(2 * np.square(each).sum(), rel=0.2)
 
 
-def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_apart(frame: Frame) -> None:
-    silent, loud = draws(frame, 300, size=0.0), draws(frame, 300, size=3.0)
-    assert warned(frame, silent) > 0.3 > FALSE_ALARMS
-    assert warned(frame, loud) > 0.9
-    weak = Plausible(40.0, 100)
-    large = Plausible(170.0, 100)
+def test_at_either_end_of_the_honest_range_half_of_the_alarms_are_spent(frame: Frame) -> None:
+    """A test that never warned would pass the one above: at an end it warns in half a percent, which is its share."""
+    for variance in HONEST:
+        seen = draws(frame, 4000, size=math.sqrt(variance))
+        assert 0.25 * FALSE_ALARMS / 2 < warned(frame, seen) < 2.5 * FALSE_ALARMS / 2
+
+
+def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_apart() -> None:
+    silence = Silence(20.0, 8.0)  # a fifth of what is expected is noise
+    weak, large = Plausible(18.0, 100, silence), Plausible(400.0, 100, silence)
     assert "weaker together than expected" in weak.warnings[0]
     assert "larger together than expected" in large.warnings[0]
     assert weak.warnings[-1] == large.warnings[-1] == REMEDY
-    assert Plausible(100.0, 100).warnings == ()
+    assert Plausible(100.0, 100, silence).warnings == ()
+
+
+def test_answers_far_beyond_an_honest_study_s_warn(frame: Frame) -> None:
+    assert warned(frame, draws(frame, 300, size=4.0)) > 0.9
 
 
 def test_rounds_add_up_and_a_frame_is_surprised_by_what_it_did_not_expect(frame: Frame) -> None:
@@ -81,11 +99,11 @@ def test_rounds_add_up_and_a_frame_is_surprised_by_what_it_did_not_expect(frame:
 
 
 def test_a_structure_that_left_the_labels_is_named() -> None:
-    volumes = shares(("left", "right", "none"), [40, 900, 0], [100, 1000, 0])
-    assert volumes == (("left", 0.4), ("right", 0.9), ("none", 1.0))
-    (what, remedy) = Plausible(100.0, 100, volumes).warnings
-    assert what.startswith("left has 0.4 times the volume")
+    volumes = shares(("left", "right", "none"), [30, 400, 0], [100, 1000, 0])
+    assert volumes == (("left", 0.3), ("right", 0.4), ("none", 1.0))
+    (what, remedy) = Plausible(100.0, 100, Silence(), volumes).warnings
+    assert what.startswith("left has 0.3 times the volume")
     assert remedy == REMEDY
-    grown = Plausible(100.0, 100, shares(("new",), [5], [0]))
+    grown = Plausible(100.0, 100, Silence(), shares(("new",), [5], [0]))
     assert grown.warnings[0].startswith("new has inf times")
     assert grown.event()["volumes"] == ["new inf"]

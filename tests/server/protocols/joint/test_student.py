@@ -17,13 +17,12 @@ from common.errors import InvalidInput
 from common.models import fit as fitting
 from common.models.fit import fit, predict
 from common.models.unet import build_unet, weights_to_bytes
-from common.protocols.joint.frame import Frame, sharpen
-from server.protocols.base import FitFiles
+from common.protocols.frame import Frame, sharpen
+from server.protocols import public_start as joint
 from server.protocols.controls import CONTROLS
 from server.protocols.joint import kernel as tangent
-from server.protocols.joint import student as joint
 from server.protocols.joint.belief import control
-from server.protocols.joint.student import (
+from server.protocols.public_start import (
     PUBLIC_PASSES,
     SPREAD,
     SPREAD_COORDINATES,
@@ -37,6 +36,7 @@ from server.protocols.joint.student import (
     refine,
     restore_spread,
 )
+from server.protocols.query_protocol import FitFiles
 from tests.contracts.codec_contract import patients
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
@@ -77,6 +77,7 @@ def frame(codec: PcaCodec, images: np.ndarray, start: Start) -> Frame:
     return joint_frame(start, codec, kernel=kernel, noise_std=0.01, radius=codec.radius)
 
 
+@pytest.mark.slow
 def test_the_kernel_is_how_the_codes_move_when_a_weight_does(
     codec: PcaCodec, images: np.ndarray, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

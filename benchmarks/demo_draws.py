@@ -1,0 +1,194 @@
+"""`python -m benchmarks.demo_draws`: the demo's noise again and again, and its warnings, without daemons.
+
+Phantoms, public start and teachers are made once, as ``consilium demo`` makes them, and kept in ``--out``. Then:
+
+* ``--draws N``: fresh noise N times, each with its labels, student and controls, scored on the demo's test cases;
+* ``--studies N``: N honest studies, whose sites' voters are drawn anew (with replacement) from those trained, and N/10
+  of each poisoned kind, where the first of the sites pushes by so many of its balls m·R, against its own honest vote or
+  in one fixed direction. Printed is how often ``answers-weighed`` warns; nothing is trained.
+
+The answers are made, noised and read by the functions of a run (:mod:`consilium.memory`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from client.teachers.teacher import Teachers
+from common.data.msd import read_dataset
+from common.data.volume import load_label, load_volume
+from common.errors import Refused
+from common.metrics import Score, score
+from common.models.fit import predict
+from common.privacy.mechanism import QuerySpec
+from common.protocols.site_protocol import Encoder
+from common.protocols.vote import vote_of
+from common.worth import over_best
+from consilium.demo.options import DemoOptions, Places
+from consilium.demo.run import Watch, before_asking
+from consilium.memory.asked import Asked, Drawn, answers_to, released
+from server.protocols.query_protocol import protocol_of
+from server.protocols.rounds import FRAMES
+from server.public.kept import KeptInMemory, record_bytes
+from server.public.material import START_FILE, Public
+
+PUSHES = (1, 2, 3, 4)
+"""In balls m·R; five are refused as a spoiled sum."""
+KINDS = ("against", "fixed")
+Picks = Sequence[Sequence[int]]
+"""For each site, the numbers of the voters that answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A demo's public part and its teachers' codes of the public volumes: [site][voter][volume]."""
+
+    places: Places
+    public: Public
+    codes: Sequence[Sequence[Sequence[Float[np.ndarray, "l"]]]]
+
+    @classmethod
+    def open(cls, out: Path, *, seed: int) -> World:
+        """Make the demo, or go on with it, and ask every teacher once about every public volume."""
+        quiet = Watch(*[lambda *_: None] * 5)  # type: ignore[list-item]
+        places = before_asking(out, DemoOptions(seed=seed, simulated=True), watch=quiet)
+        made = places.workspace.public()
+        public = replace(made, kept=_before(made), images={volume: made.image(volume) for volume in made.volumes})
+        (query,) = next(iter(protocol_of(public.study).configure(public, {}.get)))
+        encoder = _encoder(public, query)
+        codes = []
+        for folder in sorted(places.sites.glob("hospital-*")):
+            teachers = Teachers.load(folder / "teachers")
+            volumes = [list(teachers.predict(public.image(volume))) for volume in public.volumes]
+            codes.append([[_code(encoder, each[voter]) for each in volumes] for voter in range(len(teachers.models))])
+        return cls(places, public, codes)
+
+    @property
+    def picks(self) -> Picks:
+        """Every site's own voters."""
+        return [range(len(site)) for site in self.codes]
+
+    def ask(self, picks: Picks, *, push: float = 0.0, kind: str = "") -> tuple[Public, tuple[Drawn, ...]]:
+        """The study's answers with fresh noise, of these voters; the first site pushes by so many balls."""
+        public = replace(self.public, kept=_before(self.public))
+
+        def codes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:
+            found = []
+            for site, voters in zip(self.codes, picks, strict=True):
+                votes = {voter: vote_of(encoder, site[voter], query.mechanism) for voter in set(voters)}
+                found.append(np.sum([votes[voter] for voter in voters], axis=0))
+            if push:
+                fixed = np.random.default_rng(7).normal(size=len(found[0]))
+                way = -found[0].astype(float) if kind == "against" else fixed
+                found[0] = np.rint(way / np.linalg.norm(way) * push * query.mechanism.site_radius_int).astype(np.int64)
+            return found
+
+        voters = sum(map(len, picks))
+        draw: Callable[..., Int64[np.ndarray, "d"]] = lambda query, each: released(each, query.mechanism)  # noqa: E731
+        return public, answers_to(public, codes=codes, draw=draw, voters=voters)
+
+    def warned(self, picks: Picks, *, push: float = 0.0, kind: str = "") -> list[str]:
+        """What the operator of one such study is warned of."""
+        try:
+            public, answers = self.ask(picks, push=push, kind=kind)
+        except Refused:
+            return ["the sum is refused as spoiled"]
+        weighed = protocol_of(public.study).aggregate(public, answers).weighed()
+        assert weighed is not None
+        return list(weighed.warnings)
+
+    @cached_property
+    def tested(self) -> tuple[list[Float[np.ndarray, "c x y z"]], list[np.ndarray]]:
+        """Images and label maps of the demo's test cases."""
+        data, cases = self.public.study.data, read_dataset(self.places.split / "test").labelled
+        labels = [load_label(case.label, data, mapping=dict(case.label_map)) for case in cases if case.label]
+        return [load_volume(case.image, data).image for case in cases], labels
+
+    def dice(self, model: torch.nn.Module) -> Score:
+        images, labels = self.tested
+        found = [predict(model, image).argmax(axis=0).astype(np.uint8) for image in images]
+        return score(found, labels, self.public.study.data.members)
+
+    def draws(self, count: int) -> Iterator[str]:
+        """The gain of a student of fresh noise, so many times."""
+        for number in range(1, count + 1):
+            public, answers = self.ask(self.picks)
+            asked = Asked(public, answers, len(self.codes))
+            student = self.dice(asked.student().model)
+            controls = {name: self.dice(network.model).cases for name, network in asked.controls().items()}
+            weighed = protocol_of(public.study).aggregate(public, answers).weighed()
+            found = over_best(student.cases, controls)
+            assert found is not None
+            assert weighed is not None
+            yield f"draw {number}: {found.sentence} {'; '.join(weighed.warnings) or 'no warning'}"
+
+
+def _before(public: Public) -> KeptInMemory:
+    """What a study keeps before anybody is asked: its start, and the first round's frame."""
+    kept = KeptInMemory()
+    start, frames = public.kept.read(START_FILE), public.kept.read(FRAMES)
+    assert start is not None
+    assert frames is not None
+    kept.write(START_FILE, start)
+    kept.write(FRAMES, record_bytes(json.loads(frames)[:1]))
+    return kept
+
+
+def _encoder(public: Public, query: QuerySpec) -> Encoder:
+    from common.codecs import load_codec
+    from common.protocols.site_protocol import site_protocol
+
+    codec = load_codec(public.objects.get(public.codec.sha256))
+    return site_protocol(public.study).encoder(query, codec, fetch=public.objects.get)
+
+
+def _code(encoder: Encoder, probabilities: Float[np.ndarray, "k x y z"] | None) -> Float[np.ndarray, "l"]:
+    """The vector that one teacher's prediction of a volume is encoded to; it does not depend on the round."""
+    assert probabilities is not None  # every phantom of a demo can be read
+    return encoder.of_volume(probabilities, lambda: probabilities)
+
+
+def studies(world: World, count: int, *, seed: int) -> Iterator[tuple[str, int, int]]:
+    """Kind of study, how many of them an operator was warned of, and how many there were."""
+    rng = np.random.default_rng(seed)
+
+    def picks() -> Picks:
+        return [rng.integers(len(site), size=len(site)).tolist() for site in world.codes]
+
+    yield "honest", sum(bool(world.warned(picks())) for _ in range(count)), count
+    for kind in KINDS:
+        for push in PUSHES:
+            each = max(1, count // 10)
+            yield (
+                f"{kind}, {push} m·R",
+                sum(bool(world.warned(picks(), push=push, kind=kind)) for _ in range(each)),
+                each,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The demo's noise again and again, in one process")
+    parser.add_argument("--out", type=Path, default=Path("demo-draws"), help="where the demo is made and kept")
+    parser.add_argument("--seed", type=int, default=0, help="of phantoms, split, training and drawn voters")
+    parser.add_argument("--draws", type=int, default=0, help="students of fresh noise")
+    parser.add_argument("--studies", type=int, default=0, help="honest studies to be weighed")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    world = World.open(given.out, seed=given.seed)
+    for line in world.draws(given.draws):
+        print(line, flush=True)
+    for kind, warned, count in studies(world, given.studies, seed=given.seed) if given.studies else ():
+        print(f"{kind}: {warned} of {count} warned", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""DP-MAC in 3D with the second order of the last block, beside DP-MAC as it is offered: Dice at one ε.
+
+The last block of ``unet`` is linear, a transposed convolution. Beside every block's first-order coefficients one more
+part is released: the diagonal of C = ½Σ∂²T for the cross-entropy, averaged over a patient's images, clipped by
+``CURVATURE``. It takes ``--share`` of Σ1/r², so all parts stay one Gaussian mechanism and all noise grows by
+1/√(1 − share). The mean curvature over steps (post-processing) then serves either five of Adam's steps on the noisy
+quadratic (``quadratic``) or one damped Newton step (``newton``).
+
+    python -m benchmarks.second_order --data Task04_Hippocampus --start public --seeds 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.func import grad, vmap
+
+from client.records.journal import TrainingJournal
+from client.training.contract import Part
+from client.training.private import teachers
+from client.training.private.clipped_sums import Parts, integer_sum
+from client.training.private.descent import cosine
+from client.training.private.mac import Penalty, VolumeMac, coordinates, objective
+from client.training.private.teachers import Setup, train_privately
+from common.config import TrainingConfig
+from common.data.split import SplitCounts
+from common.metrics import dice_per_class, mean_present
+from common.models.fit import predict, soft_dice_ce
+from common.privacy.mechanism import Unit
+from research.bench import Bench
+from research.command_shared import study_data
+from research.private_volumes import Terms, _start_recipe
+from research.roles import Source
+from research.setting import Setting
+
+NETWORK = TrainingConfig(channels=(16, 32, 64))
+CURVATURE = 0.04
+"""Bound of a patient's diagonal: above the median at the start, .03 to .04."""
+
+KEPT, TIMES = 0.9, 5
+"""Weight of the earlier mean curvature; steps on a quadratic."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What is tried; ``use`` is quadratic, newton, or empty for DP-MAC as it is."""
+
+    use: str
+    share: float
+    damping: float
+    newton_rate: float
+
+
+class SecondOrder(VolumeMac):
+    """DP-MAC with the noisy diagonal of the last block's curvature."""
+
+    def __init__(self, setup: Setup, how: How) -> None:
+        s = setup.settings
+        penalty = Penalty(s.mu, s.mu_growth, s.z_steps, s.z_rate)
+        rate = cosine(s.learning_rate)
+        super().__init__(setup.model, setup.patients, rate=rate, clip=s.clip, penalty=penalty, steps=s.steps)
+        self.how, self.chunk, blocks = how, s.chunk, self.blocks.weights
+        self.last = blocks[-1]
+        r = (((1 - how.share) / len(blocks)) ** -0.5,) * len(blocks)
+        names, clips = (*blocks, tuple(f"{name}.c" for name in self.last)), (s.clip,) * len(blocks)
+        self.parts = Parts(names, (*clips, CURVATURE), (*r, how.share**-0.5))
+        self.curvature: dict[str, torch.Tensor] = {}
+
+    def total(self, batch: np.ndarray) -> Mapping[str, torch.Tensor]:
+        self.turn += 1
+        mu, weights = self.penalty.at(self.turn, self.steps), self.weights
+        total = {n: torch.zeros(weights[n.removesuffix(".c")].shape, dtype=torch.int64) for n in self.parts.order}
+        for part in self.patients.chunks(batch, self.chunk, turn=self.turn):
+            one = lambda x, y: self._terms(weights, x, y, mu)  # noqa: E731
+            vectors = vmap(one)(part.images, part.targets)
+            for name, entry in integer_sum(vectors, self.parts, counted=part.filled).items():
+                total[name] += entry
+        return total
+
+    def _terms(
+        self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, mu: float
+    ) -> dict[str, torch.Tensor]:
+        """One patient's ∂T of every block and the diagonal of ½∂²T of the last."""
+        z = coordinates(self.blocks, soft_dice_ce, weights, x, y, mu, self.penalty)
+        slopes = grad(lambda w: objective(self.blocks, soft_dice_ce, w, x, y, z, mu).mean())(weights)
+        block: Any = self.blocks.model.get_submodule(self.blocks.names[-1])
+        given, of = torch.cat([z[self.blocks.names[0]], z[self.blocks.names[-2]]], dim=1), block.conv
+        shape = {"stride": of.stride, "padding": of.padding, "output_padding": of.output_padding}
+
+        def logits(given: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.conv_transpose3d(given, *own, **shape)
+
+        own = tuple(weights[name] for name in self.last)
+        s = torch.softmax(logits(given, *own), dim=1)
+        bend = s * (1 - s) / (2 * s[:, 0].numel())
+        diagonal = grad(lambda *v: (logits(given.square(), *v) * bend).sum(), argnums=(0, 1))(*own)
+        return slopes | {f"{name}.c": entry for name, entry in zip(self.last, diagonal, strict=True)}
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        for name in self.last:
+            new = mean[f"{name}.c"]
+            self.curvature[name] = KEPT * self.curvature.get(name, new) + (1 - KEPT) * new
+        before = {name: self.leaves[name].detach().clone() for name in self.last}
+        super().apply(mean, step=step, steps=steps)
+        bends = {name: 2 * self.curvature[name].clamp_min(0) for name in self.last}
+        if self.how.use == "newton":
+            far = self.how.newton_rate * self.rate(step, steps) / self.rate(0, steps)
+            for name, was in before.items():
+                self.leaves[name].data.copy_(was - far * mean[name] / (bends[name] + self.how.damping))
+            return
+        for leaf in self.leaves.values():
+            leaf.grad = None
+        for _ in range(TIMES - 1):
+            for name, was in before.items():
+                leaf = self.leaves[name]
+                leaf.grad = (mean[name] + bends[name] * (leaf.detach() - was)).to(leaf.dtype)
+            self.optimizer.step()
+
+
+def dice(source: Source, cache: Path, *, begun: bool, seed: int, how: How) -> float:
+    """Mean Dice on the held-out fifth."""
+    data = study_data(source, grid="16,24,16", spacing="2,2,2")
+    settings, roles = Terms(8.0, 1e-5, None, NETWORK).settings("dp-mac", begun=begun), source.roles(data, seed=seed)
+    site, start, classes = roles.private[0], None, len(data.labels)
+    if begun:
+        recipe = _start_recipe(NETWORK)
+        bench = Bench(
+            Setting("joint", 2, 1, 8.0, 1e-5, Unit.PATIENT, 1, NETWORK, recipe), roles, data, seed=seed, cache=cache
+        )
+        bench.start()
+        start = bench.start_file()
+    made = (lambda setup: SecondOrder(setup, how)) if how.use else teachers.mac
+    with patch.object(teachers, "registered", lambda _name: made):
+        journal = TrainingJournal(settings.plan(patients=len(site)))
+        part = Part(site.images, site.labels, classes)
+        model = train_privately(part, NETWORK, settings, journal, seed=seed, start=start).model
+    held = zip(roles.held_out.images, roles.held_out.labels, strict=True)
+    found = [dice_per_class(predict(model, x).argmax(axis=0).astype(np.uint8), y, classes) for x, y in held]
+    return statistics.fmean(mean_present(each) for each in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=Path("bench-cache"))
+    parser.add_argument("--start", choices=("public", "random"), default="public")
+    parser.add_argument("--use", choices=("", "quadratic", "newton"), default="")
+    parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--damping", type=float, default=0.003)
+    parser.add_argument("--newton-rate", type=float, default=0.1)
+    parser.add_argument("--seeds", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    given.cache.mkdir(parents=True, exist_ok=True)
+    source = Source(given.data, SplitCounts(1, public_images=12, label_maps=8), "auto", None, None, (), ())
+    how = How(given.use, given.share, given.damping, given.newton_rate)
+    for seed in range(given.seeds):
+        found = dice(source, given.cache, begun=given.start == "public", seed=seed, how=how)
+        print(json.dumps({**asdict(how), "start": given.start, "seed": seed, "dice": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Adapt the student to the hospital's own patients, at the hospital: nothing is sent and no budget is spent.
+
+A guarantee that the student has is not touched by what a hospital trains of it on its own patients and keeps. The
+result has no guarantee at all: its bundle says that it has seen patients and must not leave. Steps:
+
+1. take the student that was pulled, and the hospital's patients, without those who were withdrawn;
+2. with enough patients, train every way on four fifths of them at a time and score it on the others;
+3. choose a way, by these figures or, with fewer patients, by the default;
+4. train that way on all patients, and write the bundle and the report.
+
+Refuses a student of another study's grid or labels, one that has seen patients already, and a site without a usable
+labelled case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from client.adapting.adapted import Adapted, Figures
+from client.adapting.folder import FOLDER, NAME
+from client.adapting.folder import TRAININGS as KEPT
+from client.adapting.material import Material, Patient, material_of, own_patients
+from client.adapting.networks import Networks, Terms
+from client.adapting.report import write_report
+from client.adapting.seen_bundle import check_place, write_seen_bundle
+from client.adapting.ways import (
+    FEW,
+    FOLDS,
+    LEAST_PATIENTS,
+    TRAININGS,
+    Way,
+    by_choice,
+    choose,
+    filled,
+    fold_of,
+    mean,
+)
+from client.policy import load_site
+from client.site.books import writing_teachers
+from client.site.enrolment import start_file
+from client.teachers.evaluation import load_bundle
+from client.teachers.pulled_student import STUDENT_DIR
+from client.training.voter import LabelledScan
+from common.config import Study, TrainingConfig, load_study
+from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read
+from common.errors import InvalidInput
+from common.intervals import mean_interval
+from common.metrics import dice_per_class, mean_present
+from common.models.bundle import SEEN_WEIGHTS, Bundle
+from common.models.fit import best_device, predict
+
+STRENGTH = 1.0
+"""Of the pull towards the student: its share of the way back in a step is the learning rate times this."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptOptions:
+    """What to adapt and how, where that is not by default. ``way``: None to have it chosen.
+
+    ``steps`` and ``learning_rate``: the study's recipe of its student unless given. ``strength``: of the pull towards
+    the student. ``out``: the folder that the bundle's folder goes into.
+    """
+
+    site_dir: Path
+    student: Path | None = None
+    data: Path | None = None
+    way: Way | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    strength: float = STRENGTH
+    out: Path | None = None
+
+
+Progress = Callable[[int], AbstractContextManager[Callable[[int, float], None]]]
+"""Shows so many steps of training; what it gives takes how many more were gone, and the newest loss."""
+
+
+@dataclass(slots=True)
+class _Folds:
+    """Each way's Dice of every patient by a network that was trained without the patient."""
+
+    of: tuple[int, ...] = ()
+    dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
+
+    def means(self) -> dict[Way, list[float]]:
+        return {way: [mean_present(row) for row in rows] for way, rows in self.dice.items()}
+
+
+def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
+    """Make the hospital's own network from the student; see the module.
+
+    Args:
+        options: What to adapt and how.
+        progress: Shows the training.
+
+    Returns:
+        What was chosen and why, its figures, and where the bundle and the report lie.
+
+    Raises:
+        InvalidInput: As the module says.
+        Refused: If another training or a withdrawal is writing at this site.
+    """
+    config = load_site(options.site_dir)
+    study = load_study(config.path(config.study))
+    folder = options.site_dir / FOLDER
+    out = (options.out or folder) / f"{NAME}-{config.site}"
+    check_place(out)
+    bundle = student_of(options.student or options.site_dir / STUDENT_DIR / "bundle", study)
+    with writing_teachers({options.site_dir, config.books_dir}):
+        found = own_patients(config, study, data=options.data)
+        (folder / KEPT).mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        with VolumeCache(folder / "cache", budget_bytes=DEFAULT_BUDGET_BYTES) as cache:
+            material = material_of(found, study, folder=folder, cache=cache)
+            terms = Terms(
+                study.data.student,
+                recipe_for(bundle, study, options),
+                bundle.network,
+                start=start_file(options.site_dir) if study.data.finer == 1 else None,
+                strength=options.strength,
+            )
+            return _adapt(options, study, bundle, material, terms, folder=folder, out=out, progress=progress)
+
+
+def student_of(directory: Path, study: Study) -> Bundle:
+    """The student of a bundle; InvalidInput for one that has seen patients: what is made of it would be misnamed."""
+    if (directory / SEEN_WEIGHTS).exists():
+        raise InvalidInput(
+            "student to adapt", value=str(directory), limit="one that has not seen patients: not an adapted one"
+        )
+    bundle = load_bundle(directory, study.data.student)
+    bundle.network.to(best_device())
+    return bundle
+
+
+def recipe_of(bundle: Bundle, study: Study) -> TrainingConfig:
+    """The study's recipe of its student, on the network that the bundle has."""
+    return replace(study.student, channels=bundle.recipe.channels, network=bundle.recipe.network, patch=bundle.patch)
+
+
+def recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> TrainingConfig:
+    """The recipe of the bundle's student, as long and as fast as the options say."""
+    recipe = recipe_of(bundle, study)
+    return replace(
+        recipe,
+        steps=recipe.steps if options.steps is None else options.steps,
+        learning_rate=recipe.learning_rate if options.learning_rate is None else options.learning_rate,
+    )
+
+
+def _adapt(
+    options: AdaptOptions,
+    study: Study,
+    bundle: Bundle,
+    material: Material,
+    terms: Terms,
+    *,
+    folder: Path,
+    out: Path,
+    progress: Progress,
+) -> Adapted:
+    patients = material.patients
+    folds = min(FOLDS, len(patients)) if len(patients) >= LEAST_PATIENTS else 0
+    trainings = [way for way in Way if TRAININGS[way] == (way,)]
+    most = len(TRAININGS[options.way]) if options.way is not None else max(map(len, TRAININGS.values()))
+    with progress(terms.recipe.steps * (folds * len(trainings) + most)) as on_step:
+        make = partial(Networks, terms, folder / KEPT, on_step=on_step)
+        checked = _cross_validated(patients, make, terms, folds=folds)
+        means = checked.means()
+        way = options.way or (choose(means) if folds else FEW)
+        network = make(_scans(patients)).of(way)
+    figures = tuple(_figures(way, checked.dice[way], study.data.structures) for way in checked.dice)
+    result = Adapted(
+        site=load_site(options.site_dir).site,
+        way=way,
+        forced=options.way is not None,
+        patients=len(patients),
+        cases=sum(len(patient.scans) for patient in patients),
+        folds=folds,
+        figures=figures,
+        by_choice=mean_interval(_there(by_choice(means, checked.of))) if folds and options.way is None else None,
+        ahead={each: _ahead(means, way, each) for each in (Way.STUDENT, Way.OWN)} if folds else {},
+        student=bundle.weights,
+        bundle=out,
+        report=folder / "report",
+        problems=material.problems,
+        structures=study.data.structures,
+    )
+    write_seen_bundle(out, network, result, study=study, bundle=bundle, recipe=terms.recipe)
+    make = partial(Networks, terms, folder / KEPT, on_step=lambda steps, loss: None)
+
+    def unseen(place: int) -> Bundle:
+        if not folds:
+            return replace(bundle, network=network)
+        fold = checked.of[place]
+        scans = _scans(patient for patient, own in zip(patients, checked.of, strict=True) if own != fold)
+        return replace(bundle, network=make(scans).of(way))
+
+    return write_report(result, patients, means.get(way, []), unseen=unseen)
+
+
+def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:
+    return [scan for patient in patients for scan in patient.scans]
+
+
+def _cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms, *, folds: int) -> _Folds:
+    """Every way's Dice of every patient, by networks that the patient's fold was kept from."""
+    if not folds:
+        return _Folds()
+    of = fold_of([patient.name for patient in patients], folds=folds)
+    rows: dict[Way, list[tuple[float, ...]]] = {way: [()] * len(patients) for way in Way}
+    for fold in range(folds):
+        networks = make(_scans(patient for patient, own in zip(patients, of, strict=True) if own != fold))
+        models = {way: networks.of(way) for way in Way}
+        for place, patient in enumerate(patients):
+            if of[place] == fold:
+                for way, row in scored(patient, models, terms).items():
+                    rows[way][place] = row
+    return _Folds(of, rows)
+
+
+def scored(patient: Patient, models: Mapping[Way, torch.nn.Module], terms: Terms) -> dict[Way, tuple[float, ...]]:
+    """One patient's Dice by structure, the mean over the patient's scans, by each network."""
+    members = terms.data.members
+    scans = []
+    for scan in patient.scans:
+        image, truth = read(scan.image), read(scan.label)
+        found = {
+            way: predict(model, image, patch=terms.recipe.patch, amp=terms.recipe.amp).argmax(axis=0).astype(np.uint8)
+            for way, model in models.items()
+        }
+        scans.append(filled({way: dice_per_class(each, truth, members) for way, each in found.items()}))
+    return {way: tuple(mean(column) for column in zip(*(row[way] for row in scans), strict=True)) for way in models}
+
+
+def _figures(way: Way, rows: Sequence[Sequence[float]], structures: Sequence[str]) -> Figures:
+    columns = list(zip(*rows, strict=True))
+    return Figures(
+        way,
+        interval=_interval([mean_present(row) for row in rows]),
+        structures={name: _interval(column) for name, column in zip(structures, columns, strict=True)},
+    )
+
+
+def _ahead(means: Mapping[Way, Sequence[float]], way: Way, other: Way) -> tuple[float, float | None] | None:
+    """The paired difference in Dice over patients and half of its 95 % interval; None where nothing compares."""
+    return _interval([ours - theirs for ours, theirs in zip(means[way], means[other], strict=True)])
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float | None] | None:
+    there = _there(values)
+    return mean_interval(there) if there else None
+
+
+def _there(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]

@@ -1,0 +1,151 @@
+"""Describes the result of an adaptation: the method and why it was taken, its figures, and what they do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from client.adapting.ways import LEAST_PATIENTS, WORDS, Way
+from common.data.dataset import Problem
+from common.plain import joined
+
+SCHEMA = 1
+
+Interval = tuple[float, float | None]
+"""A mean and half of its 95 % interval, None for one patient."""
+
+SEEN = (
+    "This network has seen this hospital's patients and has no privacy guarantee: it must not leave the hospital. It "
+    "can be asked what it remembers of them."
+)
+
+LESS = 0.0005
+"""A way that is behind the student or the own network by more than this is said to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One way's Dice, by networks that had not seen the patient; None where no patient has a figure."""
+
+    way: Way
+    interval: Interval | None
+    structures: Mapping[str, Interval | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "way": str(self.way),
+            "what": WORDS[self.way],
+            "dice": _json(self.interval),
+            "structures": {name: _json(one) for name, one in self.structures.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """An adaptation.
+
+    ``figures``: of every way, by cross-validation over ``patients`` in ``folds``; none where there were too few.
+    ``by_choice``: the Dice of choosing itself, since the chosen way's own mean flatters it; None where a person chose.
+    ``ahead``: how far the taken way is ahead of the student and of the own network, paired over patients.
+    ``forced``: a person named the way.
+    """
+
+    site: str
+    way: Way
+    forced: bool
+    patients: int
+    cases: int
+    folds: int
+    figures: tuple[Figures, ...]
+    by_choice: Interval | None
+    ahead: Mapping[Way, Interval | None]
+    student: str
+    bundle: Path
+    report: Path
+    structures: tuple[str, ...]
+    problems: tuple[Problem, ...] = ()
+    pictures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def why(self) -> str:
+        """How the way came to be taken."""
+        if self.forced:
+            return "named by --way"
+        if self.folds:
+            return f"best of {len(self.figures)} ways in cross-validation over {self.patients} patients"
+        return f"the default for fewer than {LEAST_PATIENTS} patients"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Reasons not to use the network: no patient was left to check it on, or it scores below its source."""
+        found = []
+        if not self.folds:
+            found.append(
+                f"NOT CHECKED: {self.patients} patient(s) are too few to tell whether this network is better here than "
+                f"the student or a network of your own; cross-validation takes {LEAST_PATIENTS}"
+            )
+        for other, difference in self.ahead.items():
+            if difference is not None and difference[0] < -LESS:
+                found.append(f"LESS: {WORDS[self.way]} is {-difference[0]:.3f} Dice behind {WORDS[other]}")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "site": self.site,
+            "way": str(self.way),
+            "what": WORDS[self.way],
+            "why": self.why,
+            "forced": self.forced,
+            "patients": self.patients,
+            "cases": self.cases,
+            "folds": self.folds,
+            "figures": [one.to_json() for one in self.figures],
+            "by_choice": _json(self.by_choice),
+            "ahead": {str(way): _json(one) for way, one in self.ahead.items()},
+            "warnings": list(self.warnings),
+            "student": self.student,
+            "bundle": str(self.bundle),
+            "report": str(self.report),
+            "statement": SEEN,
+            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+        }
+
+
+def _json(interval: Interval | None) -> dict[str, float | None] | None:
+    if interval is None:
+        return None
+    value, half = interval
+    return {"mean": round(value, 5), "half_width": None if half is None else round(half, 5)}
+
+
+def shown(interval: Interval | None, *, sign: bool = False) -> str:
+    """A mean with its interval, in text."""
+    if interval is None:
+        return "–"
+    value, half = interval
+    return f"{value:{'+' if sign else ''}.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def text(result: Adapted) -> str:
+    """The result for a person: every way's Dice, what was taken and why, and what speaks against it."""
+    lines = []
+    if result.figures:
+        lines.append(f"Dice over {result.patients} patients, each by networks that had not seen the patient:")
+        for one in result.figures:
+            structures = ", ".join(f"{name} {shown(each)}" for name, each in one.structures.items())
+            mark = "*" if one.way is result.way else " "
+            lines.append(f"{mark} {one.way:<11} {shown(one.interval):<15} {structures}   {WORDS[one.way]}")
+    lines.append(f"taken: {WORDS[result.way]} ({result.way}); {result.why}")
+    for other, difference in result.ahead.items():
+        if other is not result.way:
+            lines.append(f"ahead of {WORDS[other]}: {shown(difference, sign=True)}, paired over patients")
+    if result.by_choice is not None:
+        lines.append(f"the choice itself, made without the patient it is scored on: {shown(result.by_choice)}")
+    lines += result.warnings
+    if result.problems:
+        lines.append(f"{len(result.problems)} case(s) left out:")
+        lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
+    return joined([*lines, SEEN])

@@ -1,0 +1,90 @@
+"""The hospital's own patients as an adaptation uses them: everyone listed, without those who were withdrawn.
+
+A scan that cannot be used is reported and left out; a patient without a usable scan is no patient here. Refuses a site
+without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.data.layouts import open_for_training
+from client.policy import SiteConfig
+from client.site.deals import deal_for_training
+from client.training.site import scans_by_patient
+from client.training.task import VoterTask
+from client.training.voter import LabelledScan, load_scans
+from common.config import Study
+from common.data.dataset import Case, Dataset, Problem, check_labels
+from common.data.volume_cache import VolumeCache
+from common.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """One patient's usable scans, and the case of each in the same order."""
+
+    name: str
+    scans: tuple[LabelledScan, ...]
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The patients an adaptation learns from, and what is wrong with scans that are left out."""
+
+    patients: tuple[Patient, ...]
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A site's dataset in its study's terms, and the ids of each patient's scans who was not withdrawn."""
+
+    dataset: Dataset
+    scans: dict[str, tuple[str, ...]]
+
+    def task(self, study: Study, directory: Path) -> VoterTask:
+        """All of these patients as one voter's, on the student's grid."""
+        listed = {scan for ids in self.scans.values() for scan in ids}
+        return VoterTask(
+            voter=0,
+            patients=tuple(sorted(self.scans.items())),
+            cases=tuple(case for case in self.dataset.labelled if case.id in listed),
+            known=tuple(problem for problem in self.dataset.problems if problem.case in listed),
+            directory=directory,
+            seed=0,
+            data=study.data.student,
+            recipe=study.student,
+            trainer="standard",
+            deal="",
+            absent=self.dataset.absent,
+        )
+
+
+def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) -> Own:
+    """The site's dataset, or the one at ``data``, without patients who were withdrawn from the pool.
+
+    The caller holds the lock of the books' teachers. Raises what :func:`~client.site.deals.deal_for_training` does.
+    """
+    dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
+    check_labels(dataset, study.data.student)
+    scans = scans_by_patient(dataset)
+    left = deal_for_training(config, scans.keys())
+    return Own(dataset, {name: ids for name, ids in scans.items() if name not in left})
+
+
+def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> Material:
+    """Read every scan; InvalidInput where not one can be used."""
+    usable, problems = load_scans(own.task(study, folder), cache)
+    cases = {case.id: case for case in own.dataset.labelled}
+    patients = []
+    for name, ids in sorted(own.scans.items()):
+        there = [scan for scan in ids if scan in usable]
+        if there:
+            patients.append(Patient(name, tuple(usable[scan] for scan in there), tuple(cases[scan] for scan in there)))
+    if not patients:
+        reason = f"{problems[0].case}: {problems[0].reason}" if problems else "the dataset lists none"
+        raise InvalidInput("no usable labelled case to adapt to", value=reason, remedy="`consilium site doctor --data`")
+    return Material(tuple(patients), problems)

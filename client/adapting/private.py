@@ -1,0 +1,216 @@
+"""Adapt the student under a patient's own guarantee: a network that may leave the hospital, charged in its ledger.
+
+The training begins at the released student and goes through a private strategy's every step on all of the hospital's
+patients. Every guarantee of a training holds for any first weights, so the student's cost and the training's compose;
+what a patient risks in all adds them up (:mod:`common.privacy.patient_guarantee`). Nothing is chosen on patients: no
+way, no step, no rate. Refuses a student that was not pulled and proven, patients who paid for a private training
+already, and a site without a ledger's terms.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from client.adapting.adapt import Progress, recipe_of, student_of
+from client.adapting.folder import FOLDER
+from client.adapting.material import own_patients
+from client.adapting.networks import as_increments
+from client.policy import SiteConfig, load_site
+from client.site.books import writing_teachers
+from client.teachers.pulled_student import STUDENT_DIR
+from client.training.command import PrivateOptions
+from client.training.private.charge import charge_adapted, record_adapted
+from client.training.private.teachers import check_network
+from client.training.task import VoterReport, VoterTask
+from client.training.voter import train_voter
+from common.bundle_archive import to_archive
+from common.canonical import digest, sha256_bytes
+from common.config import Study, load_study
+from common.data.dataset import Problem
+from common.errors import InvalidInput
+from common.models.bundle_configs import inference, metadata_of
+from common.models.bundle_facts import BundlePrivacy, Libraries
+from common.models.student_bundle import (
+    FILES,
+    INFERENCE,
+    LICENCE,
+    METADATA,
+    PRIVACY,
+    README,
+    WEIGHTS,
+    as_json,
+    write_bundle,
+)
+from common.student_statement import StudentStatement
+
+NAME = "may-leave"
+"""In the name of the bundle's folder, between strategy and site."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatelyAdapted:
+    """A network that may leave: its bundle, what its training cost each patient, and what its student had cost."""
+
+    bundle: Path
+    strategy: str
+    report: VoterReport
+    student: str
+    problems: tuple[Problem, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "bundle": str(self.bundle),
+            "strategy": self.strategy,
+            "guarantees": list(self.report.guarantees),
+            "student": self.student,
+            "patients": self.report.trained_on,
+            "steps": self.report.steps,
+            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+        }
+
+    def to_text(self) -> str:
+        lines = [f"{self.bundle}: may leave under"]
+        lines += [f"  each patient of the training: {one}" for one in self.report.guarantees]
+        lines += [f"  and what the student had cost before: {self.student}"]
+        lines += [f"{len(self.problems)} case(s) left out"] if self.problems else []
+        return "\n".join(
+            [*lines, "the charge is in the site's ledger; `consilium site status` adds up what patients risk"]
+        )
+
+
+def adapt_privately(
+    site_dir: Path, private: PrivateOptions, *, again: bool, out: Path | None, progress: Progress
+) -> PrivatelyAdapted:
+    """Make a network that may leave from the student that was pulled, and charge its training.
+
+    Args:
+        site_dir: The site's directory.
+        private: The strategy and what it may cost.
+        again: Patients who have paid for a private training pay for this one too.
+        out: The folder that the bundle's folder goes into; in the site's directory unless given.
+        progress: Shows the training.
+
+    Returns:
+        The bundle and its guarantees.
+
+    Raises:
+        InvalidInput: As the module says, before a step is spent.
+        Refused: If another training or a withdrawal is writing at this site.
+    """
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    target = (out or site_dir / FOLDER) / f"{private.strategy}-{NAME}-{config.site}"
+    if target.exists() and not _is_ours(target):
+        raise InvalidInput("folder of the adapted network holds something else", value=str(target), remedy="--out")
+    folder = site_dir / STUDENT_DIR / "bundle"
+    cost = _proven(site_dir)
+    settings = private.settings(begun=True)
+    if settings is None:
+        raise InvalidInput("private strategy", value=private.strategy, limit="dp-sgd, dp-mac or dp-bbb")
+    bundle = student_of(folder, study)
+    recipe = recipe_of(bundle, study)
+    data = study.data.student
+    check_network(recipe, settings, channels=len(data.channels), classes=len(data.labels))
+    with writing_teachers({site_dir, config.books_dir}):
+        found = own_patients(config, study)
+        task = replace(
+            found.task(study, site_dir / FOLDER / "private" / private.strategy),
+            recipe=recipe,
+            trainer=private.strategy,
+            deal=_deal(config),
+            private=settings,
+            start=folder / WEIGHTS,
+            site=site_dir,
+            leaves=True,
+        )
+        if not task.patients:
+            raise InvalidInput("patients for private training", value=0, limit="one")
+        task.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        charge_adapted(site_dir, task, again=again, identity=found.dataset.patient_identity)
+        with progress(task.steps) as show:
+            outcome = train_voter(task, on_step=as_increments(show))
+        record_adapted(site_dir, task)
+        result = PrivatelyAdapted(target, private.strategy, outcome.report, cost.sentence(), outcome.problems)
+        _write(target, task, result, study, config.site)
+    return result
+
+
+def _proven(site_dir: Path) -> BundlePrivacy:
+    """What the pulled student cost; InvalidInput unless the bundle is, byte for byte, the one that was signed.
+
+    A start that had seen patients without a guarantee would make the training's guarantee a lie.
+    """
+    folder, statement = site_dir / STUDENT_DIR / "bundle", site_dir / STUDENT_DIR / "statement.json"
+    try:
+        files = {name: (folder / name).read_bytes() for name in FILES}
+        signed = StudentStatement.parse(statement.read_bytes())
+    except OSError as error:
+        raise InvalidInput(
+            "student to begin from",
+            value=str(folder),
+            limit="one that was pulled",
+            remedy="`consilium site student pull`",
+        ) from error
+    if sha256_bytes(to_archive(files)) != signed.bundle:
+        raise InvalidInput(
+            "student's bundle is not the one that the server signed",
+            value=str(folder),
+            remedy="`consilium site student pull`",
+        )
+    return BundlePrivacy.from_json(json.loads(files[PRIVACY]))
+
+
+def _deal(config: SiteConfig) -> str:
+    """The id by which the ledger knows whom the training was on: all patients of the pool, without any split."""
+    return digest("deal-of-adapted", {"pool": config.pool})
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        return bool(json.loads((directory / PRIVACY).read_text(encoding="utf-8"))["may_leave"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write(target: Path, task: VoterTask, result: PrivatelyAdapted, study: Study, site: str) -> None:
+    guarantees = "; ".join(result.report.guarantees)
+    statement = (
+        f"Trained on patients of {site} with {task.trainer}, which costs each of them {guarantees}. It began from the "
+        f"student of the study {study.name}, which had cost: {result.student}. Where a patient took part in both, both "
+        "hold and add up."
+    )
+    facts = {
+        "may_leave": True,
+        "has_seen_patients": True,
+        "statement": statement,
+        "site": site,
+        "strategy": task.trainer,
+        "guarantees": list(result.report.guarantees),
+        "student": result.student,
+        "study": study.id,
+    }
+    files = {
+        METADATA: as_json(
+            metadata_of(
+                study,
+                description=statement,
+                owner=site,
+                source=f"patients of {site}, and the student of the study {study.name}",
+                dice={},
+                libraries=Libraries.here(),
+                inputs=None,
+            )
+        ),
+        INFERENCE: as_json(inference(study, task.recipe)),
+        PRIVACY: as_json(facts),
+        WEIGHTS: (task.directory / "weights.pt").read_bytes(),
+        README: f"# {site}: adapted privately from the student of {study.name}\n\n{statement}\n\n"
+        "Research only: not a medical device, not for diagnosis.\n".encode(),
+        LICENCE: f"{statement}\n\nNo licence of the weights is granted here. They come without warranty of any kind.\n"
+        "".encode(),
+    }
+    write_bundle(target, files)

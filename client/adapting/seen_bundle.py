@@ -1,0 +1,130 @@
+"""Writes an adapted network as a MONAI bundle whose names and privacy file say that it was trained on patients.
+
+The bundle is laid out as a student's is, so that MONAI and ``consilium predict`` read it; its files are readable by the
+site's user alone. No command of Consilium takes it as a student, a start or a teacher.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from client.adapting.adapted import SEEN, Adapted, shown
+from client.adapting.ways import WORDS
+from common.config import Study, TrainingConfig
+from common.errors import InvalidInput
+from common.models.averaged import Averaged
+from common.models.bundle import SECOND, SEEN_WEIGHTS, Bundle
+from common.models.bundle_configs import inference, metadata_of
+from common.models.bundle_facts import Libraries
+from common.models.student_bundle import INFERENCE, LICENCE, METADATA, PRIVACY, README, WEIGHTS, as_json, write_bundle
+from common.models.unet import weights_to_bytes
+
+_LICENCE = f"""\
+{SEEN}
+
+The configuration files of this bundle are licensed under the Apache License, Version 2.0
+(SPDX-License-Identifier: Apache-2.0, https://www.apache.org/licenses/LICENSE-2.0).
+No licence of the weights is granted here. They come without warranty of any kind and are not a medical device.
+"""
+
+
+def write_seen_bundle(
+    directory: Path,
+    network: torch.nn.Module,
+    result: Adapted,
+    *,
+    study: Study,
+    bundle: Bundle,
+    recipe: TrainingConfig,
+) -> None:
+    """Write the bundle where ``directory`` is, whole or not at all.
+
+    ``bundle``: the student it began from, whose input ranges it keeps.
+    """
+    check_place(directory)
+    files = {
+        METADATA: as_json(_metadata(result, study, bundle)),
+        INFERENCE: as_json(_inference(study, recipe, together=isinstance(network, Averaged))),
+        PRIVACY: as_json(_privacy(result, study)),
+        SEEN_WEIGHTS: weights_to_bytes(network),
+        README: _readme(result, study).encode(),
+        LICENCE: _LICENCE.encode(),
+    }
+    write_bundle(directory, files, mode=0o600)
+    directory.chmod(0o700)
+
+
+def check_place(directory: Path) -> None:
+    """InvalidInput unless there is nothing at ``directory``, or an earlier bundle of this kind."""
+    if directory.exists() and not (directory / SEEN_WEIGHTS).is_file():
+        raise InvalidInput(
+            "folder of the adapted network holds something else", value=str(directory), remedy="choose another --out"
+        )
+
+
+def _privacy(result: Adapted, study: Study) -> dict[str, Any]:
+    return {
+        "has_seen_patients": True,
+        "must_not_leave": True,
+        "statement": SEEN,
+        "site": result.site,
+        "way": str(result.way),
+        "patients": result.patients,
+        "student": result.student,
+        "study": study.id,
+    }
+
+
+def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object]:
+    figures = next((one.interval for one in result.figures if one.way is result.way), None)
+    return metadata_of(
+        study,
+        description=f"{SEEN} Made at {result.site} from the student of the study {study.name}: {WORDS[result.way]}.",
+        owner=result.site,
+        source=f"{result.patients} patients of {result.site}, and the student of the study {study.name}",
+        dice={} if figures is None else {"cross_validated_dice": figures[0]},
+        libraries=Libraries.here(),
+        inputs=bundle.inputs,
+    )
+
+
+def _inference(study: Study, recipe: TrainingConfig, *, together: bool) -> dict[str, object]:
+    """The student's workflow with the other name of the weights and, for a mean of two, both networks."""
+    own = inference(study, recipe)
+    found: dict[str, object] = json.loads(json.dumps(own).replace(WEIGHTS, SEEN_WEIGHTS))
+    if together:
+        found[SECOND] = found["network_def"]
+        found["network"] = _AVERAGED
+    return found
+
+
+_AVERAGED = (
+    "$type('Averaged', (torch.nn.ModuleList,), {'forward': lambda self, image: torch.logsumexp(torch.stack("
+    f"[torch.log_softmax(each(image), dim=1) for each in self]), dim=0)}})([@network_def, @{SECOND}]).to(@device)"
+)
+"""What :class:`~common.models.averaged.Averaged` does, in MONAI's configuration language."""
+
+
+def _readme(result: Adapted, study: Study) -> str:
+    table = "".join(f"| {WORDS[one.way]} | {shown(one.interval)} |\n" for one in result.figures)
+    measured = (
+        f"| Dice over {result.patients} patients, each left out of training | |\n|---|---|\n{table}"
+        if table
+        else "Nothing was measured: there were too few patients.\n"
+    )
+    warnings = "".join(f"\n{warning}.\n" for warning in result.warnings)
+    return f"""# {result.site}: adapted from the student of {study.name}
+
+**{SEEN}**
+
+Taken: {WORDS[result.way]}; {result.why}.
+{warnings}
+{measured}
+`consilium predict IMAGES --model THIS-FOLDER --out predictions` uses it; so does `python -m monai.bundle run
+--config_file configs/inference.json --meta_file configs/metadata.json --workflow_type inference` from this folder, with
+volumes in `images/`. Research only: not a medical device, not for diagnosis.
+"""

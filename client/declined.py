@@ -1,0 +1,109 @@
+"""Remembers the newest declined offer, so that a replayed offer is not accepted later.
+
+An offer states, under the server's signature, when the server made it. The site declines two kinds of offer as
+``stale``: one that is older than any delivery can take, and one that was made no later than an offer the site has
+declined. Neither stops an honest server, which makes a new offer for queries that it still needs. The newest declined
+offer is written to a file before it is answered, so a restarted worker knows it. If the file cannot be read, the site
+acts as if it had declined an offer at that moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from common.canonical import canonical_bytes
+from common.config import CollectionConfig
+from common.document import Between, Document, OneOf, Sha256
+from common.errors import InvalidInput
+from common.masking import DrawNumber
+from common.messages import MAX_TIME, REASONS, Offer
+from common.objects import write_atomically
+from common.reading import parse_json
+
+DECLINED = "declined.json"
+"""In a site's directory."""
+
+CLOCKS_S = 300.0
+"""Largest difference between a site's clock and the server's; the gateway refuses a larger one."""
+
+ON_ITS_WAY_S = 60.0
+"""Beyond the study's own deadlines: queues of SuperLink and SuperNode."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LastDeclined(Document):
+    """The offer that was made last of those this site declined, and the word it was declined with."""
+
+    SCHEMA: ClassVar = (DECLINED, 1)
+
+    study: Sha256
+    batch: Sha256
+    issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)]
+    reason: Annotated[str, OneOf("reason of a declined offer", REASONS)]
+    draw: DrawNumber | None = None
+
+    def is_of(self, offer: Offer) -> bool:
+        """Whether it was this very offer that was declined."""
+        return (self.study, self.batch, self.draw, self.issued) == (offer.study, offer.batch, offer.draw, offer.issued)
+
+
+class Declined:
+    """What one worker has declined, under the deadlines of the study it serves.
+
+    Args:
+        collection: The study's deadlines.
+        path: File that keeps the newest declined offer; without one it is forgotten with this object.
+        now: Seconds since 1970 by this site's clock, in place of the time of an offer that cannot be read.
+    """
+
+    def __init__(self, collection: CollectionConfig, *, path: Path | None = None, now: float = 0.0) -> None:
+        self._age_s = max(collection.offer_deadline_s, collection.deadline_s) + ON_ITS_WAY_S + CLOCKS_S
+        self._path = path
+        self._last: LastDeclined | None = None
+        self._newest = -1
+        if path is None or not path.exists():
+            return
+        try:
+            self._last = LastDeclined.from_json(parse_json(path.read_bytes(), what=DECLINED))
+            self._newest = self._last.issued
+        except (OSError, InvalidInput) as error:
+            log.warning("event=declined-unreadable cause=%s", type(error).__name__)
+            self._newest = int(1000 * now)
+
+    def reason(self, offer: Offer, *, now: float) -> str | None:
+        """Return why this offer was declined before, or None if it is new.
+
+        Args:
+            offer: As the server signed it. One of a server that states no time is always new.
+            now: Seconds since 1970 by this site's clock.
+        """
+        if offer.issued is None:
+            return None
+        if not -CLOCKS_S <= now - offer.issued / 1000 <= self._age_s:
+            return "stale"
+        if self._last is not None and self._last.is_of(offer):
+            return self._last.reason
+        return "stale" if offer.issued <= self._newest else None
+
+    def note(self, offer: Offer, reason: str) -> None:
+        """Remember what was said to an offer, if it was declined and made later than the last that was.
+
+        A disk that is full keeps no offer from being declined: it is then known while this object lives.
+        """
+        if reason in ("accepted", "stale") or offer.issued is None or offer.issued <= self._newest:
+            return
+        self._newest = offer.issued
+        self._last = LastDeclined(
+            study=offer.study, batch=offer.batch, issued=offer.issued, reason=reason, draw=offer.draw
+        )
+        if self._path is None:
+            return
+        try:
+            write_atomically(self._path, canonical_bytes(self._last.to_json()), mode=0o600)
+        except OSError as error:
+            log.warning("event=declined-not-kept cause=%s", type(error).__name__)

@@ -1,0 +1,155 @@
+"""Public objects at a site: fetched once from the server by content hash, verified, cached.
+
+Every request is signed with the site's node key. An interrupted download goes on where it stopped, after a restart too.
+The cache has a budget in bytes: what was used longest ago is deleted first, and fetched again where it is asked for.
+Refuses an answer whose SHA-256 is not the one asked for, any connection whose certificate the site's own root does not
+vouch for, and to ask any other address that an answer sends it to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from client.policy import SiteConfig
+from common.canonical import check_hash, sha256_bytes
+from common.errors import InvalidInput
+from common.https import opener
+from common.node_auth import signed_headers
+from common.objects import MAX_OBJECT_BYTES, ObjectStore
+from common.peers import MAX_PEERS_BYTES, Peers
+from common.pki import load_node_key
+from common.student_statement import MAX_STATEMENT_BYTES
+
+MAX_CACHE_BYTES = 32 << 30
+"""Of the cache and what is being fetched: a thousand volumes of 32 MiB, however many a server has a site ask for."""
+
+TIMEOUT_S = 30.0
+TRIES = 5
+PAUSE_S = 1.0
+CHUNK_BYTES = 1 << 20
+
+OnBytes = Callable[[int], None]
+"""Called with the bytes of an object that are here so far."""
+
+
+class NotThere(InvalidInput):
+    """The server answers, and has no such thing."""
+
+
+class PublicObjects:
+    """Reads through the site's cache to ``GET {objects_url}/public/{sha256}``."""
+
+    def __init__(self, config: SiteConfig) -> None:
+        self._cache = config.root / "cache"
+        self._store = ObjectStore(self._cache)
+        self._url = config.server.objects_url.rstrip("/")
+        self._opener = opener(ssl.create_default_context(cafile=str(config.path(config.server.root_certificates))))
+        self._key = load_node_key(config.root / "node" / "keys" / "node")
+
+    def get(self, name: str, *, on_bytes: OnBytes = lambda count: None) -> bytes:
+        """The object's bytes; :class:`InvalidInput` when it cannot be had or is not what its name says."""
+        if name in self._store:
+            with contextlib.suppress(OSError):
+                os.utime(self._store.path(name))  # used now
+            return self._store.get(name)
+        partial = self._cache / f".part-{check_hash(name)}"
+        self._make_room(keep=partial)
+        self._download(f"/public/{name}", partial, on_bytes, limit=MAX_OBJECT_BYTES)
+        data = partial.read_bytes()
+        partial.unlink()
+        if sha256_bytes(data) != name:
+            raise InvalidInput("public object does not match its hash", value=name, remedy="tell the server's operator")
+        self._store.put(data)
+        return data
+
+    def statement(self, study_id: str) -> bytes:
+        """What the server says about the student of a study, unverified and never cached; InvalidInput if it says
+        nothing yet."""
+        try:
+            return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
+        except NotThere as error:
+            raise InvalidInput(
+                "this study has no student yet", remedy="pull again once the consortium's run has ended"
+            ) from error
+
+    def peers(self, study_id: str) -> Peers:
+        """The sites of a study with their keys, as the server says: to be shown, and believed of nobody."""
+        data = self._said("peers", study_id, limit=MAX_PEERS_BYTES)
+        return Peers.parse(data, origin=f"{self._url}/public/peers/{study_id}")
+
+    def _said(self, what: str, study_id: str, *, limit: int) -> bytes:
+        partial = self._cache / f".{what}-{check_hash(study_id)}"
+        partial.unlink(missing_ok=True)
+        self._download(f"/public/{what}/{study_id}", partial, lambda count: None, limit=limit)
+        data = partial.read_bytes()
+        partial.unlink()
+        return data
+
+    def _make_room(self, *, keep: Path) -> None:
+        """Delete what was used longest ago until the largest object fits beside the rest; ``keep`` is being fetched."""
+        found = []
+        for path in self._cache.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process of this site made room too
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        size = sum(size for _, size, _ in found) + MAX_OBJECT_BYTES
+        for _, freed, path in sorted(found):
+            if size <= MAX_CACHE_BYTES:
+                return
+            if path != keep:
+                path.unlink(missing_ok=True)
+                size -= freed
+
+    def _download(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
+        for remaining in reversed(range(TRIES)):
+            try:
+                self._continue(path, partial, on_bytes, limit=limit)
+                return
+            except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
+                status = 0
+                if isinstance(error, urllib.error.HTTPError):
+                    status = error.code
+                    error.close()  # it holds the connection, for as long as somebody looks at it
+                if status == 416:  # what lies here is no beginning of the object
+                    partial.unlink(missing_ok=True)
+                if status == 404:
+                    raise NotThere(
+                        "public object cannot be fetched", value=path, remedy="tell the server's operator"
+                    ) from error
+                if remaining == 0 or status == 401 or 300 <= status < 400:
+                    what = f"public object cannot be fetched ({_reason(error)})"
+                    raise InvalidInput(what, value=path, remedy="`consilium site doctor`") from error
+                time.sleep(PAUSE_S)
+
+    def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
+        have = partial.stat().st_size if partial.exists() else 0
+        headers = signed_headers(self._key, method="GET", path=path, now=datetime.now(UTC))
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        request = urllib.request.Request(self._url + path, headers=headers)
+        with self._opener.open(request, timeout=TIMEOUT_S) as reply:
+            with partial.open("ab" if reply.status == 206 else "wb") as stream:
+                while chunk := reply.read(CHUNK_BYTES):
+                    if stream.tell() + len(chunk) > limit:
+                        raise InvalidInput("public object", value=path, limit=f"{limit} bytes")
+                    stream.write(chunk)
+                    on_bytes(stream.tell())
+            if reply.length:  # bytes announced and not received
+                raise http.client.IncompleteRead(b"", reply.length)
+
+
+def _reason(error: Exception) -> str:
+    refused = isinstance(error, urllib.error.HTTPError)
+    reason = error.reason if isinstance(error, urllib.error.URLError) and not refused else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return reason.verify_message
+    return str(reason) or type(reason).__name__

@@ -1,0 +1,26 @@
+"""Writes a small file with what a site's node needs of ``site.toml``, which its process may not read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.policy import load_site
+from common.document import Document
+from common.objects import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLink(Document):
+    """The site's name and the server's address, as ``node/link.json`` has them."""
+
+    site: str
+    superlink: str
+
+
+def write_link(site_dir: Path) -> None:
+    """Tell the node's part what it needs of ``site.toml``."""
+    config = load_site(site_dir)
+    link = NodeLink(config.site, config.server.superlink)
+    write_atomically(site_dir / "node" / "link.json", (json.dumps(link.to_json(), indent=1) + "\n").encode())

@@ -1,0 +1,64 @@
+"""Pictures of a site's own evaluation: a case in three planes, and how far the student's confidence can be believed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from common.calibration import Reliability
+from common.data.dataset import Case
+from common.data.volume import Volume, load_example
+from common.models.bundle import Bundle
+from common.models.fit import predict
+from common.planes import PLANES
+
+
+def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student") -> bytes:
+    """Three planes on the study's grid through the truth's middle: the truth solid, what ``who`` found dashed; PNG."""
+    data = bundle.data
+    example = load_example(case, data)
+    volume, truth = example.volume, example.label
+    found = _label_map(bundle, volume)
+    marked = np.argwhere(truth > 0)
+    centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
+    figure = Figure(figsize=(9, 3.4), facecolor="#0b0e11", layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for name, plane in PLANES.items():
+        axes = figure.add_subplot(1, 3, plane.fixed + 1)
+        shown, *maps = (plane.cut(array, centre[plane.fixed]) for array in (volume.image[0], truth, found))
+        stretch = data.spacing_mm[plane.up] / data.spacing_mm[plane.across]
+        axes.imshow(shown, cmap="gray", origin="lower", aspect=stretch)
+        for label_map, colour, style in zip(maps, ("#f0e442", "#ff7a2f"), ("solid", "dashed"), strict=True):
+            for value in np.unique(label_map[label_map > 0]):
+                axes.contour(label_map == value, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.4)
+        axes.set_title(name, color="#e6e9ec", fontsize=9)
+        axes.set_axis_off()
+    figure.suptitle(f"{title} (truth solid yellow, {who} dashed orange)", color="#e6e9ec", fontsize=10)
+    stream = io.BytesIO()
+    canvas.print_png(stream)
+    return stream.getvalue()
+
+
+def reliability_picture(found: Mapping[str, Reliability]) -> bytes:
+    """The reliability diagram: how often an answer is right, over how sure it was; PNG."""
+    figure = Figure(figsize=(4.6, 4.2), layout="constrained")
+    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="#8a94a0", linestyle=":", linewidth=1)
+    for name, one in found.items():
+        if one.points:
+            axes.plot(*zip(*one.points, strict=True), marker="o", markersize=3, label=f"{name}: ECE {one.error:.3f}")
+    axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+    stream = io.BytesIO()
+    canvas.print_png(stream)
+    return stream.getvalue()
+
+
+def _label_map(bundle: Bundle, volume: Volume) -> np.ndarray:
+    result: np.ndarray = predict(bundle.network, volume.image, patch=bundle.patch).argmax(axis=0).astype(np.uint8)
+    return result

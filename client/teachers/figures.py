@@ -1,0 +1,53 @@
+"""This hospital's figures of the study's student, signed by its ledger's key, for the consortium if staff consent.
+
+Made of :mod:`client.teachers.evaluation` on the student that was pulled and of nothing else: a mean Dice a structure,
+over patients, in hundredths. Refuses another model than that, other voxels than the study's grid, and a site where no
+structure has :data:`~common.site_figures.LEAST_PATIENTS` patients with a figure; structures with fewer are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from pathlib import Path
+
+from client.site.books import open_books
+from client.teachers.evaluation import Evaluation
+from client.teachers.verdict import judged
+from common.errors import InvalidInput
+from common.ledger.rows import format_time
+from common.metrics import mean_present
+from common.objects import write_atomically
+from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
+
+
+def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
+    """Each structure's mean Dice over the patients who have a figure, in hundredths; none of too few patients."""
+    found = []
+    for place, structure in enumerate(evaluation.structures):
+        patients: dict[str, list[float]] = {}
+        for score in evaluation.scores:
+            patients.setdefault(score.patient, []).append(score.dice[place])
+        means = [mean for values in patients.values() if not math.isnan(mean := mean_present(values))]
+        if len(means) >= LEAST_PATIENTS:
+            found.append(StructureFigure(structure, round(100 * math.fsum(means) / len(means))))
+    return tuple(found)
+
+
+def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteFigures:
+    """Note in the site's ledger that figures were made, and write them, signed, to ``out``.
+
+    Raises:
+        InvalidInput: If no student was pulled, ``out`` exists, or no structure has enough patients.
+    """
+    dice = figures_of(evaluation)
+    if not dice:
+        raise InvalidInput(
+            "patients with a figure of one structure", limit=f"{LEAST_PATIENTS}: of fewer no figure leaves a hospital"
+        )
+    config, study, bundle = judged(site_dir, out=out, option="--figures")
+    with open_books(config) as ledger:
+        ledger.note(f"figures on student {bundle} of study {study.id}")
+        said = SiteFigures(study.id, bundle, config.site, dice, format_time(now)).signed_by(ledger.sign)
+    write_atomically(out, said.render(), mode=0o600)
+    return said

@@ -1,0 +1,212 @@
+"""The student comes back: fetched from the server, proven by what this site already holds, unpacked.
+
+A bundle is believed only if the server's key signed a statement about it that is of the study this site consented to,
+whose ledger contains every row this site was receipted, and whose cost is neither below this site's receipts nor above
+the study's budget. Of the bundle itself weights, numbers and names are taken: every file is made here anew from the
+site's own template, because MONAI evaluates what a bundle's configuration says. Refuses everything else with the one
+thing to do about it; nothing is written before all holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from client.ledger.site_ledger import SiteLedger
+from client.policy import SiteConfig, load_site
+from client.site.books import read_books
+from client.site.fetch import OnBytes, PublicObjects
+from client.teachers.bundle_values import check_same, read_values, regenerate
+from common.bundle_archive import from_archive
+from common.config import Study, load_study
+from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.charges import charge_of
+from common.ledger.keys import public_hex
+from common.ledger.receipts import Receipt, row_hashes
+from common.ledger.records import ReceiptRecord, RecoveryRecord, parse_record
+from common.models.bundle_facts import BundlePrivacy
+from common.models.student_bundle import METADATA, write_bundle
+from common.objects import write_atomically
+from common.privacy.accounting import Guarantee, max_mu_squared
+from common.privacy.mechanism import AccountantName
+from common.site_verdict import SiteVerdict, genuine, in_words, released
+from common.student_statement import StudentStatement
+
+STUDENT_DIR = "student"
+_EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
+_TALK = "keep the statement, and talk to the other sites before the server's operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A student that was proven and unpacked into ``bundle``; ``receipts`` of this study it was checked against."""
+
+    bundle: Path
+    statement: StudentStatement
+    guarantee: Guarantee
+    receipts: int
+    gate: str = ""
+    """What hospitals said of it, in words; empty where the study has no gate."""
+
+
+def pull(
+    site_dir: Path,
+    *,
+    out: Path | None = None,
+    to_evaluate: bool = False,
+    on_bytes: OnBytes = lambda count: None,
+) -> Pulled:
+    """Fetch the statement and the bundle of the site's study, check both, and unpack into ``out``/bundle.
+
+    ``out`` is ``student`` in the site's directory unless given. Interrupted, it goes on where it stopped. Refused
+    (``not-released``) for a student whose gate is shut, unless it is pulled ``to_evaluate`` it.
+    """
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    out = out or site_dir / STUDENT_DIR
+    target = out / "bundle"
+    if target.exists() and not (target / METADATA).is_file():
+        raise InvalidInput("directory holds something other than a bundle", value=str(target), remedy="choose another")
+    objects = PublicObjects(config)
+    statement = StudentStatement.parse(objects.statement(study.id))
+    with read_books(_with_books(config)) as ledger:
+        receipts = check_statement(statement, study=study, keys=config.server.signing_public_keys, ledger=ledger)
+        gate = check_gate(statement, study=study, site=config.site, ledger=ledger, to_evaluate=to_evaluate)
+
+    def bounded(count: int) -> None:
+        if count > statement.size:
+            raise InvalidInput(
+                "student's bundle", value=f"{count} bytes", limit=f"the {statement.size} that were signed"
+            )
+        on_bytes(count)
+
+    archive = objects.get(statement.bundle, on_bytes=bounded)
+    if len(archive) != statement.size:
+        raise InvalidInput("student's bundle", value=f"{len(archive)} bytes", limit=f"the {statement.size} signed")
+    files = from_archive(archive)
+    values = read_values(files)
+    _check_facts(values.privacy, statement, study)
+    own = regenerate(values, study)
+    check_same(files, own)
+    write_bundle(target, own)
+    write_atomically(out / "statement.json", statement.render())
+    privacy = study.privacy
+    cost = statement.guarantee(privacy.budget, privacy.protection, privacy.accountant)
+    return Pulled(bundle=target, statement=statement, guarantee=cost, receipts=receipts, gate=gate)
+
+
+def check_statement(
+    statement: StudentStatement, *, study: Study, keys: tuple[Ed25519PublicKey, ...], ledger: SiteLedger
+) -> int:
+    """How many receipts of this study the statement agrees with.
+
+    InvalidInput where it is not the server's, or of another study, or older than the receipts; LedgerCorrupt where the
+    server has signed what contradicts this site's receipts or the study's budget.
+    """
+    if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
+        raise InvalidInput(
+            "statement about the student is not signed by a key in site.toml", remedy="ask the consortium for its key"
+        )
+    if statement.study_id != study.id:
+        raise InvalidInput(
+            "statement is about another study", value=statement.study_id, limit=study.id, remedy=_EXPORT_AGAIN
+        )
+    own = [receipt for receipt in ledger.receipts() if receipt.study_id == study.id]
+    if any(receipt.ledger_id != statement.head.ledger_id for receipt in own):
+        raise LedgerCorrupt(f"the statement names a different ledger than this site's receipts; to fix: {_TALK}")
+    rows = statement.positions()
+    for seq, hashed in _known_rows(ledger, statement.head.ledger_id).items():
+        if seq in rows and rows[seq] != hashed:
+            raise LedgerCorrupt(
+                f"the statement's ledger is not the one in this site's receipts; to fix: {_TALK}", row=seq
+            )
+    newest = max((receipt.head.seq for receipt in own), default=0)
+    if newest > statement.head.seq or _receipted(own, study) > statement.mu_squared:
+        raise InvalidInput(
+            "statement is older than this site's receipts: it does not count all that was released",
+            value=f"row {statement.head.seq}",
+            limit=f"row {newest} or later",
+            remedy=_EXPORT_AGAIN,
+        )
+    if statement.mu_squared > max_mu_squared(study.privacy.accountant, study.privacy.budget):
+        raise LedgerCorrupt(f"the statement spends more than the study's budget; to fix: {_TALK}")
+    return len(own)
+
+
+def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: SiteLedger, to_evaluate: bool) -> str:
+    """What hospitals said of a student, in words; Refused (``not-released``) where that does not release it.
+
+    In a sealed study a verdict counts if this site has confirmed the key that signed it, so that a server can leave one
+    out and can invent none. In an open one the operator is trusted, and all that it signed for count.
+    """
+    if not (needed := study.gate.verdicts):
+        return ""
+    own, confirmed = {site: ledger.public_key}, ledger.peers(study.id)
+    said = statement.verdicts or ()
+    if study.privacy.sealed:
+        keys = confirmed | own
+        check = partial(SiteVerdict.check_is_of, keys=keys, study=study.id, bundle=statement.bundle)
+        said = genuine(said, keys, check=check)
+    else:
+        said = tuple({one.site: one for one in said if one.bundle == statement.bundle}.values())
+    words = in_words(said, needed=needed)
+    if not released(said, needed=needed) and not to_evaluate:
+        raise Refused(
+            "not-released",
+            f"{words}; to fix: `consilium site student pull --to-evaluate`, then `consilium site evaluate --verdict`",
+        )
+    return words
+
+
+def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
+    """Row → hash of all this site was shown of a server's ledger, since a recovery if there was one."""
+    known: dict[int, str] = {}
+    for row in ledger.rows():
+        if row.kind not in ("recovery", "receipt"):
+            continue
+        match parse_record("site", row.kind, row.body):
+            case RecoveryRecord(ledger_id=recovered) if recovered == ledger_id:
+                known.clear()
+            case ReceiptRecord(receipt=receipt) if receipt.ledger_id == ledger_id:
+                known |= row_hashes(receipt)
+    return known
+
+
+def _receipted(own: list[Receipt], study: Study) -> Fraction:
+    """Σμ² of the study's releases this site holds receipts for, under the study's protection."""
+    protection = study.privacy.protection
+    mechanisms = [mechanism for receipt in own for mechanism in receipt.mechanisms]
+    return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))
+
+
+def _check_facts(facts: BundlePrivacy, statement: StudentStatement, study: Study) -> None:
+    """The privacy facts in the bundle are those that were signed, about the study this site consented to."""
+    privacy = study.privacy
+    budget, protection = privacy.budget, privacy.protection
+    pairs = [
+        (facts.epsilon_exact, statement.guarantee(budget, protection, AccountantName.EXACT).epsilon),
+        (facts.epsilon_rdp, statement.guarantee(budget, protection, AccountantName.RDP).epsilon),
+        (facts.delta, budget.delta),
+        (facts.budget_epsilon, budget.epsilon),
+    ]
+    if facts.epsilon_paper is not None:
+        pairs.append((facts.epsilon_paper, statement.guarantee(budget, protection, AccountantName.PAPER).epsilon))
+    named = (facts.study, facts.ledger_head, facts.queries, facts.protection, facts.accountant, facts.voters_per_site)
+    signed = (study.id, statement.head.hash, statement.queries, protection, privacy.accountant, privacy.voters_per_site)
+    if named != signed or not all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs):
+        raise InvalidInput("privacy facts in the bundle are not those that were signed", remedy=_EXPORT_AGAIN)
+
+
+def _with_books(config: SiteConfig) -> SiteConfig:
+    if not config.ledger_file.exists():
+        raise InvalidInput(
+            "site has no ledger, so it has nothing to check a student against",
+            value=config.ledger_file.name,
+            remedy="start the site once: `consilium site up`",
+        )
+    return config

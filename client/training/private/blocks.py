@@ -1,0 +1,142 @@
+"""The blocks of a MONAI U-Net as DP-MAC's graph: what is computed from what, and which weights belong to which block.
+
+A block is a convolution with its norm and activation, or a MONAI unit of several. Every block but the last has one
+coordinate z_k, its output; the last block gives the logits. The graph is found by one pass of shapes without numbers.
+Refuses by name a network that is no graph of such blocks: one with weights outside them, with a block that is used
+twice, or whose last block is not its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from monai.networks.blocks import Convolution, ResidualUnit, UnetBasicBlock, UnetOutBlock, UpSample
+from monai.networks.nets.basic_unet import TwoConv
+from torch.func import functional_call
+
+from client.training.private.clipped_sums import Parts
+from client.training.private.gradients import Weights, plain_weights
+from common.errors import InvalidInput
+
+KINDS = (
+    *(Convolution, ResidualUnit, TwoConv, UpSample, UnetBasicBlock, UnetOutBlock),
+    *(torch.nn.Conv3d, torch.nn.ConvTranspose3d),
+)
+"""What counts as a block where it lies in no larger one."""
+
+Visit = Callable[[str, torch.Tensor], torch.Tensor]
+"""(block, its output) → what the blocks that read it are given."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A network's blocks in the order in which they are computed; ``names[-1]`` gives the logits.
+
+    ``weights[k]`` are the parameters of block k; every parameter of the network belongs to exactly one block.
+    """
+
+    model: torch.nn.Module
+    names: tuple[str, ...]
+    weights: tuple[tuple[str, ...], ...]
+    _shapes: dict[torch.Size, dict[str, torch.Size]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The blocks that have a coordinate."""
+        return self.names[:-1]
+
+    def parts(self, clip: float) -> Parts:
+        """One clip Θ a block: r = √K, so a patient's whole vector is bounded by √(M·K)·Θ with M = 1."""
+        return Parts(self.weights, (clip,) * len(self.weights))
+
+    def run(self, weights: Weights, patches: torch.Tensor, visit: Visit) -> torch.Tensor:
+        """The logits where every block's output is replaced by what ``visit`` makes of it before it is read on."""
+        return _run(self.model, self.names, weights, patches, visit)
+
+    def shapes(self, patches: torch.Size) -> dict[str, torch.Size]:
+        """The shape of every hidden block's coordinate for images [k, c, x, y, z] of this shape; computes nothing."""
+        if patches not in self._shapes:
+            found: dict[str, torch.Size] = {}
+            _run(self.model, self.names, _meta(self.model), torch.empty(patches, device="meta"), _into(found))
+            self._shapes[patches] = {name: found[name] for name in self.hidden}
+        return self._shapes[patches]
+
+
+def blocks_of(model: torch.nn.Module) -> Blocks:
+    """The graph of a network's blocks.
+
+    Args:
+        model: A 3D segmentation network, images [n, c, x, y, z] to logits.
+
+    Returns:
+        Its blocks in the order in which they are computed.
+
+    Raises:
+        InvalidInput: If its blocks form no graph with a coordinate at every hidden block.
+    """
+    outermost: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in outermost)
+        if isinstance(module, KINDS) and not inside and next(module.parameters(), None) is not None:
+            outermost.append(name)
+    owner = {name: next((o for o in outermost if name.startswith(f"{o}.")), None) for name in plain_weights(model)}
+    loose = [name for name, block in owner.items() if block is None]
+    if loose or len(outermost) < 2:
+        raise _refused(model, f"weights outside its blocks: {loose[0]}" if loose else "fewer than two blocks")
+    calls: list[str] = []
+    last: list[torch.Tensor] = []
+
+    def visit(name: str, output: torch.Tensor) -> torch.Tensor:
+        calls.append(name)
+        last[:] = [output]
+        return output
+
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv3d))
+    image = torch.empty(1, first.in_channels, 64, 64, 64, device="meta")
+    logits = _run(model, tuple(outermost), _meta(model), image, visit)
+    if sorted(calls) != sorted(outermost):
+        odd = next(name for name in outermost if calls.count(name) != 1)
+        raise _refused(model, f"block {odd} is used {calls.count(odd)} times")
+    if last[0] is not logits:
+        raise _refused(model, f"its last block {calls[-1]} is not its output")
+    weights = tuple(tuple(name for name, block in owner.items() if block == called) for called in calls)
+    return Blocks(model, tuple(calls), weights)
+
+
+def _refused(model: torch.nn.Module, reason: str) -> InvalidInput:
+    return InvalidInput(
+        "network for dp-mac",
+        value=type(model).__name__,
+        limit=f"a graph of blocks ({reason})",
+        remedy="--strategy dp-sgd --per-layer",
+    )
+
+
+def _run(
+    model: torch.nn.Module, names: tuple[str, ...], weights: Mapping[str, torch.Tensor], x: torch.Tensor, visit: Visit
+) -> torch.Tensor:
+    handles = [
+        model.get_submodule(name).register_forward_hook(lambda _module, _given, output, name=name: visit(name, output))
+        for name in names
+    ]
+    try:
+        logits: torch.Tensor = functional_call(model, dict(weights), (x,))
+        return logits
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _meta(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The network's weights as shapes alone."""
+    return {name: torch.empty(weight.shape, device="meta") for name, weight in model.named_parameters()}
+
+
+def _into(found: dict[str, torch.Size]) -> Visit:
+    def visit(name: str, output: torch.Tensor) -> torch.Tensor:
+        found[name] = output.shape
+        return output
+
+    return visit

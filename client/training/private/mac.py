@@ -1,0 +1,169 @@
+"""DP-MAC on a 3D network: coordinates at every hidden block, a Z-step on one's own patients, a W-step block by block.
+
+MAC (Carreira-Perpiñán & Wang 2014) gives every hidden block k an output of its own, the coordinate z_k, and asks it to
+agree with what the block computes. For one image of N voxels, with Z all its coordinates,
+
+    E(W, Z) = loss(f_K(parents of K; W_K), y) + μ/(2N) · Σ_k ‖z_k − f_k(parents of k; W_k)‖²
+
+where a block's parents are the coordinates it reads, skips included. One private step is
+
+1. **Z-step**, never released: descend E over Z at the current weights. It moves in residual coordinates
+   z_k = f_k(parents) + e_k from e = 0. That is the same objective in other coordinates (the map is one to one), and the
+   loss reaches every block at once: the first step's direction is −∂loss/∂(output of k), which back-propagation has.
+2. **W-step**: the gradient of E at fixed Z with respect to each W_k alone. These are DP-MAC's first-order coefficients
+   Σ∂T centred at the current weights, M = 1 a block. A patient's are averaged over its images, clipped by Θ a block,
+   and released together: one Gaussian mechanism of sensitivity √(M·K)·Θ.
+
+As μ grows, z stays at the forward pass and the W-step becomes back-propagation's times 1 − (1 − rate)^steps. A
+patient's Z-step reads that patient's images and the (public) weights alone; nothing of it is kept between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch.func import grad
+
+from client.training.private.blocks import Blocks, blocks_of
+from client.training.private.descent import Rate
+from client.training.private.gradients import PatientLoss, Weights, refuse_coupling
+from client.training.private.strategies_3d import Patients, VolumeSgd, per_patient
+from common.errors import InvalidInput
+from common.models.fit import soft_dice_ce
+
+Each = Callable[[torch.Tensor, torch.Tensor], Float[torch.Tensor, "k"]]
+"""(logits, targets) of k images → their losses."""
+
+Coordinates = dict[str, torch.Tensor]
+"""A value for every hidden block, [k, channels, …] of a patient's k images. # sensitive: never released"""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """The Z-step of a training: μ from ``mu`` to ``mu``·``growth``, ``steps`` of descent of size ``rate``·N/μ."""
+
+    mu: float
+    growth: float
+    steps: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        for name, limit in (("mu", "a finite number above 0"), ("growth", "a finite number, 1 or more")):
+            value = getattr(self, name)
+            if not (isfinite(value) and value > 0 and (name == "mu" or value >= 1)):
+                raise InvalidInput(f"{name} of dp-mac", value=value, limit=limit)
+        if self.steps < 1:
+            remedy = "--strategy dp-sgd --per-layer has no coordinates"
+            raise InvalidInput("z_steps of dp-mac", value=self.steps, limit="1 or more", remedy=remedy)
+        if not 0 < self.rate <= 1:
+            raise InvalidInput("z_rate of dp-mac", value=self.rate, limit="above 0, at most 1")
+
+    def at(self, step: int, steps: int) -> float:
+        """μ of one of ``steps`` steps: geometric from the first to the last."""
+        return self.mu * float(self.growth ** (min(step, steps - 1) / max(1, steps - 1)))
+
+
+def objective(
+    blocks: Blocks,
+    each: Each,
+    weights: Weights,
+    patches: torch.Tensor,
+    targets: torch.Tensor,
+    z: Coordinates,
+    mu: float,
+) -> Float[torch.Tensor, "k"]:
+    """E(W, Z) of each of a patient's images; ``z`` are the coordinates themselves.
+
+    Its gradient with respect to the weights is the W-step's: a block is given its parents' coordinates, so no block's
+    weights enter another block's term.
+    """
+    gaps: list[torch.Tensor] = []
+
+    def visit(name: str, output: torch.Tensor) -> torch.Tensor:
+        if name not in z:
+            return output
+        gaps.append((z[name] - output).square().flatten(1).sum(dim=1))
+        return z[name]
+
+    loss = each(blocks.run(weights, patches, visit), targets)
+    return loss + mu / (2 * _voxels(patches)) * torch.stack(gaps).sum(dim=0)
+
+
+def coordinates(
+    blocks: Blocks, each: Each, weights: Weights, patches: torch.Tensor, targets: torch.Tensor, mu: float, how: Penalty
+) -> Coordinates:
+    """The Z-step on one patient: its coordinates after ``how.steps`` of descent of E at fixed weights.
+
+    Every image of the patient moves by its own E, so what a patient's coordinates are depends on no other patient.
+    """
+    voxels = _voxels(patches)
+    e = {name: torch.zeros(shape, dtype=patches.dtype) for name, shape in blocks.shapes(patches.shape).items()}
+
+    def energy(residuals: Coordinates) -> torch.Tensor:
+        logits = blocks.run(weights, patches, lambda name, f: f + residuals[name] if name in residuals else f)
+        length = torch.stack([r.square().sum() for r in residuals.values()]).sum()
+        return each(logits, targets).sum() + mu / (2 * voxels) * length
+
+    for _ in range(how.steps):
+        slopes = grad(energy)(e)
+        e = {name: r - how.rate * voxels / mu * slopes[name] for name, r in e.items()}
+    z: Coordinates = {}
+
+    def visit(name: str, f: torch.Tensor) -> torch.Tensor:
+        if name not in e:
+            return f
+        z[name] = f + e[name]
+        return z[name]
+
+    blocks.run(weights, patches, visit)
+    return z
+
+
+def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientLoss:
+    """One patient's E after its Z-step, averaged over its images: the function whose gradient the W-step clips."""
+
+    def loss(weights: Weights, patches: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        still = {name: w.detach() for name, w in weights.items()}
+        z = coordinates(blocks, each, still, patches, targets, mu, how)
+        return objective(blocks, each, weights, patches, targets, z, mu).mean()
+
+    return loss
+
+
+def _voxels(patches: torch.Tensor) -> int:
+    """N of one image."""
+    return int(np.prod(patches.shape[2:]))
+
+
+class VolumeMac(VolumeSgd):
+    """DP-MAC on a 3D network: a Z-step, then the clipped first-order coefficients of every block; Adam on their mean.
+
+    ``clip`` is Θ, of every block; ``steps`` the planned ones, over which μ grows.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        patients: Patients,
+        *,
+        rate: Rate,
+        clip: float,
+        penalty: Penalty,
+        steps: int,
+        chunk: int = 4,
+        method: str = "vmap",
+    ) -> None:
+        refuse_coupling(model)
+        self.blocks, self.penalty, self.steps, self.method = blocks_of(model), penalty, steps, method
+        super().__init__(model, patients, rate=rate, clip=clip, chunk=chunk, method=method)
+        self.parts = self.blocks.parts(clip)
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        mu = self.penalty.at(self.turn + 1, self.steps)
+        self.gradients = per_patient(mac_loss(self.blocks, soft_dice_ce, mu=mu, how=self.penalty), self.method)
+        return super().total(batch)

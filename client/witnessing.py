@@ -1,0 +1,123 @@
+"""A site as witness: it countersigns the server's newest head and its peers', after proof that they keep what it knew.
+
+A head must be signed by the ledger's own key, contain the newest row this site holds a receipt of, and contain every
+row of the head it countersigned before. Of two histories the site countersigns the one it knows, keeps both as
+evidence, and answers nothing more until a person has looked into it. Its own head tells how many queries it accepted
+and receipts it holds, which the server knows, and nothing else (:func:`common.witness.memory.blinded`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from client.ledger.site_ledger import SiteLedger
+from common.ledger.keys import public_hex
+from common.witness.memory import SHOWN, HeadMemory, blinded
+from common.witness.merkle import has_leaf, prove_growth, root
+from common.witness.messages import Growth, HeadSaid, PeerHead, WitnessReply, WitnessRequest
+from common.witness.notes import CheckpointNote, note_in, origin_of, witness_name
+
+log = logging.getLogger(__name__)
+
+
+class Witnessing:
+    """Answers :class:`~common.witness.messages.WitnessRequest`; ``memory`` is this site's own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        site: str,
+        ledger: SiteLedger,
+        server_keys: tuple[Ed25519PublicKey, ...],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.memory = HeadMemory(folder)
+        self._site, self._ledger, self._now = site, ledger, now
+        self._server_keys = tuple(public_hex(key) for key in server_keys)
+
+    def answer(self, request: WitnessRequest) -> WitnessReply:
+        """What this site says to the heads it is shown."""
+        peers = self._ledger.peers(request.study)
+        origin = origin_of("server", request.ledger)
+        line, problem = self._server(request, origin)
+        said = tuple(self._peer(head, peers) for head in request.heads if head.site != self._site)
+        missing = self._keep_server(request, origin, peers) if line else sorted(peers)
+        if missing:
+            log.warning("event=witness-missing ledger=%s peers=%d", request.ledger, len(missing))
+        own, growths = self._own(request, peers)
+        held = self._ledger.held(request.ledger)
+        return WitnessReply(line, problem, self.memory.size(origin), held.seq, said, own, growths)
+
+    def _server(self, request: WitnessRequest, origin: str) -> tuple[bytes, str]:
+        note = _read(request.note, origin)
+        if note is None or not any(note.is_signed(key) for key in self._server_keys):
+            return b"", "unsigned"
+        held = self._ledger.held(request.ledger)
+        if held.seq > note.size:
+            return b"", "stale"
+        if held.seq != request.held_row:
+            return b"", "gap"
+        if problem := self.memory.judge(note, (request.growth,)):
+            return b"", self._told(problem, note)
+        leaf = bytes.fromhex(held.hash)
+        if held.seq and not has_leaf(request.held, leaf=leaf, index=held.seq - 1, size=note.size, of=note.root):
+            self.memory.keep_conflict(note)
+            return b"", self._told("contradicts", note)
+        return self._cosign(note), ""
+
+    def _peer(self, head: PeerHead, peers: Mapping[str, str]) -> HeadSaid:
+        key, note = peers.get(head.site), _read(head.note, "")
+        if key is None or note is None:
+            return HeadSaid(head.site, b"", "unknown" if key is None else "unsigned", 0)
+        size = self.memory.size(note.origin)
+        if not note.origin.startswith(origin_of("site", "")) or not note.is_signed(key):
+            return HeadSaid(head.site, b"", "unsigned", size)
+        problem = "contradicts" if self.memory.other_ledger(note, key) else self.memory.judge(note, head.growths)
+        if problem:
+            return HeadSaid(head.site, b"", self._told(problem, note), size)
+        line = self._cosign(note)
+        self.memory.keep(note)
+        return HeadSaid(head.site, line, "", note.size)
+
+    def _cosign(self, note: CheckpointNote) -> bytes:
+        self.memory.remember(note)  # before the signature leaves
+        return note.cosign(
+            self._ledger.sign,
+            name=witness_name(self._site),
+            key=self._ledger.public_key,
+            time=int(self._now()),
+        ).line.encode()
+
+    def _keep_server(self, request: WitnessRequest, origin: str, peers: Mapping[str, str]) -> list[str]:
+        """Keep the server's head with its countersignatures; the confirmed peers whose is not among them."""
+        note = _read(request.note, origin)
+        assert note is not None
+        self.memory.keep(note)
+        return [site for site, key in peers.items() if note.cosigned_at(name=witness_name(site), key=key) is None]
+
+    def _own(self, request: WitnessRequest, peers: Mapping[str, str]) -> tuple[bytes, tuple[Growth, ...]]:
+        origin, key = origin_of("site", self._ledger.ledger_id), self._ledger.public_key
+        told = _read(request.own, origin)
+        if told is not None and told.is_signed(key):
+            self.memory.keep(told)
+        leaves = blinded(self._ledger.row_hashes(kinds=SHOWN), self.memory.folder, make=True)
+        note = CheckpointNote(origin, len(leaves), root(leaves)).signed(self._ledger.sign, key=key)
+        sizes = sorted({since for since in request.own_since if 0 < since <= len(leaves)})
+        return note.render().encode(), tuple(Growth(since, tuple(prove_growth(leaves, since))) for since in sizes)
+
+    def _told(self, problem: str, note: CheckpointNote) -> str:
+        if problem == "contradicts":
+            log.error("event=witness-disagrees size=%d remedy=docs/ledger.md", note.size)
+        return problem
+
+
+def _read(text: bytes, origin: str) -> CheckpointNote | None:
+    """The checkpoint in a text, if it is one, and of this ledger where one is named."""
+    note = note_in(text)
+    return note if note is not None and origin in ("", note.origin) else None

@@ -1,0 +1,447 @@
+"""Defines the codec protocol, registers codecs, and fits, stores and reads them.
+
+A codec turns class probabilities into a code of ``dimension`` numbers and a noisy mean code back into probabilities.
+It is public: fitted on public label maps only, sent to every site by content hash, part of every query's id. Refuses to
+be fitted on a label map whose hash is known as private, and refuses bytes that are not exactly what a codec writes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import IO, Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from common.canonical import (
+    canonical_bytes,
+    check_hash,
+    check_integer,
+    check_schema,
+    digest,
+    parse_canonical,
+    sha256_bytes,
+)
+from common.config import CodecConfig, Study
+from common.document import Document
+from common.errors import InvalidInput
+from common.reading import parsing
+from common.registry import registered
+from common.study_mechanism import mean_noise_std
+
+CODEC_SCHEMA = 1
+MAX_CODEC_BYTES = 1 << 28
+MIN_LABEL_MAPS = 2
+_HEADER = "header"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance(Document):
+    """What a codec was made from: the hashes of its public label maps, its seed, and what it was fitted for.
+
+    ``noise_std`` is the planned standard deviation of the noise on the **mean** code, in the code's own units.
+    """
+
+    label_maps: tuple[str, ...]
+    augmentations: int
+    seed: int
+    noise_std: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label_maps", tuple(check_hash(h) for h in self.label_maps))
+        if len(self.label_maps) < MIN_LABEL_MAPS or len(set(self.label_maps)) != len(self.label_maps):
+            raise InvalidInput(
+                "public label maps", value=len(self.label_maps), limit=f"at least {MIN_LABEL_MAPS}, none twice"
+            )
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise InvalidInput("codec seed", value=self.seed, limit="0 to 2^32 - 1")
+        if not isinstance(self.augmentations, int) or self.augmentations < 0:
+            raise InvalidInput("augmentations", value=self.augmentations, limit="an integer from 0")
+        check_noise_std(self.noise_std)
+
+
+def _check_grid(grid: tuple[int, ...]) -> None:
+    if min(grid) < 8:
+        raise InvalidInput("grid of a codec", value=grid, limit="three integers from 8")
+
+
+@dataclass(frozen=True, slots=True)
+class CodecHeader(Document):
+    """The header of a codec's bytes; ``grid`` is in voxels, and None if the arrays determine it."""
+
+    SCHEMA: ClassVar = ("codec", CODEC_SCHEMA)
+
+    name: str
+    provenance: Provenance
+    radius: float
+    grid: Annotated[tuple[int, int, int], _check_grid] | None = None
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A fitted codec, which turns class probabilities into codes and mean codes back. All of it is public.
+
+    Attributes:
+        name: Key of the codec in :data:`CODECS`.
+        dimension: Length l of a code.
+        radius: Clipping norm C of one voter's code.
+        labels: Number of classes, the background included.
+        grid: Shape [x, y, z] of a volume in voxels.
+        provenance: Which public label maps it was fitted on, and with which settings.
+
+    >>> from common.codecs.codec import CODECS
+    >>> sorted(CODECS)
+    ['ball-ae', 'paper-pca', 'pca']
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def radius(self) -> float: ...
+    @property
+    def labels(self) -> int: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+    @property
+    def provenance(self) -> Provenance: ...
+    @property
+    def linear(self) -> LinearCodec | None:
+        """The codec itself where protocols may read what its codes are made of; else None."""
+        ...
+
+    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+        """Encode class probabilities as a code.
+
+        Args:
+            probabilities: Float array of shape [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+
+        Returns:
+            Float64 array of shape [l]. Its norm is not bounded; :func:`common.privacy.quantise.quantise` clips it.
+
+        Raises:
+            InvalidInput: For another grid or number of classes, NaN or infinite values, or values that are no
+                probabilities.
+        """
+        ...
+
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+        """Decode a noisy mean code; this is post-processing and costs no privacy.
+
+        Args:
+            mean_code: Float array of shape [l].
+            noise_std: Standard deviation of the noise on every coordinate of ``mean_code``, in the same units.
+
+        Returns:
+            Float32 array of shape [c, x, y, z] that sums to 1 in every voxel. The zero code gives the public mean
+            shape, whatever ``noise_std`` is.
+
+        Raises:
+            InvalidInput: For another shape, or a value that is NaN or infinite.
+        """
+        ...
+
+    def to_bytes(self) -> bytes:
+        """Return the codec as bytes. The same codec gives the same bytes, so their SHA-256 names it."""
+        ...
+
+    @classmethod
+    def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """Rebuild a codec from the header and arrays that :func:`unpack` read.
+
+        Raises:
+            InvalidInput: If header and arrays contradict each other.
+        """
+        ...
+
+    @classmethod
+    def fit(
+        cls,
+        label_maps: Sequence[UInt8[np.ndarray, "x y z"]],
+        *,
+        labels: int,
+        config: CodecConfig,
+        provenance: Provenance,
+    ) -> Self:
+        """Fit the codec on public label maps that :func:`fit_codec` has checked."""
+        ...
+
+
+class LinearCodec(Codec, Protocol):
+    """A codec whose code is w_i · z_i for coordinates z of a basis of log-ratios, each decoded by itself.
+
+    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are a shape's log-ratios on a grid that divides the codec's.
+    ``variances`` are those of z_i over public shapes, ``powers`` those of the code's coordinates.
+    """
+
+    @property
+    def basis(self) -> Float[np.ndarray, "l k u v w"]: ...
+    @property
+    def centre(self) -> Float[np.ndarray, "k u v w"]: ...
+    @property
+    def metric(self) -> Float[np.ndarray, "u v w"]: ...
+    @property
+    def variances(self) -> Float[np.ndarray, "l"]: ...
+    @property
+    def powers(self) -> Float[np.ndarray, "l"]: ...
+
+
+CODECS: Mapping[str, str] = MappingProxyType(
+    {
+        "pca": "common.codecs.pca:PcaCodec",
+        "ball-ae": "common.codecs.ball_autoencoder:BallAutoencoder",
+        "paper-pca": "common.codecs.paper:PaperPcaCodec",
+    }
+)
+"""Every codec by the name a study gives it (``codec.name``): ``module:class``, imported on use, for one needs torch."""
+
+
+def codec_class(name: str) -> type[Codec]:
+    """The codec of that name; an unknown name is refused."""
+    if name not in CODECS:
+        raise InvalidInput("codec", value=name, limit=", ".join(sorted(CODECS)))
+    found: type[Codec] = registered(CODECS[name])
+    return found
+
+
+def fit_codec(
+    study: Study,
+    label_maps: Sequence[UInt8[np.ndarray, "x y z"]],
+    *,
+    noise_std: float | None = None,
+    sites: int | None = None,
+    map_hashes: Sequence[str] | None = None,
+    private_hashes: Collection[str] = (),
+    seed: int = 0,
+) -> Codec:
+    """Fit the study's codec on public label maps, for the noise that the mean code is planned to carry.
+
+    The same arguments give the same bytes.
+
+    Args:
+        study: The study; its ``codec`` section says which codec and how it is fitted.
+        label_maps: uint8 arrays on the study's grid, from patients who are in no site's pool.
+        noise_std: Standard deviation of the noise on the mean code, in the code's units: σ_int / 2¹⁶ / voters.
+        sites: Number of sites that are expected to answer, from which the noise is computed. Give either ``noise_std``
+            or ``sites``.
+        map_hashes: Hashes by which the provenance names the maps, such as their files'; by default
+            :func:`label_map_hash`.
+        private_hashes: Hashes of maps that are known to be private, or of validation and test cases. A match is
+            refused, because a basis fitted on a protected patient voids the guarantee. This catches mix-ups, not an
+            altered copy.
+        seed: Seed of the maps' augmentation.
+
+    Returns:
+        The fitted codec, which is public.
+
+    Raises:
+        InvalidInput: For maps of another type or shape, labels outside the study, a map given twice or known to be
+            private, or fewer sites than the quorum.
+
+    >>> codec = c.fit_codec(study, maps, sites=8)
+    >>> codec.name, codec.radius, codec.grid
+    ('pca', 1.0, (8, 8, 8))
+    """
+    if (noise_std is None) == (sites is None):
+        raise InvalidInput("arguments of fit_codec", limit="either noise_std or sites")
+    if sites is not None:
+        least = study.privacy.quorum
+        noise_std = mean_noise_std(
+            study, sites=check_integer("sites", sites, least=least, limit=f"the quorum, {least}")
+        )
+    assert noise_std is not None
+    kind = codec_class(study.codec.name)
+    labels = len(study.data.labels)
+    hashes = []
+    for number, label_map in enumerate(label_maps, start=1):
+        if not isinstance(label_map, np.ndarray) or label_map.dtype != np.uint8 or label_map.shape != study.data.grid:
+            raise InvalidInput(
+                f"public label map {number}",
+                value=(str(getattr(label_map, "dtype", type(label_map))), getattr(label_map, "shape", None)),
+                limit=f"uint8 on the study's grid {study.data.grid}",
+            )
+        if int(label_map.max()) >= labels:
+            raise InvalidInput(
+                f"public label map {number}: label", value=int(label_map.max()), limit=f"0 to {labels - 1}"
+            )
+        hashes.append(label_map_hash(label_map))
+        known = [h for h in (hashes[-1], *(map_hashes or ())[number - 1 : number]) if h in private_hashes]
+        if known:
+            raise InvalidInput(
+                f"public label map {number} is also a private, validation or test case",
+                value=known[0],
+                limit="label maps of patients who are used for nothing else",
+                remedy="leave it out of the public label maps",
+            )
+    if len(set(hashes)) != len(hashes) or (map_hashes is not None and len(map_hashes) != len(hashes)):
+        raise InvalidInput("public label maps", value=len(hashes), limit="one hash each, no map twice")
+    provenance = Provenance(
+        label_maps=tuple(hashes if map_hashes is None else map_hashes),
+        augmentations=study.codec.augmentations,
+        seed=seed,
+        noise_std=check_noise_std(noise_std),
+    )
+    return kind.fit(label_maps, labels=labels, config=study.codec, provenance=provenance)
+
+
+def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
+    """Read a codec from its bytes.
+
+    Args:
+        data: What :meth:`Codec.to_bytes` returned.
+        expected_hash: SHA-256 that the bytes must have, in hex.
+
+    Returns:
+        The codec.
+
+    Raises:
+        InvalidInput: If the hash differs, the codec is unknown, or the bytes are damaged or hold anything else.
+
+    >>> codec = c.fit_codec(study, maps, sites=8)
+    >>> c.load_codec(codec.to_bytes()).to_bytes() == codec.to_bytes()
+    True
+    """
+    if expected_hash is not None and sha256_bytes(data) != check_hash(expected_hash):
+        raise InvalidInput("codec is not the one announced", value=sha256_bytes(data), limit=expected_hash)
+    header, arrays = unpack(data)
+    with parsing("codec file", limit="arrays a codec wrote", remedy="fetch it again"):
+        codec = codec_class(header["name"]).from_parts(header, arrays)
+        same = codec.to_bytes() == data
+    if not same:
+        raise InvalidInput("codec file", limit="exactly the bytes that a codec's file has", remedy="fetch it again")
+    return codec
+
+
+def label_map_hash(label_map: UInt8[np.ndarray, "x y z"]) -> str:
+    """SHA-256 of a label map on the study's grid: shape and voxels, no name and no header."""
+    array = np.ascontiguousarray(label_map, dtype=np.uint8)
+    return digest("label-map", {"shape": list(array.shape), "voxels": sha256_bytes(array.tobytes())})
+
+
+def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A header (canonical JSON) and numeric arrays as one uncompressed npz without pickle or time stamps.
+
+    More than a site would read back (:data:`MAX_CODEC_BYTES`) is refused.
+    """
+    size = sum(array.nbytes for array in arrays.values())
+    if size > MAX_CODEC_BYTES - (1 << 16):
+        raise InvalidInput(
+            "codec is too large",
+            value=f"{size} bytes",
+            limit=f"{MAX_CODEC_BYTES} bytes with its header",
+            remedy="lower codec.max_dimension",
+        )
+    stream = io.BytesIO()
+    members = {_HEADER: np.frombuffer(canonical_bytes(dict(header)), dtype=np.uint8), **arrays}
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(members):
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(
+                    member, np.ascontiguousarray(members[name]), version=(1, 0), allow_pickle=False
+                )
+    return stream.getvalue()
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Read what :func:`pack` wrote: the header, with ``schema`` and ``name`` checked, and the arrays."""
+    if len(data) > MAX_CODEC_BYTES:
+        raise InvalidInput("codec file is too large", value=len(data), limit=f"{MAX_CODEC_BYTES} bytes")
+    arrays: dict[str, np.ndarray] = {}
+    with parsing("codec file is damaged or no codec", limit="bytes a codec wrote", remedy="fetch it again"):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise InvalidInput("codec file", limit="an uncompressed npz")
+            if sum(info.file_size for info in archive.infolist()) > len(data):  # members that share their bytes
+                raise InvalidInput("codec file", limit="members stored one after another without gaps")
+            for info in archive.infolist():
+                with archive.open(info) as member:
+                    _check_size(member, info.file_size)
+                    member.seek(0)
+                    arrays[info.filename.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
+        header = parse_canonical(arrays.pop(_HEADER).tobytes())
+    if not isinstance(header, dict) or not isinstance(header.get("name"), str):
+        raise InvalidInput("codec header", limit="a schema and a name")
+    check_schema("codec", header.get("schema"), known=CODEC_SCHEMA)
+    return header, arrays
+
+
+def write_codec(codec: Codec, arrays: Mapping[str, np.ndarray], *, grid: bool) -> bytes:
+    """A codec's bytes: its arrays, and in the header its name, provenance and radius, with ``grid`` also its grid."""
+    header = CodecHeader(codec.name, codec.provenance, codec.radius, codec.grid if grid else None)
+    return pack(header.to_json(), arrays)
+
+
+def read_header(
+    header: Mapping[str, Any], *, grid: bool, arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, type]
+) -> dict[str, Any]:
+    """What :func:`write_codec` wrote, as a codec's constructor takes it; InvalidInput for anything else."""
+    read = CodecHeader.from_json(dict(header))
+    if (read.grid is not None) != grid:
+        limit = "three integers from 8" if grid else "none"
+        raise InvalidInput(f"{read.name} codec: grid", value=read.grid, limit=limit)
+    if arrays.keys() != dtypes.keys() or any(arrays[name].dtype != dtype for name, dtype in dtypes.items()):
+        raise InvalidInput(f"{read.name} codec: arrays", value=sorted(arrays), limit=", ".join(dtypes))
+    return {**arrays, "provenance": read.provenance, "radius": read.radius} | ({"grid": read.grid} if grid else {})
+
+
+def is_pooled(grid: Sequence[int], coarse: Sequence[int]) -> bool:
+    """Return whether each voxel of the grid ``coarse`` is a cube of voxels of ``grid``, all of one size."""
+    factors = {n / m if m else 0.5 for n, m in zip(grid, coarse, strict=True)}
+    return len(factors) == 1 and factors.pop().is_integer()
+
+
+def frozen(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
+    """A read-only copy of this type."""
+    copy: np.ndarray = np.array(array, dtype=dtype, order="C")
+    copy.flags.writeable = False
+    return copy
+
+
+def _check_size(member: IO[bytes], size: int) -> None:
+    """That an array's header announces just the bytes that follow: nothing is allocated for what is not there."""
+    if np.lib.format.read_magic(member) != (1, 0):
+        raise ValueError("version of an array")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - member.tell():
+        raise ValueError("size of an array")
+
+
+def check_probabilities(
+    probabilities: np.ndarray, *, labels: int, grid: tuple[int, int, int]
+) -> Float[np.ndarray, "c x y z"]:
+    """Return ``probabilities`` as float64 if they are finite class probabilities on the grid, else refuse."""
+    if not isinstance(probabilities, np.ndarray) or probabilities.shape != (labels, *grid):
+        raise InvalidInput(
+            "class probabilities", value=getattr(probabilities, "shape", None), limit=f"shape {(labels, *grid)}"
+        )
+    values = probabilities.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise InvalidInput("class probabilities", limit="finite numbers")
+    if values.min() < -1e-3 or abs(values.sum(axis=0) - 1).max() > 1e-2:
+        raise InvalidInput("class probabilities", limit="numbers ≥ 0 that sum to 1 in every voxel")
+    return values
+
+
+def check_code(code: np.ndarray, *, dimension: int) -> Float[np.ndarray, "l"]:
+    """Return ``code`` as float64 if it is a finite vector of ``dimension`` numbers, else refuse."""
+    if not isinstance(code, np.ndarray) or code.shape != (dimension,):
+        raise InvalidInput("code", value=getattr(code, "shape", None), limit=f"shape {(dimension,)}")
+    values = code.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise InvalidInput("code", limit="finite numbers")
+    return values
+
+
+def check_noise_std(noise_std: float) -> float:
+    """Return the standard deviation of the noise on the mean code if it is finite and ≥ 0, else refuse."""
+    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not math.isfinite(noise_std):
+        raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
+    if noise_std < 0:
+        raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
+    return float(noise_std)

@@ -1,0 +1,123 @@
+"""A label map as a DICOM Segmentation that refers to the series it was found in, by highdicom.
+
+Each structure is a segment with its name, its coded concept where the standard's dictionary has one, and the algorithm
+that found it: the student, by the hash of its weights. The segment's frames lie on the series' own slices, so a viewer
+lays them over it. Refuses a label map that is not on the series' voxels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from common import __version__
+from common.data.dicom_study import highdicom, pydicom
+from common.errors import InvalidInput
+
+PRIVATE_SCHEME = "99CONSILIUM"
+"""The coding scheme of structures that the dictionary does not know."""
+
+SERIES_NUMBER = 9000
+DESCRIPTION = "Consilium segmentation, research only"
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What found the segments: its name, and the SHA-256 of its weights in hex, which is its version."""
+
+    name: str
+    weights: str
+
+
+def write_segmentation(
+    path: Path,
+    label_map: UInt8[np.ndarray, "i j k"],
+    slices: Sequence[Path],
+    *,
+    structures: Sequence[str],
+    algorithm: Algorithm,
+) -> None:
+    """Write ``label_map`` as a binary DICOM Segmentation.
+
+    Args:
+        path: The file to write.
+        label_map: Value v is structure v - 1 of ``structures``; i along a slice's columns, j along its rows, k over
+            ``slices``.
+        slices: The files of the series in the order of k.
+        structures: Names of the labels 1 and up.
+        algorithm: What found them.
+
+    Raises:
+        InvalidInput: If the label map is not on the slices' voxels, or the headers do not make a Segmentation.
+    """
+    dicom, hd = pydicom(), highdicom()
+    source = [dicom.dcmread(file) for file in slices]
+    expected = (int(source[0].Columns), int(source[0].Rows), len(source))
+    if label_map.shape != expected:
+        raise InvalidInput("label map of a series", value=label_map.shape, limit=str(expected))
+    for one in source:  # required by the standard, and left out by some scanners
+        for tag in ("PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber"):
+            if tag not in one:
+                setattr(one, tag, "")
+        if "ReferringPhysicianName" not in one:
+            one.ReferringPhysicianName = ""
+    identification = hd.AlgorithmIdentificationSequence(
+        name=algorithm.name[:64],
+        family=dicom.sr.codedict.codes.DCM.ArtificialIntelligence,
+        version=algorithm.weights,
+        source="Consilium",
+    )
+    try:
+        made = hd.seg.Segmentation(
+            source_images=source,
+            pixel_array=np.ascontiguousarray(label_map.transpose(2, 1, 0)),
+            segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
+            segment_descriptions=[
+                _segment(hd, dicom, number, name, identification) for number, name in enumerate(structures, start=1)
+            ],
+            series_instance_uid=hd.UID(),
+            series_number=SERIES_NUMBER,
+            sop_instance_uid=hd.UID(),
+            instance_number=1,
+            manufacturer="Consilium",
+            manufacturer_model_name="consilium predict",
+            software_versions=__version__,
+            device_serial_number="0",
+            series_description=DESCRIPTION,
+            content_description="Segmentation by a student network",
+            omit_empty_frames=bool(label_map.any()),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            "headers of the series make no DICOM Segmentation", value=str(error)[:200], remedy="export it again"
+        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save_as(path)
+
+
+def _segment(hd: Any, dicom: Any, number: int, name: str, identification: Any) -> Any:
+    codes = dicom.sr.codedict.codes
+    return hd.seg.SegmentDescription(
+        segment_number=number,
+        segment_label=name[:64],
+        segmented_property_category=codes.SCT.AnatomicalStructure,
+        segmented_property_type=concept(name),
+        algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+        algorithm_identification=identification,
+    )
+
+
+def concept(name: str) -> Any:
+    """The coded concept of a structure: SNOMED's where DICOM's dictionary has the name, else one of our own scheme."""
+    dicom, hd = pydicom(), highdicom()
+    keyword = "".join(word[:1].upper() + word[1:] for word in name.replace("-", " ").replace("_", " ").split())
+    found = getattr(dicom.sr.codedict.codes.SCT, keyword, None) if keyword.isidentifier() else None
+    if found is not None:
+        return found
+    value = "".join(letter for letter in name.upper() if letter.isalnum())[:16] or "STRUCTURE"
+    return hd.sr.CodedConcept(value=value, scheme_designator=PRIVATE_SCHEME, meaning=name[:64])

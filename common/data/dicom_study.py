@@ -1,0 +1,156 @@
+"""The image series in a folder of DICOM files, by their headers alone, with pydicom (an extra: ``consilium[dicom]``).
+
+A study's folder, as a scanner or an archive writes it, holds several series in one or many folders. Refuses a folder
+that holds more than one study, or none; what is no DICOM file is passed over.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import InvalidInput
+
+MAX_FILES = 20_000
+_TAGS = (
+    *("SeriesInstanceUID", "StudyInstanceUID", "SeriesDescription", "SeriesNumber", "Modality", "PatientID"),
+    *("FrameOfReferenceUID", "NumberOfFrames"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series: its files in the order of their names, and what its headers say of it."""
+
+    uid: str
+    study: str
+    description: str
+    number: str
+    modality: str
+    frame_of_reference: str
+    files: tuple[Path, ...]
+    frames: int = 1
+
+    @property
+    def name(self) -> str:
+        """What a person knows the series by."""
+        return f"{self.description or 'series without a description'} (number {self.number or '?'}, {self.modality})"
+
+
+def pydicom() -> Any:
+    """The module, or InvalidInput where it is not installed."""
+    return _module("pydicom")
+
+
+def highdicom() -> Any:
+    """The module, or InvalidInput where it is not installed."""
+    return _module("highdicom")
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidInput(
+            f"DICOM needs {name}, which is not installed", remedy="pip install 'consilium[dicom]'"
+        ) from error
+
+
+def series_in(folder: Path) -> tuple[Series, ...]:
+    """Find every series of the one study below ``folder``.
+
+    Args:
+        folder: Any depth of folders; only headers are read.
+
+    Returns:
+        The series by number, at least one.
+
+    Raises:
+        InvalidInput: If there is none, more than one study or patient, or too many files.
+    """
+    if not folder.is_dir():
+        raise InvalidInput("DICOM study", value=str(folder), limit="a folder")
+    found: dict[str, list[tuple[Path, dict[str, str]]]] = {}
+    for count, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        if count >= MAX_FILES:
+            raise InvalidInput("files of a DICOM study", limit=f"at most {MAX_FILES}")
+        head = _head(path)
+        if head["SeriesInstanceUID"]:
+            found.setdefault(head["SeriesInstanceUID"], []).append((path, head))
+    if not found:
+        raise InvalidInput("folder holds no DICOM series", value=str(folder), remedy="give the folder of one study")
+    for what, tag in (("studies", "StudyInstanceUID"), ("patients", "PatientID")):
+        several = {head[tag] for files in found.values() for _, head in files}
+        if len(several) > 1:
+            raise InvalidInput(
+                f"{what} in the folder", value=len(several), limit="one", remedy="give each its own folder"
+            )
+    return tuple(sorted(map(_series, found.values()), key=lambda series: (series.number.zfill(8), series.uid)))
+
+
+def _head(path: Path) -> dict[str, str]:
+    """The tags of one file as text; empty for a file that is not DICOM."""
+    dicom = pydicom()
+    try:
+        head = dicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_TAGS))
+        return {tag: str(head.get(tag) or "").strip() for tag in _TAGS}
+    except Exception:  # noqa: BLE001  # whatever a stranger's bytes do to the reader: no file of a series
+        return dict.fromkeys(_TAGS, "")
+
+
+def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> Series:
+    head = files[0][1]
+    return Series(
+        uid=head["SeriesInstanceUID"],
+        study=head["StudyInstanceUID"],
+        description=head["SeriesDescription"],
+        number=head["SeriesNumber"],
+        modality=head["Modality"],
+        frame_of_reference=head["FrameOfReferenceUID"],
+        files=tuple(path for path, _ in files),
+        frames=max(int(one["NumberOfFrames"]) if one["NumberOfFrames"].isdigit() else 1 for _, one in files),
+    )
+
+
+def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
+    """The one series to segment.
+
+    Args:
+        series: Those of the study.
+        named: A series' UID, number or description; empty to take the only one of ``modality``.
+        modality: What the student was trained on, "MR".
+
+    Returns:
+        The series.
+
+    Raises:
+        InvalidInput: If none or several fit, naming them; or if the one that was named is of another modality or is one
+            multi-frame file.
+    """
+    listed = "; ".join(one.name for one in series)
+    if named:
+        fit = [
+            one for one in series if named in (one.uid, one.number) or named.casefold() == one.description.casefold()
+        ]
+    else:
+        fit = [one for one in series if one.modality == modality]
+    if not fit:
+        raise InvalidInput(f"{modality} series" if not named else "series", value=named or None, limit=f"of {listed}")
+    if len(fit) > 1:
+        raise InvalidInput(
+            "series to segment",
+            value="; ".join(one.name for one in fit),
+            limit="one",
+            remedy="name it by its number or UID: --series 4",
+        )
+    one = fit[0]
+    if one.modality != modality:
+        raise InvalidInput(
+            f"series {one.name}", value=one.modality, limit=f"{modality}, which the student was trained on"
+        )
+    if one.frames > 1:
+        raise InvalidInput(f"series {one.name}", value=f"{one.frames} frames in a file", limit="one file a slice")
+    return one

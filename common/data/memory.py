@@ -1,0 +1,49 @@
+"""Reads how much memory this process may still take, from its container and its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory left: the smaller of the container's and the machine's; None if neither is known.
+
+    Args:
+        root: Where control groups are mounted, of version 2 or 1.
+        meminfo: The machine's account of its memory.
+
+    Returns:
+        Bytes; what a container uses for files that could be read again counts as free.
+    """
+    found = [free for free in (_machine(meminfo), *_container(root)) if free is not None]
+    return min(found) if found else None
+
+
+def _container(root: Path) -> list[int | None]:
+    pairs = (
+        (root / "memory.max", root / "memory.current", root / "memory.stat"),
+        *((root / "memory" / f"memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),),
+    )
+    return [_left(*map(Path, files)) for files in pairs]
+
+
+def _left(limit: Path, used: Path, stat: Path) -> int | None:
+    try:
+        most, now = int(limit.read_text()), int(used.read_text())
+        files = dict(line.split() for line in stat.read_text().splitlines())
+        return max(0, most - now + int(files.get("inactive_file", files.get("total_inactive_file", 0))))
+    except (OSError, ValueError):  # not mounted, or no limit: "max"
+        return None
+
+
+def _machine(meminfo: Path) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) << 10
+    except (OSError, ValueError):
+        pass
+    return None

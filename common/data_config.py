@@ -1,0 +1,93 @@
+"""Defines the ``[data]`` section of a study: labels, spacing, grid and channels of every volume."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import InvalidInput
+from common.names import check_regions, check_text, region_members, region_names
+from common.sections import as_said
+
+MAX_GRID_VOXELS = 1 << 24
+NORMALISATIONS = ("volume", "nonzero")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DataConfig:
+    """What every volume is brought to: RAS+ orientation, one spacing and one grid.
+
+    Attributes:
+        labels: Names of the label values; the first is the background, value 0.
+        spacing_mm: Size of a voxel on three axes.
+        grid: Voxels on three axes; volumes are cropped or padded around their centre.
+        channels: Names of an image's channels.
+        regions: Overlapping structures that label maps are scored by, as BraTS does, each ``name = label + label``.
+            Labels themselves stay exclusive, because a code is made of probabilities that sum to 1.
+        normalisation: ``volume`` for z-scores over all voxels, or ``nonzero`` for z-scores over the non-zero voxels of
+            a skull-stripped brain, with the others left at 0.
+        finer: Factor by which the resolution at which the student is trained and scored exceeds that of the queries.
+    """
+
+    labels: tuple[str, ...]
+    spacing_mm: tuple[float, float, float]
+    grid: tuple[int, int, int]
+    channels: tuple[str, ...] = ("MRI",)
+    regions: tuple[str, ...] = ()
+    normalisation: str = "volume"
+    finer: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "grid", "channels", "regions"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
+        if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
+            raise InvalidInput(
+                "data.labels", value=self.labels, limit="background and at least one structure, no name twice"
+            )
+        if not self.channels or len(set(self.channels)) != len(self.channels):
+            raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, no name twice")
+        if len(self.spacing_mm) != 3 or not all(0.05 <= s <= 20 for s in self.spacing_mm):
+            raise InvalidInput("data.spacing_mm", value=self.spacing_mm, limit="three numbers from 0.05 to 20 mm")
+        if len(self.grid) != 3 or not all(8 <= n <= 512 and n % 8 == 0 for n in self.grid):
+            raise InvalidInput("data.grid", value=self.grid, limit="three multiples of 8 from 8 to 512 voxels")
+        for name in ("labels", "channels"):
+            for text in getattr(self, name):
+                check_text(text, what=f"name in data.{name}")
+        if self.grid[0] * self.grid[1] * self.grid[2] > MAX_GRID_VOXELS:
+            raise InvalidInput("data.grid", value=self.grid, limit=f"at most {MAX_GRID_VOXELS} voxels in all")
+        if self.normalisation not in NORMALISATIONS:
+            raise InvalidInput("data.normalisation", value=self.normalisation, limit=", ".join(NORMALISATIONS))
+        check_regions(self.regions, self.labels)
+        if type(self.finer) is not int or self.finer not in (1, 2, 4):
+            raise InvalidInput("data.finer", value=self.finer, limit="1, 2, 4")
+        _ = self.student  # refuses a grid that is too large there
+
+    @property
+    def student(self) -> DataConfig:
+        """What the student sees: the same field of view in ``finer`` times as many voxels on each axis."""
+        (x, y, z), (u, v, w), n = self.grid, self.spacing_mm, self.finer
+        finer = {"grid": (n * x, n * y, n * z), "spacing_mm": (u / n, v / n, w / n), "finer": 1}
+        return self if n == 1 else dataclasses.replace(self, **finer)  # type: ignore[arg-type]
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What label maps are scored by, by name: the regions, or every label but the background."""
+        return region_names(self.regions) or self.labels[1:]
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The label values of every one of :attr:`structures`."""
+        alone = tuple((value,) for value in range(1, len(self.labels)))
+        return region_members(self.regions, self.labels) or alone
+
+    def to_table(self) -> dict[str, Any]:
+        """The section's keys and values.
+
+        A key of a later version is left out at its default, so the ids of earlier studies stay the same.
+        """
+        return as_said(self, ("regions", "normalisation", "finer"))
+
+    def __repr__(self) -> str:
+        return f"DataConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"

@@ -1,0 +1,212 @@
+"""The only module that imports Flower's internal names, each with the reason why it is needed.
+
+The names in :data:`INTERNALS` are not part of Flower's public interface, so any release may move them. Other modules
+import them as ``from common.engine import NAME``. Flower's public modules (``flwr.app``, ``flwr.clientapp``,
+``flwr.serverapp``) are imported directly. A name is loaded at its first use, so a site loads nothing of SuperLink.
+
+``python -m common.engine`` checks that the installed Flower has every name; docs/lab/flower.md says how to upgrade.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.process import base_env
+
+RUNTIME_CLIENT = "_runtime_client"
+"""The attribute of a ServerApp's Grid that asks SuperLink: a ``RuntimeHttpClient``."""
+ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
+"""The call of a SuperNode's runtime that its secret protects."""
+AUTHENTICATION_SWITCH = "FLWR_OIDC_ENABLED"
+"""The environment variable that makes SuperLink ask ``config_loader`` who may call its control routes."""
+TABLES = {
+    "message_ins": ("message_id", "created_at", "ttl"),
+    "message_res": ("message_id", "reply_to_message_id", "src_node_id"),
+    "objects": ("object_id", "content", "is_available"),
+    "run_objects": ("object_id", "run_id"),
+    "run": ("run_id", "primary_task_id"),
+    "task": ("task_id", "finished_at"),
+}
+"""SuperLink's tables and the columns that :mod:`server.operations.storage` reads and writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A name of Flower's.
+
+    ``where`` is its module, and after a colon its name there; a module alone stands for itself. ``needs`` are the
+    fields, members or parameters that are used of it.
+    """
+
+    where: str
+    stands_for: str
+    needs: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """The thing itself; ImportError or AttributeError where Flower has moved it."""
+        module, _, name = self.where.partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, name) if name else found
+
+    def missing(self) -> str | None:
+        """What of it is not in the installed Flower, in words; None where all is there."""
+        try:
+            found = self.load()
+        except (ImportError, AttributeError) as error:
+            return f"{self.where} is gone ({error})"
+        gone = [name for name in self.needs if name not in _names(found)]
+        return f"{self.where} has no {', '.join(gone)}" if gone else None
+
+
+def _names(found: Any) -> set[str]:
+    if fields := getattr(getattr(found, "DESCRIPTOR", None), "fields_by_name", None):
+        return {*fields, *dir(found)}
+    if inspect.isfunction(found):
+        return set(inspect.signature(found).parameters)
+    names = set(dir(found))
+    if inspect.isclass(found) and inspect.isfunction(found.__init__):
+        names |= set(inspect.signature(found.__init__).parameters)
+    return names
+
+
+_PROTO, _CORE = "flwr.proto", "flwr.supercore"
+
+INTERNALS = {
+    # a reply on its way through SuperLink: server/aggregation/inbox.py, server/operations/storage.py
+    "MessageProto": Internal(f"{_PROTO}.message_pb2:Message", "a reply as SuperLink has it", ("metadata", "error")),
+    "ObjectTree": Internal(
+        f"{_PROTO}.message_pb2:ObjectTree", "the names of a reply's objects", ("object_id", "children")
+    ),
+    "Node": Internal(f"{_PROTO}.node_pb2:Node", "who asks SuperLink: a ServerApp is node 1", ("node_id",)),
+    "PullAppMessagesRequest": Internal(
+        f"{_PROTO}.runtime_pb2:PullAppMessagesRequest", "a ServerApp asks which replies are announced", ("message_ids",)
+    ),
+    "PullObjectRequest": Internal(
+        f"{_PROTO}.message_pb2:PullObjectRequest", "a ServerApp asks for one object of a reply", ("node", "object_id")
+    ),
+    "ConfirmMessageReceivedRequest": Internal(
+        f"{_PROTO}.message_pb2:ConfirmMessageReceivedRequest",
+        "a ServerApp has a SuperLink delete a reply",
+        ("node", "message_object_id"),
+    ),
+    "RunNotRunningException": Internal(f"{_CORE}.run:RunNotRunningException", "SuperLink's answer once a run is over"),
+    # what a node may store at SuperLink: server/operations/storage.py
+    "fleet_handlers": Internal(
+        "flwr.superlink.servicer.fleet.fleet_handlers",
+        "SuperLink's handlers of what nodes send; ours are put in front of three",
+        ("push_messages", "push_object", "send_node_heartbeat"),
+    ),
+    "PushMessagesRequest": Internal(
+        f"{_PROTO}.fleet_pb2:PushMessagesRequest",
+        "a node announces a reply",
+        ("node", "messages_list", "message_object_trees"),
+    ),
+    "PushMessagesResponse": Internal(
+        f"{_PROTO}.fleet_pb2:PushMessagesResponse", "the answer to that", ("reconnect", "results")
+    ),
+    "Reconnect": Internal(f"{_PROTO}.fleet_pb2:Reconnect", "when the node may come again", ("reconnect",)),
+    "PushObjectRequest": Internal(
+        f"{_PROTO}.message_pb2:PushObjectRequest",
+        "a node stores an object of a reply",
+        ("node", "object_id", "object_content", "session_id"),
+    ),
+    "PushObjectResponse": Internal(f"{_PROTO}.message_pb2:PushObjectResponse", "the answer to that", ("stored",)),
+    "SqlMixin": Internal(
+        f"{_CORE}.sql_mixin:SqlMixin", "SuperLink's database, whose sessions take turns", ("session",)
+    ),
+    "int64_to_uint64": Internal(f"{_CORE}.utils:int64_to_uint64", "a node or run as the database has it → its number"),
+    "uint64_to_int64": Internal(f"{_CORE}.utils:uint64_to_int64", "the other way"),
+    "log": Internal(f"{_CORE}:log", "SuperLink's own log"),
+    # who may call SuperLink's control routes: server/operations/superlink.py
+    "flower_superlink": Internal("flwr.superlink.cli:flower_superlink", "the command of that name"),
+    "config_loader": Internal(
+        "flwr.superlink.config_loader",
+        "where SuperLink looks for an authentication; ours is put there",
+        ("get_control_authn_ee_plugins",),
+    ),
+    "AuthnType": Internal("flwr.common.constant:AuthnType", "the kind ours is filed under", ("OIDC",)),
+    "ACCESS_TOKEN_KEY": Internal(
+        "flwr.common.constant:ACCESS_TOKEN_KEY", "the header that carries the operators' secret"
+    ),
+    "AccountInfo": Internal(
+        f"{_CORE}.auth.typing:AccountInfo", "who called: Flower's one account", ("flwr_aid", "account_name")
+    ),
+    "NOOP_FLWR_AID": Internal("flwr.common.constant:NOOP_FLWR_AID", "that account's number"),
+    "NOOP_ACCOUNT_NAME": Internal("flwr.common.constant:NOOP_ACCOUNT_NAME", "and its name"),
+    # which node has a key: server/operations/registered_node.py
+    "read_superlink_connection": Internal(
+        "flwr.cli.flower_config:read_superlink_connection", "a connection of config.toml"
+    ),
+    "init_http_client_from_connection": Internal(
+        "flwr.cli.utils:init_http_client_from_connection", "a client of SuperLink's control routes"
+    ),
+    "try_load_public_key": Internal(
+        "flwr.cli.supernode.register:try_load_public_key", "a node's key as Flower reads it"
+    ),
+    "ListNodesRequest": Internal(f"{_PROTO}.control_pb2:ListNodesRequest", "asks for all nodes and their keys"),
+    # a SuperNode's tasks, taken by our launcher: client/app.py
+    "load_superexec_auth_secret": Internal(f"{_CORE}.auth:load_superexec_auth_secret", "the SuperNode's secret file"),
+    "RuntimeHttpClient": Internal(
+        f"{_CORE}.runtime:RuntimeHttpClient",
+        "asks a SuperNode's or SuperLink's runtime",
+        ("from_server_address", "AcquireTask", "PullMessages", "PullObject", "ConfirmMessageReceived", "close"),
+    ),
+    "RuntimeVersionHttpInterceptor": Internal(
+        f"{_CORE}.interceptors:RuntimeVersionHttpInterceptor", "says which Flower asks", ("component_name",)
+    ),
+    "SuperExecAuthHttpInterceptor": Internal(
+        f"{_CORE}.interceptors:SuperExecAuthHttpInterceptor",
+        "proves that we have the SuperNode's secret",
+        ("master_secret", "protected_methods"),
+    ),
+    "RuntimeTokenHttpInterceptor": Internal(
+        f"{_CORE}.interceptors:RuntimeTokenHttpInterceptor", "proves that we took the task"
+    ),
+    "AcquireTaskRequest": Internal(
+        f"{_PROTO}.runtime_pb2:AcquireTaskRequest", "asks for the next task", ("supported_task_types",)
+    ),
+    "TaskType": Internal(f"{_CORE}.constant:TaskType", "the kinds a message becomes", ("CLIENT_APP", "AGENT_APP")),
+    "HeartbeatSender": Internal(
+        f"{_CORE}.heartbeat:HeartbeatSender", "says that a task is being worked on", ("start", "stop", "is_running")
+    ),
+    "make_task_heartbeat_fn_http": Internal(f"{_CORE}.heartbeat:make_task_heartbeat_fn_http", "and what it says"),
+    "pull_task_input": Internal("flwr.supernode.runtime.run_clientapp:pull_task_input", "a task's message"),
+    "push_message": Internal("flwr.supernode.runtime.run_clientapp:push_message", "its reply"),
+    "push_task_output": Internal("flwr.supernode.runtime.run_clientapp:push_task_output", "how the task ended"),
+    "SubStatus": Internal("flwr.common.constant:SubStatus", "words for that", ("COMPLETED", "FAILED")),
+}
+"""By the name under which it is imported from here. A test holds what is used of it to the Flower that is pinned."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in INTERNALS:
+        raise AttributeError(f"{name}: not among the internals of Flower that are used")
+    globals()[name] = found = INTERNALS[name].load()
+    return found
+
+
+def flower_env(home: Path, **extra: str) -> dict[str, str]:
+    """Environment of any Flower process: its own home, no telemetry, no update check, no installing of dependencies."""
+    return base_env(
+        FLWR_HOME=str(home.absolute()),
+        FLWR_TELEMETRY_ENABLED="0",
+        FLWR_DISABLE_UPDATE_CHECK="1",
+        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+        **extra,
+    )
+
+
+def problems() -> list[str]:
+    """Return what the installed Flower lacks of the table, in words; empty if nothing is missing."""
+    return [f"{name} ({one.stands_for}): {gone}" for name, one in INTERNALS.items() if (gone := one.missing())]
+
+
+if __name__ == "__main__":
+    found = problems()
+    sys.stdout.write("".join(f"{line}\n" for line in found) or "every internal of Flower is where it is expected\n")
+    sys.exit(bool(found))

@@ -1,0 +1,94 @@
+"""Text that came from elsewhere, made fit for a terminal and a log: what would act there stands as an escape.
+
+A terminal obeys control characters: it clears its screen, moves its cursor, writes to the clipboard. Characters that
+turn the direction of writing, or have no width, make one name look like another. All of them, and line ends where text
+is one field of a line, are written as JSON would escape them, so that a JSON text stays the same JSON text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TextIO
+
+_ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of Unicode: controls, formats (of direction, without width), halves of pairs, ends of line, paragraph."""
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+"""Letters and marks that show nothing."""
+_SUSPECT = re.compile(r"[^ -~¡-¬®-ͯ]|\u034f")
+
+
+def plain(text: object) -> str:
+    """``text`` as one field of a line: no control, no line end, nothing that turns or hides what stands beside it.
+
+    >>> plain("north\\x1b[2J\\n")
+    'north\\\\u001b[2J\\\\u000a'
+    """
+    return _SUSPECT.sub(_escaped, str(text))
+
+
+def plain_lines(text: object) -> str:
+    """``text`` as lines: line ends and tabs stay, all else is as :func:`plain` writes it."""
+    return _SUSPECT.sub(_escaped_but_lines, str(text))
+
+
+def joined(lines: Iterable[object]) -> str:
+    """Join lines; a line break inside a quoted text does not start a new line."""
+    return "\n".join(map(plain, lines))
+
+
+def _escaped_but_lines(found: re.Match[str]) -> str:
+    return found[0] if found[0] in "\n\t" else _escaped(found)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return _shown(found[0])
+
+
+@lru_cache(maxsize=4096)
+def _shown(character: str) -> str:
+    code = ord(character)
+    hidden = unicodedata.category(character) in _ACTING or character in _UNSEEN
+    if not hidden and not 0xFE00 <= code <= 0xFE0F and not 0xE0000 <= code <= 0xE0FFF:
+        return character
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+class PlainFormatter(logging.Formatter):
+    """A log's lines: a message is one line, a traceback several, and nothing in either acts on a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        return plain(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_lines(super().format(record))
+
+
+class OnceASecond(logging.Filter):
+    """Lets each message of a logger through once a second at most: strangers can cause it as often as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now, said = time.monotonic(), str(record.msg)
+        if record.levelno > logging.WARNING or now - self._at.get(said, -1.0) >= 1.0:
+            self._at[said] = now
+            return True
+        return False
+
+
+def log_to_stderr(stream: TextIO | None = None) -> None:
+    """Have this process log to stderr, from INFO on, in plain lines."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)

@@ -1,0 +1,43 @@
+"""A joint query at the site: predictions are sharpened, and the codes of all volumes become one along its frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from common.codecs.codec import Codec
+from common.errors import InvalidInput
+from common.privacy.mechanism import QuerySpec
+from common.protocols.frame import Frame
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
+
+
+class JointSite(SiteProtocol):
+    """See :class:`~common.protocols.site_protocol.SiteProtocol`. The frame is the query's centre."""
+
+    def describes(self, query: QuerySpec) -> bool:
+        return query.centre != "zero"
+
+    def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
+        frame = Frame.from_bytes(fetch(query.centre))
+        if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):
+            raise InvalidInput("frame of a joint query", limit="the query's codec and volumes")
+        if frame.dimension != query.mechanism.dimension:
+            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
+        return FrameEncoder(codec, frame)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameEncoder:
+    """A codec's codes relative to a frame."""
+
+    codec: Codec
+    frame: Frame
+
+    def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
+        return self.codec.encode(self.frame.sharpen(probabilities))
+
+    def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
+        return self.frame.encode(codes)

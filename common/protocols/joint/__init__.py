@@ -1,1 +1,0 @@
-"""Joint queries: every query is about all public volumes at once, relative to a public frame."""

@@ -1,0 +1,106 @@
+"""Public keys as text: 64 hex digits that are the only spelling of their point on the curve.
+
+Curve25519 has several spellings of one point: X25519 ignores the top bit of the last byte and takes numbers from p on
+modulo p, and Ed25519 libraries decode numbers from p on and a sign of zero. Adding a point of small order gives further
+keys that share the same X25519 secret. A list that holds "each key once" by its text would take such a twin for another
+key. Refuses every spelling but the canonical one, and points of small order, whose secrets and signatures anybody can
+make. Two keys are twins if and only if :func:`point_of` is equal for both. Source: RFC 7748, section 5; RFC 8032,
+section 5.1.3. A number that is on no point is not refused: nothing is ever signed by it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from common.errors import InvalidInput
+
+_P = 2**255 - 19
+_SIGN = 1 << 255
+_ANY_SCALAR = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+_HEX = frozenset("0123456789abcdef")
+
+
+def check_agreement_key(text: object) -> str:
+    """Return ``text`` if it is a canonical X25519 public key (hex) of large order, else refuse it.
+
+    Args:
+        text: A mask key, or a key that codes are sealed to: 64 lower-case hex digits.
+
+    Raises:
+        InvalidInput: For another length or spelling, a number from 2²⁵⁵ − 19 on, or a point of small order.
+    """
+    key = _hex(text)
+    _ = _of_agreement(key)
+    return key
+
+
+def check_identity_key(text: object) -> str:
+    """Return ``text`` if it is a canonical Ed25519 public key (hex) of large order, else refuse it.
+
+    Args:
+        text: The key of a ledger, which signs its heads and all that its owner says: 64 lower-case hex digits.
+
+    Raises:
+        InvalidInput: For another length or spelling, a number from 2²⁵⁵ − 19 on, or a point of small order.
+    """
+    key = _hex(text)
+    _ = _of_identity(key)
+    return key
+
+
+AgreementKey = Annotated[str, check_agreement_key]
+"""An X25519 public key in hex."""
+
+IdentityKey = Annotated[str, check_identity_key]
+"""An Ed25519 public key in hex."""
+
+
+def point_of(agreement_key: str) -> bytes:
+    """What an X25519 key shares with one fixed key, 32 bytes: equal for all twins of a point, and for nothing else.
+
+    Raises:
+        InvalidInput: As :func:`check_agreement_key`.
+    """
+    return _of_agreement(_hex(agreement_key))
+
+
+@lru_cache(maxsize=4096)
+def _of_agreement(key: str) -> bytes:
+    number = int.from_bytes(bytes.fromhex(key), "little")
+    if number >= _P:
+        raise _refused(key)
+    return _multiplied(number, key)
+
+
+@lru_cache(maxsize=4096)
+def _of_identity(key: str) -> bytes:
+    """As :func:`_of_agreement`, of the point's image on the Montgomery curve, u = (1 + y)/(1 − y)."""
+    y = int.from_bytes(bytes.fromhex(key), "little") & (_SIGN - 1)
+    if y >= _P or y == 1:  # y = 1 is the neutral element, which has no u
+        raise _refused(key)
+    return _multiplied((1 + y) * pow(1 - y, -1, _P) % _P, key)
+
+
+def _multiplied(u: int, key: str) -> bytes:
+    try:
+        return _ANY_SCALAR.exchange(X25519PublicKey.from_public_bytes(u.to_bytes(32, "little")))
+    except ValueError as error:  # zero: the point is of small order
+        raise _refused(key) from error
+
+
+def _hex(text: object) -> str:
+    if not isinstance(text, str) or len(text) != 64 or set(text) - _HEX:
+        raise InvalidInput("public key", value=text, limit="64 lower-case hex digits")
+    return text
+
+
+def _refused(key: str) -> InvalidInput:
+    return InvalidInput(
+        "public key",
+        value=key,
+        limit="the one canonical spelling of a Curve25519 point that is not of small order",
+        remedy="copy the key again from what its owner's `consilium` printed; no key that it makes is refused",
+    )

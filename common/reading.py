@@ -1,0 +1,119 @@
+"""Text and records that somebody else wrote: every parser's own errors become one InvalidInput, at one place.
+
+Sizes, counts and depths are bounded before anything is parsed, so that a small file cannot become a large object.
+Refuses files that are no regular ones, text that is not UTF-8, half surrogates, NaN and infinities in JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConsiliumError, InvalidInput
+from common.objects import read_regular
+
+MAX_JSON_BYTES = 1 << 26
+MAX_JSON_VALUES = 2_000_000
+MAX_TOML_BYTES = 1 << 18
+MAX_DEPTH = 64
+"""Of lists and mappings in one another, and of names joined by dots."""
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_ENDS_A_NAME = re.compile(r"[=\[\]{},\n]")
+
+
+@contextmanager
+def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "") -> Iterator[None]:
+    """Turn any exception raised inside into InvalidInput with these words; Consilium's own errors pass unchanged.
+
+    For code that reads what somebody else wrote: which errors a parser has is known of no parser.
+
+    >>> with parsing("number cannot be read", limit="digits"):
+    ...     int("x")
+    Traceback (most recent call last):
+    common.errors.InvalidInput: number cannot be read; allowed: digits
+    """
+    try:
+        yield
+    except ConsiliumError:
+        raise
+    except Exception as error:
+        raise InvalidInput(what, value=value, limit=limit, remedy=remedy) from error
+
+
+def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> str:
+    """The text of a regular file; InvalidInput, with the reason, where it cannot be had."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return read_regular(path, most_bytes=most_bytes).decode("utf-8")
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
+        raise InvalidInput(f"{what} cannot be read ({why})", value=str(path), remedy=remedy) from error
+
+
+def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str = "JSON", remedy: str = "") -> Any:
+    """The value of a JSON text.
+
+    Args:
+        data: The text, in UTF-8 where it is bytes.
+        what: What it is, for the error.
+        value: Which one it is, for the error.
+        limit: What is allowed, for the error.
+        remedy: What to do, for the error.
+
+    Returns:
+        Lists, mappings, texts, numbers, booleans and None, no deeper than :data:`MAX_DEPTH`.
+
+    Raises:
+        InvalidInput: If it is not JSON, or past one of this module's bounds.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        raise InvalidInput(f"size of {what}", value=len(data), limit=f"{MAX_JSON_BYTES} bytes", remedy=remedy)
+    with parsing(f"{what} cannot be read", value=value, limit=limit, remedy=remedy):
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        opened = text.count("[") + text.count("{")
+        if opened + text.count(",") > MAX_JSON_VALUES:
+            raise InvalidInput(f"values in {what}", limit=f"at most {MAX_JSON_VALUES}", remedy=remedy)
+        found = json.loads(text, parse_constant=_no_constant)
+        if opened > MAX_DEPTH:
+            _check_depth(found, what=what, remedy=remedy)
+        if _HALF.search(text) or not text.isascii():
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+
+
+def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") -> dict[str, Any]:
+    """The table of a TOML text; InvalidInput, as of :func:`parse_json`, which also names the line that is wrong."""
+    if len(text) > MAX_TOML_BYTES:
+        raise InvalidInput(f"size of {what}", value=len(text), limit=f"{MAX_TOML_BYTES} characters", remedy=remedy)
+    if any(part.count(".") > MAX_DEPTH for part in _ENDS_A_NAME.split(text)):  # a name of n parts costs n² steps
+        raise InvalidInput(f"dots in a name of {what}", limit=f"at most {MAX_DEPTH}", remedy=remedy)
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{what} is not TOML ({error})", value=value, remedy=remedy) from error
+    except Exception as error:
+        raise InvalidInput(f"{what} is not TOML", value=value, remedy=remedy) from error
+    _check_depth(found, what=what, remedy=remedy)
+    return found
+
+
+def _check_depth(value: Any, *, what: str, remedy: str) -> None:
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidInput(f"depth of {what}", limit=f"at most {MAX_DEPTH} nested lists", remedy=remedy)
+        level = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(text)

@@ -1,0 +1,354 @@
+"""The security log's schema: every kind of event, its severity, its fields, and the one form each field has.
+
+An event is one JSON object a line. It is made from what is on record already (a ledger's rows, the event log, the
+daemons' logs), so what is logged happened. Refuses unknown kinds, missing or further fields and any value that is not
+in its field's form: a hash, a name from the study's own lists, a word of the protocol, a count, an address or a staff
+member's sign-in name. No field takes free text, so no note, path, error text, case or patient can be in a line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from common.errors import InvalidInput
+from common.ledger.rows import check_time
+
+LOG_SCHEMA = 1
+
+SEVERITIES = {"alert": 1, "error": 3, "warning": 4, "notice": 5, "info": 6}
+"""Severities by their syslog name, with RFC 5424's number."""
+
+FORMS = {
+    "hash": r"[0-9a-f]{64}",
+    "short": r"[0-9a-f]{1,64}",
+    "name": r"[A-Za-z0-9._/-]{1,128}",
+    "word": r"[A-Za-z][A-Za-z0-9._-]{0,63}",
+    "user": r"[A-Za-z0-9._@-]{1,64}",
+    "address": r"[0-9A-Za-z.:%_-]{1,64}",
+    "amount": r"[0-9]{1,1024}(/[0-9]{1,1024})?",
+    "count": None,
+}
+"""The form of each kind of field: a whole match of this expression, or a whole number from 0."""
+
+
+@dataclass(frozen=True)
+class SecurityKind:
+    """A kind of event: its severity, who logs it, and its fields by their form; ``fields`` ending in ``?`` may lack."""
+
+    severity: str
+    parties: tuple[str, ...]
+    said: str
+    stated: Mapping[str, str]
+
+    @cached_property
+    def fields(self) -> dict[str, str]:
+        """Form by field, optional ones as well."""
+        return {name.removesuffix("?"): form for name, form in self.stated.items()}
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """Fields that every event of the kind has."""
+        return frozenset(name for name in self.stated if not name.endswith("?"))
+
+
+_SITE, _SERVER, _BOTH, _DASHBOARD = ("site",), ("server",), ("site", "server"), ("dashboard",)
+
+KINDS: dict[str, SecurityKind] = {
+    # agreements and keys
+    "ledger-begun": SecurityKind("notice", _BOTH, "A ledger was made.", {"ledger": "name"}),
+    "study-registered": SecurityKind("notice", _SERVER, "A study's terms were put on record.", {"study": "hash"}),
+    "study-consented": SecurityKind(
+        "notice", _SITE, "This site consented to a study.", {"study": "hash", "pool": "name"}
+    ),
+    "pool-declared": SecurityKind("notice", _BOTH, "A pool's budget was declared or tightened.", {"pool": "name"}),
+    "pool-books-named": SecurityKind(
+        "notice", _SERVER, "A pool was tied to the site ledger that keeps its books.", {"pool": "name"}
+    ),
+    "key-changed": SecurityKind("notice", _BOTH, "The ledger's signing key was changed.", {"key": "hash"}),
+    "sealing-key-taken": SecurityKind(
+        "notice", _SITE, "A new sealing key of the server was accepted.", {"key": "hash"}
+    ),
+    "peer-confirmed": SecurityKind(
+        "notice", _SITE, "A person confirmed another hospital's key.", {"study": "hash", "peer": "name"}
+    ),
+    "peer-distrusted": SecurityKind(
+        "warning", _SITE, "A person took a confirmation back.", {"study": "hash", "peer": "name"}
+    ),
+    "note-written": SecurityKind("info", _BOTH, "A note was put on record; its text stays in the ledger.", {}),
+    # offers and charges
+    "offer-answered": SecurityKind(
+        "info",
+        _BOTH,
+        "An offer of queries was accepted or declined.",
+        {"batch": "short", "decision": "word", "site?": "name", "queries?": "count"},
+    ),
+    "charge": SecurityKind(
+        "notice",
+        _BOTH,
+        "A query was charged.",
+        {
+            "study": "hash",
+            "query": "hash",
+            "pool?": "name",
+            "ledger?": "name",
+            "batch?": "name",
+            "sites?": "count",
+            "draw?": "count",
+        },
+    ),
+    "charge-reused": SecurityKind(
+        "notice", _SERVER, "A study took stored answers of another.", {"study": "hash", "queries": "count"}
+    ),
+    "charge-recovered": SecurityKind(
+        "warning",
+        _SERVER,
+        "A lost charge was entered from a site's receipt.",
+        {"study": "hash", "query": "hash", "site": "name"},
+    ),
+    "charge-refused": SecurityKind(
+        "warning",
+        _BOTH,
+        "Queries were refused.",
+        {
+            "study?": "name",
+            "reason": "word",
+            "queries": "count",
+            "pool?": "name",
+            "requested?": "amount",
+            "remaining?": "amount",
+        },
+    ),
+    "quorum-missed": SecurityKind(
+        "warning", _SERVER, "Too few sites accepted a batch.", {"batch": "name", "accepted": "count", "needed": "count"}
+    ),
+    "training-charged": SecurityKind(
+        "notice",
+        _SITE,
+        "A voter's training began and was charged in full.",
+        {"training": "hash", "strategy": "word", "private": "word"},
+    ),
+    "training-finished": SecurityKind(
+        "info", _SITE, "A training made a teacher.", {"training": "hash", "teacher": "hash"}
+    ),
+    "teacher-brought": SecurityKind(
+        "notice", _SITE, "The hospital brought a teacher of its own.", {"teacher": "hash", "brought": "word"}
+    ),
+    "teachers-loaded": SecurityKind("info", _SITE, "The worker loaded teachers.", {"teachers": "hash"}),
+    # what leaves
+    "codes-sent": SecurityKind(
+        "info", _SITE, "Codes left the site.", {"batch": "short", "attempt": "count", "codes": "count"}
+    ),
+    "answer-stored": SecurityKind(
+        "info", _SERVER, "A sealed draw's noisy sum was stored.", {"query": "hash", "draw": "count"}
+    ),
+    "draw-lost": SecurityKind(
+        "warning",
+        _SERVER,
+        "A charged draw ended without an answer.",
+        {"draw": "count", "queries": "count", "reason": "word"},
+    ),
+    "code-refused": SecurityKind(
+        "warning", _SERVER, "A site's code was refused.", {"batch": "name", "site": "name", "reason": "word"}
+    ),
+    "reply-missing": SecurityKind(
+        "warning", _SERVER, "A site did not reply.", {"batch": "name", "site": "name", "reason": "word"}
+    ),
+    "disclosure": SecurityKind(
+        "alert",
+        _SITE,
+        "A draw's mask key was disclosed to an auditor.",
+        {"study": "hash", "roster": "hash", "auditor": "hash", "queries": "count", "mu_squared": "amount"},
+    ),
+    "bundle-exported": SecurityKind("notice", _SERVER, "A student was exported.", {"bundle": "hash"}),
+    "verdict-taken": SecurityKind(
+        "notice",
+        _SERVER,
+        "A hospital's verdict on the student was taken in.",
+        {"site": "name", "word": "word", "bundle": "hash"},
+    ),
+    # vetoes, alarms, recoveries
+    "veto": SecurityKind(
+        "warning", _SITE, "Staff paused, resumed or left a study.", {"study": "hash", "decision": "word"}
+    ),
+    "patient-withdrawn": SecurityKind("notice", _SITE, "Staff withdrew a patient; the line does not say which.", {}),
+    "receipt-filed": SecurityKind(
+        "info", _SITE, "A receipt of the server agreed with the record.", {"ledger": "name", "row": "count"}
+    ),
+    "receipt-refused": SecurityKind("warning", _SITE, "A receipt was refused.", {"reason": "word"}),
+    "alarm": SecurityKind(
+        "alert", _SITE, "A signed receipt contradicts this site's record.", {"ledger": "name", "row": "count"}
+    ),
+    "evidence-kept": SecurityKind(
+        "warning", _SITE, "A receipt from before a recovery was kept as evidence.", {"ledger": "name", "row": "count"}
+    ),
+    "alarm-ended": SecurityKind("warning", _SITE, "A person ended an alarm.", {"ledger": "name"}),
+    "ledger-contradicted": SecurityKind(
+        "alert", _SERVER, "A site holds a signed head that this ledger lacks.", {"site": "name", "row": "count"}
+    ),
+    "witnessed": SecurityKind(
+        "info", _SERVER, "A site countersigned the ledger's newest head.", {"site": "name", "row": "count"}
+    ),
+    "witness-missing": SecurityKind(
+        "warning",
+        _BOTH,
+        "A head was not countersigned by a site that should have, or by so many peers.",
+        {"site?": "name", "reason?": "word", "row?": "count", "ledger?": "name", "peers?": "count"},
+    ),
+    "witness-disagrees": SecurityKind(
+        "alert",
+        _BOTH,
+        "Two histories of a ledger were signed: a witness knows another one.",
+        {"site?": "name", "row": "count", "ledgers?": "count"},
+    ),
+    "receipts-missing": SecurityKind("warning", _SERVER, "A site did not confirm its receipts.", {"site": "name"}),
+    "peers-unconfirmed": SecurityKind(
+        "warning", _SERVER, "A site has not confirmed all its peers.", {"site": "name", "peers": "count"}
+    ),
+    "ledger-restored": SecurityKind(
+        "alert", _BOTH, "An older copy of the ledger was restored, and its lost charges entered.", {}
+    ),
+    "ledger-changed": SecurityKind(
+        "alert", _BOTH, "The ledger is not the one logged before: restored, forked or damaged.", {"row": "count"}
+    ),
+    "unreadable": SecurityKind("error", _BOTH, "A record could not be put into this log's form.", {}),
+    # processes and requests
+    "run-started": SecurityKind("info", _SERVER, "A run began.", {"run": "name"}),
+    "run-finished": SecurityKind("info", _SERVER, "A run ended well.", {"run": "name"}),
+    "run-failed": SecurityKind("error", _SERVER, "A run ended badly.", {"run": "name"}),
+    "stop-requested": SecurityKind("notice", _SERVER, "Somebody asked the run to stop.", {"run": "name"}),
+    "message-refused": SecurityKind(
+        "warning", _SITE, "A message was refused, or a part of one.", {"cause": "word", "part?": "word"}
+    ),
+    "message-failed": SecurityKind("error", _SITE, "A message could not be handled.", {"cause": "word"}),
+    "request-refused": SecurityKind(
+        "warning", _SERVER, "The gateway turned a request away.", {"reason": "word", "peer": "address", "more": "count"}
+    ),
+    "connection-refused": SecurityKind(
+        "alert", _SERVER, "Another user of this machine tried to reach the core.", {"uid": "count", "gid": "count"}
+    ),
+    "certificate-renewed": SecurityKind("info", _SERVER, "The gateway took a new certificate.", {}),
+    "certificate-unusable": SecurityKind("error", _SERVER, "The gateway could not take a new certificate.", {}),
+    "daemon-started": SecurityKind("info", _BOTH, "A daemon was started.", {"daemon": "word", "pid": "count"}),
+    "daemon-ready": SecurityKind("info", _BOTH, "A daemon is ready.", {"daemon": "word", "pid": "count"}),
+    "daemon-ended": SecurityKind("warning", _BOTH, "A daemon ended and is started again.", {"daemon": "word"}),
+    # people at the dashboard
+    "sign-in": SecurityKind(
+        "notice",
+        _DASHBOARD,
+        "Somebody signed in.",
+        {"user": "user", "role": "word", "by": "word", "address": "address"},
+    ),
+    "sign-in-failed": SecurityKind(
+        "warning", _DASHBOARD, "A sign-in was refused.", {"user?": "user", "by": "word", "address": "address"}
+    ),
+    "sign-in-delayed": SecurityKind(
+        "warning",
+        _DASHBOARD,
+        "A sign-in was put off after wrong ones.",
+        {"user?": "user", "by": "word", "address": "address"},
+    ),
+    "sign-out": SecurityKind("info", _DASHBOARD, "Somebody signed out.", {"user": "user", "address": "address"}),
+    "label-decided": SecurityKind(
+        "notice",
+        _DASHBOARD,
+        "Somebody accepted or rejected a label.",
+        {"user": "user", "label": "hash", "verdict": "word"},
+    ),
+}
+"""Every kind of event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An event as its source tells it: a kind of :data:`KINDS`, when (UTC, as a ledger writes it), and its facts."""
+
+    event: str
+    time: str
+    facts: Mapping[str, str | int]
+
+
+def log_record(found: Found, *, party: str, name: str, source: str, position: int) -> dict[str, Any]:
+    """The line's object; InvalidInput for what the schema does not allow.
+
+    Args:
+        found: The event.
+        party: Who logs: ``site``, ``server`` or ``dashboard``.
+        name: The site's or the study's name.
+        source: Which record it was read from.
+        position: Where in it: with ``name`` and ``source`` the event's identity, the same whenever it is sent again.
+    """
+    kind = KINDS.get(found.event)
+    if kind is None or party not in kind.parties:
+        raise InvalidInput("kind of security event", value=found.event, limit=f"a kind of event that a {party} logs")
+    if not kind.required <= found.facts.keys() <= kind.fields.keys():
+        raise InvalidInput(f"fields of {found.event}", value=sorted(found.facts), limit=str(sorted(kind.stated)))
+    for field, value in found.facts.items():
+        _check(field, value, kind.fields[field])
+    check_time(found.time)
+    for field, value in (("name", name), ("source", source)):
+        _check(field, value, "name")
+    return {
+        "schema": LOG_SCHEMA,
+        "time": found.time,
+        "severity": kind.severity,
+        "party": party,
+        "name": name,
+        "source": source,
+        "position": position,
+        "event": found.event,
+        **found.facts,
+    }
+
+
+def line_of(record: Mapping[str, Any]) -> str:
+    """The record as one line of ASCII, without its end."""
+    return json.dumps(record, allow_nan=False)
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema in JSON Schema's words: one object for each kind of event, and nothing else."""
+    forms = {
+        form: {"type": "integer", "minimum": 0} if pattern is None else {"type": "string", "pattern": f"^{pattern}$"}
+        for form, pattern in FORMS.items()
+    }
+    common = {
+        "schema": {"const": LOG_SCHEMA},
+        "time": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"},
+        "name": {"$ref": "#/$defs/name"},
+        "source": {"$ref": "#/$defs/name"},
+        "position": {"$ref": "#/$defs/count"},
+    }
+    kinds = []
+    for event, kind in KINDS.items():
+        own = {field: {"$ref": f"#/$defs/{form}"} for field, form in kind.fields.items()}
+        fixed = {"severity": {"const": kind.severity}, "party": {"enum": list(kind.parties)}, "event": {"const": event}}
+        kinds.append(
+            {
+                "title": kind.said,
+                "type": "object",
+                "properties": {**common, **fixed, **own},
+                "required": [*common, *fixed, *sorted(kind.required)],
+                "additionalProperties": False,
+            }
+        )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of Consilium's security log",
+        "oneOf": kinds,
+        "$defs": forms,
+    }
+
+
+def _check(field: str, value: object, form: str) -> None:
+    pattern = FORMS[form]
+    if pattern is None:
+        fits = type(value) is int and value >= 0
+    else:
+        fits = isinstance(value, str) and re.fullmatch(pattern, value) is not None
+    if not fits:
+        raise InvalidInput(f"field {field} of a security event", limit=f"a {form}: {pattern or 'whole number from 0'}")

@@ -1,0 +1,250 @@
+"""Follow what is on record and send each event to every target once: at least once after a crash or a lost connection.
+
+How far each target has got is kept in a file, so nothing is left out while a target, or this process, is down. A line
+sent twice has the same ``name``, ``source`` and ``position``. Nothing here opens a ledger for writing or needs a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.clock import utc_now
+from common.document import Document
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
+from common.ledger.chain import Chain
+from common.ledger.records import parse_record
+from common.ledger.rows import Row, check_link, format_time
+from common.objects import write_atomically
+from common.reading import parse_json
+from common.security_log.events import KINDS, Found, log_record
+from common.security_log.sinks import Sink
+
+log = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 500
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+MAX_LINE = 1 << 16
+MAX_STATE_BYTES = 1 << 20
+
+Place = list[str | int]
+"""How far a source was read, as its own JSON list; empty before the first event."""
+
+
+class Source(Protocol):
+    """Events in the order of their record."""
+
+    name: str
+
+    def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+        """Each record after ``place``: its position, its event or None for one that is not logged, the place after."""
+
+
+ReadRow = Callable[[Document], tuple[str, dict[str, str | int]] | None]
+"""Makes of a ledger's record a kind of event and its facts, or None for one that is not logged."""
+
+_TOLD = "told"
+
+
+class LedgerSource:
+    """The committed rows of a ledger, each checked against the row before.
+
+    Where the row that was logged last is another one now, or gone, that is said and the ledger is logged from its
+    beginning: it was restored from a copy, or forked. A damaged file is said once, and again only after more rows.
+    """
+
+    def __init__(self, path: Path, *, role: str, read: ReadRow) -> None:
+        self.name, self._path, self._role, self._read = "ledger", path, role, read
+
+    def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+        if not self._path.exists():
+            return
+        try:
+            with contextlib.closing(Chain.open(self._path, role=self._role, signing_key=None, clock=utc_now)) as chain:
+                for position, found, at in self._rows(chain, place):
+                    yield position, found, at
+                    place = at
+        except (LedgerCorrupt, InvalidInput, sqlite3.Error) as error:
+            if _TOLD not in place:
+                row = error.row if isinstance(error, LedgerCorrupt) and error.row is not None else 0
+                yield row, Found("ledger-changed", format_time(utc_now()), {"row": row}), [*(place or [0, ""]), _TOLD]
+
+    def _rows(self, chain: Chain, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+        before: Row | None = None
+        if place and (seq := int(place[0])):
+            found = chain.rows_between(seq - 1, seq)
+            if found and found[0].hash == place[1]:
+                before = found[0]
+            else:
+                yield seq, Found("ledger-changed", format_time(utc_now()), {"row": seq}), []
+        while rows := chain.rows_between(at := before.seq if before else 0, at + ROWS_AT_ONCE):
+            for row in rows:
+                check_link(self._role, row, before)
+                yield row.seq, self._event(row), [row.seq, row.hash]
+                before = row
+
+    def _event(self, row: Row) -> Found | None:
+        try:
+            found = self._read(parse_record(self._role, row.kind, row.body))
+        except ConsiliumError:
+            found = "unreadable", {}
+        return None if found is None else Found(found[0], row.time_utc, found[1])
+
+
+class LinesSource:
+    """The whole lines of a file that is appended to, and that may be moved to ``NAME.1`` and begun anew."""
+
+    def __init__(self, path: Path, *, read: Callable[[str], Found | None], name: str = "") -> None:
+        self.name, self._path, self._read = name or path.name, path, read
+
+    def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+        inode, offset = (int(place[0]), int(place[1])) if place else (0, 0)
+        with contextlib.suppress(OSError):
+            now = self._path.stat()
+            if inode and now.st_ino != inode:
+                older = self._path.with_name(f"{self._path.name}.1")
+                with contextlib.suppress(OSError):
+                    if older.stat().st_ino == inode:
+                        yield from self._lines(older, inode, offset)
+                offset = 0
+            elif now.st_size < offset:
+                offset = 0
+            yield from self._lines(self._path, now.st_ino, offset)
+
+    def _lines(self, path: Path, inode: int, offset: int) -> Iterator[tuple[int, Found | None, Place]]:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                offset += len(line)
+                found = None
+                if len(line) <= MAX_LINE:
+                    with contextlib.suppress(ConsiliumError, ValueError, KeyError, TypeError, RecursionError):
+                        found = self._read(line.decode("utf-8", "replace").rstrip("\n"))
+                yield offset, found, [inode, offset]
+
+
+class LogFollower:
+    """Sends what its sources tell to each target, and keeps how far it got in ``state``."""
+
+    def __init__(
+        self, sources: Sequence[Source], sinks: Mapping[str, Sink], *, party: str, name: str, state: Path | None
+    ) -> None:
+        self._sources, self._sinks, self._party, self._name = tuple(sources), dict(sinks), party, name
+        self._state = state
+        self._places = _load(state)
+        self._due: dict[str, tuple[float, float]] = {}
+
+    def step(self) -> int:
+        """Send what is new to each target that is not waiting after a failure; how many lines were sent."""
+        return sum(self._send_to(target, sink) for target, sink in self._sinks.items())
+
+    def run(self, *, stop: Callable[[float], object], poll_s: float = 1.0) -> None:
+        """Follow until ``stop``, which waits for so many seconds, gives true; then send what is new once more."""
+        while not stop(poll_s):
+            self.step()
+        self.step()
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Targets whose last line could not be handed over."""
+        return tuple(self._due)
+
+    def _send_to(self, target: str, sink: Sink) -> int:
+        wait_s, due = self._due.get(target, (0.0, 0.0))
+        if time.monotonic() < due:
+            return 0
+        places, sent, moved = self._places.setdefault(target, {}), 0, False
+        try:
+            for source in self._sources:
+                for position, found, place in source.after(places.get(source.name, [])):
+                    if found is not None:
+                        sink.send(self._record(found, source.name, position))
+                        sent += 1
+                    moved |= places.get(source.name) != place
+                    places[source.name] = place
+            if self._due.pop(target, None):
+                log.info("event=log-target-back target=%s", target)
+        except OSError as error:
+            wait_s = min(max(2 * wait_s, FIRST_WAIT_S), LONGEST_WAIT_S)
+            self._due[target] = (wait_s, time.monotonic() + wait_s)
+            log.warning("event=log-target-failed target=%s cause=%s", target, type(error).__name__)
+        if moved:
+            self._save()
+        return sent
+
+    def _record(self, found: Found, source: str, position: int) -> dict[str, Any]:
+        of = {"party": self._party, "name": self._name, "source": source, "position": position}
+        try:
+            return log_record(found, **of)  # type: ignore[arg-type]
+        except InvalidInput:
+            return log_record(Found("unreadable", format_time(utc_now()), {}), **of)  # type: ignore[arg-type]
+
+    def _save(self) -> None:
+        if self._state is not None:
+            with contextlib.suppress(OSError):  # a full disk: the lines are sent again after a restart
+                write_atomically(self._state, json.dumps(self._places).encode(), mode=0o600)
+
+
+def _load(state: Path | None) -> dict[str, dict[str, Place]]:
+    if state is None or not state.exists():
+        return {}
+    try:
+        found = parse_json(state.read_bytes()[:MAX_STATE_BYTES], what="state of the security log")
+        return {
+            str(target): {str(source): list(place) for source, place in places.items()}
+            for target, places in found.items()
+        }
+    except (InvalidInput, AttributeError, TypeError):
+        log.warning("event=log-state-unreadable starting=anew")
+        return {}
+
+
+def utc_time(text: str) -> str:
+    """An ISO 8601 time as a ledger writes it; a time without a zone is this machine's."""
+    return format_time(datetime.fromisoformat(text).astimezone(UTC))
+
+
+def daemon_fact(line: str) -> Found | None:
+    """The event of a line of ``daemons.jsonl``."""
+    fact = parse_json(line, what="fact about a daemon")
+    event = fact.get("event")
+    if event not in ("daemon-started", "daemon-ready", "daemon-ended"):
+        return None
+    facts: dict[str, str | int] = {"daemon": str(fact["daemon"]).partition(" ")[0]}
+    if event != "daemon-ended":
+        facts["pid"] = fact["pid"]
+    return Found(event, utc_time(fact["time"]), facts)
+
+
+Known = Mapping[tuple[str, str], tuple[str, re.Pattern[str]]]
+"""By logger and word ``event=``: the kind of event, and the rest of the line with the facts as named groups."""
+
+
+def logged_event(line: str, known: Known) -> Found | None:
+    """The event of a line of a daemon's own log (:class:`common.plain.PlainFormatter`); None for any other line."""
+    words = line.split(" ", 5)
+    if len(words) < 5 or not words[4].startswith("event="):
+        return None
+    kind = known.get((words[3], words[4].removeprefix("event=")))
+    said = kind and kind[1].fullmatch(words[5] if len(words) > 5 else "")
+    if not kind or not said:
+        return None
+    forms = KINDS[kind[0]].fields
+    given = {name: value for name, value in said.groupdict().items() if value is not None}
+    facts: dict[str, str | int] = {name: int(text) if forms[name] == "count" else text for name, text in given.items()}
+    return Found(kind[0], utc_time(f"{words[0]} {words[1].replace(',', '.')}"), facts)
+
+
+def once(sources: Sequence[Source], *, party: str, name: str, sink: Sink) -> int:
+    """Send all there is on record to one sink, from the beginning; how many lines."""
+    return LogFollower(sources, {"once": sink}, party=party, name=name, state=None).step()

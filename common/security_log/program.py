@@ -1,0 +1,62 @@
+"""The security log as a process: a party's directory followed until stopped, and how a party's daemons keep it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.errors import ConsiliumError
+from common.plain import log_to_stderr
+from common.process import DaemonSpec, base_env
+from common.security_log.follow import LogFollower, Source
+from common.security_log.sinks import open_sink
+
+STATE = "security-log.state"
+"""How far each target has got, in the folder of the daemons' logs."""
+
+OpenSources = Callable[[Path], tuple[str, list[Source]]]
+"""Gives the name that a directory has in the log, and the records there whose new entries are logged."""
+
+
+def follower(directory: Path, *, party: str, open_sources: OpenSources, targets: Sequence[str]) -> LogFollower:
+    """What follows a party's directory for these targets. InvalidInput for a target of no known form."""
+    sinks = {target: open_sink(target) for target in targets}
+    name, sources = open_sources(directory)
+    return LogFollower(sources, sinks, party=party, name=name, state=directory / "logs" / STATE)
+
+
+def follow_program(party: str, open_sources: OpenSources) -> None:
+    """``python -m MODULE DIR --to TARGET …``: follow until SIGTERM or SIGINT; errors are one line."""
+    parser = argparse.ArgumentParser(description=f"Consilium's security log of a {party}")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--to", action="append", required=True, dest="targets")
+    arguments = parser.parse_args()
+    log_to_stderr()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        found = follower(arguments.directory, party=party, open_sources=open_sources, targets=arguments.targets)
+    except ConsiliumError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    found.run(stop=stop.wait)
+
+
+def log_daemon(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> DaemonSpec:
+    """How to start the program of a module beside a party's daemons. InvalidInput for a target of no known form."""
+    folder = directory.absolute()
+    for target in targets:
+        open_sink(target)
+    return DaemonSpec(
+        role="log",
+        name=name,
+        argv=(sys.executable, "-P", "-m", module, str(folder), *(word for one in targets for word in ("--to", one))),
+        env=base_env(),
+        cwd=folder,
+        log=folder / "logs" / "log.log",
+    )

@@ -1,0 +1,33 @@
+"""Security events of the kinds of rows that both ledgers have, and what an event of a refusal tells."""
+
+from __future__ import annotations
+
+from common.document import Document
+from common.ledger.records import GenesisRecord, KeyRecord, NoteRecord, RefusalRecord
+
+Facts = dict[str, str | int]
+
+
+def shared_row(record: Document) -> tuple[str, Facts] | None:
+    """The event of a first row, a changed key, a note or a refusal; None for any other row."""
+    match record:
+        case GenesisRecord():
+            return "ledger-begun", {"ledger": record.ledger_id}
+        case KeyRecord():
+            return "key-changed", {"key": record.public_key}
+        case NoteRecord():
+            return "note-written", {}
+        case RefusalRecord():
+            facts: Facts = {"reason": record.reason, "queries": len(record.query_ids)}
+            facts |= {
+                name: value
+                for name, value in (
+                    ("study", record.study_id),
+                    ("pool", record.pool),
+                    ("requested", record.requested),
+                    ("remaining", record.remaining),
+                )
+                if value
+            }
+            return "charge-refused", facts
+    return None

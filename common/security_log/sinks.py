@@ -1,0 +1,172 @@
+"""Sends security events to a rotated file of JSON lines, the local syslog or journald, or a syslog server.
+
+A target is a word: ``file:PATH``, ``syslog`` (``/dev/log``), ``journald``, ``udp://HOST:PORT``, ``tcp://HOST:PORT`` or
+``tls://HOST:PORT``. Syslog servers get RFC 5424; over TCP and TLS each message's length goes before it (RFC 6587,
+RFC 5425). Every sink raises OSError where it could not hand a line over; what then happens is the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from common.errors import InvalidInput
+from common.security_log.events import SEVERITIES, line_of
+
+TARGETS = "file:PATH, syslog, journald, udp://HOST:PORT, tcp://HOST:PORT, tls://HOST:PORT"
+DEV_LOG = "/dev/log"
+JOURNAL = "/run/systemd/journal/socket"
+MAX_BYTES, KEPT = 16 << 20, 8
+AUTHPRIV = 10
+"""Syslog's facility for security messages that not everybody reads."""
+TIMEOUT_S = 10.0
+IDENTIFIER = "consilium"
+
+
+class Sink(Protocol):
+    """Takes log records one by one."""
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Hand one record over; OSError where that failed."""
+
+
+def open_sink(target: str) -> Sink:
+    """The sink a target names; InvalidInput for any other word."""
+    if target == "syslog":
+        return LocalSyslog(DEV_LOG)
+    if target == "journald":
+        return Journal(JOURNAL)
+    if target.startswith("file:") and target != "file:":
+        return RotatedFile(Path(target.removeprefix("file:")))
+    try:
+        found = urlsplit(target)
+        scheme, host, port = found.scheme, found.hostname, found.port
+    except ValueError:
+        scheme, host, port = "", None, None
+    if scheme in ("udp", "tcp", "tls") and host and port and target == f"{scheme}://{_netloc(host)}:{port}":
+        return RemoteSyslog(scheme, host, port)
+    raise InvalidInput("target of the security log", value=target, limit=TARGETS)
+
+
+def _netloc(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class RotatedFile:
+    """JSON lines in a file of this user and its group; at ``max_bytes`` it becomes ``PATH.1``, and ``kept`` stay."""
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+        self._path, self._max_bytes, self._kept = path, max_bytes, kept
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        line = line_of(record).encode() + b"\n"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists() and self._path.stat().st_size + len(line) > self._max_bytes:
+            for number in range(self._kept - 1, 0, -1):
+                older = Path(f"{self._path}.{number}")
+                if older.exists():
+                    older.replace(f"{self._path}.{number + 1}")
+            self._path.replace(f"{self._path}.1")
+        with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640), "ab") as stream:
+            stream.write(line)
+
+
+class LocalSyslog:
+    """The syslog daemon of this machine, in the form of ``syslog(3)``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        text = f"<{_priority(record)}>{IDENTIFIER}[{os.getpid()}]: {line_of(record)}"
+        _datagram(self._path, text.encode())
+
+
+class Journal:
+    """systemd's journal by its native protocol: the line as the message, and fields to select by."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        fields = {
+            "MESSAGE": line_of(record),
+            "PRIORITY": SEVERITIES[record["severity"]],
+            "SYSLOG_FACILITY": AUTHPRIV,
+            "SYSLOG_IDENTIFIER": IDENTIFIER,
+            "CONSILIUM_EVENT": record["event"],
+            "CONSILIUM_PARTY": record["party"],
+            "CONSILIUM_NAME": record["name"],
+        }
+        _datagram(self._path, "".join(f"{name}={value}\n" for name, value in fields.items()).encode())
+
+
+class RemoteSyslog:
+    """A syslog server: RFC 5424 over UDP, TCP or TLS; the server's certificate is checked by the system's authorities.
+
+    A connection is kept, and made anew after a failure. UDP and TCP lose lines without notice when the network does:
+    where that matters take TLS, or a syslog daemon on this machine that forwards.
+    """
+
+    def __init__(self, scheme: str, host: str, port: int) -> None:
+        self._scheme, self._host, self._port = scheme, host, port
+        self._connection: socket.socket | None = None
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        text = (
+            f"<{_priority(record)}>1 {record['time']} {socket.gethostname()} {IDENTIFIER} {os.getpid()} "
+            f"{record['event']} - {line_of(record)}"
+        ).encode()
+        try:
+            if self._connection is not None and self._scheme != "udp" and _ended(self._connection):
+                self.close()
+            self._connection = self._connection or self._connect()
+            if self._scheme == "udp":
+                self._connection.send(text)
+            else:
+                self._connection.sendall(b"%d %s" % (len(text), text))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, if there is one; the next record opens another."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _connect(self) -> socket.socket:
+        kind = socket.SOCK_DGRAM if self._scheme == "udp" else socket.SOCK_STREAM
+        family, kind, protocol, _, address = socket.getaddrinfo(self._host, self._port, type=kind)[0]
+        connection = socket.socket(family, kind, protocol)
+        connection.settimeout(TIMEOUT_S)
+        try:
+            connection.connect(address)
+            if self._scheme == "tls":
+                connection = ssl.create_default_context().wrap_socket(connection, server_hostname=self._host)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _priority(record: Mapping[str, Any]) -> int:
+    return AUTHPRIV * 8 + SEVERITIES[record["severity"]]
+
+
+def _ended(connection: socket.socket) -> bool:
+    """Whether the other end has closed the connection. A syslog server never sends, so only the end can be read."""
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+def _datagram(path: str, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        to.settimeout(TIMEOUT_S)
+        to.connect(path)
+        to.send(data)

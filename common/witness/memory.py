@@ -1,0 +1,196 @@
+"""Remembers for each ledger the newest head that a party countersigned or saw countersigned, and conflicts.
+
+Files in one folder: ``heads.json`` with sizes and roots, a note for each ledger, and for a contradiction both notes.
+What is remembered is on disk before a countersignature leaves. Refuses a memory that cannot be read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.canonical import check_hash
+from common.document import Document
+from common.errors import InvalidInput
+from common.objects import write_atomically
+from common.reading import parse_json
+from common.witness.merkle import grew
+from common.witness.messages import Growth
+from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin_of
+
+FOLDER = "witnesses"
+_HEADS = "heads.json"
+MAX_CONFLICTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHead(Document):
+    """The newest head of a ledger that was countersigned here: its rows, and its root in hex."""
+
+    size: int
+    root: str
+
+    def check(self) -> None:
+        check_hash(self.root)
+
+
+SHOWN = ("genesis", "study", "pool", "reservation", "receipt")
+"""Kinds of a site's rows that its head counts: what the server knows of anyway. How many rows of other kinds there are
+would tell of a training or a withdrawal; each row's hash covers all rows before it, whatever their kind."""
+_SALT = "blind.key"
+
+
+def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> list[bytes]:
+    """The leaves of a site's head: HMAC-SHA256 of each row's hash under a secret of the site's own.
+
+    Rows hold hashes of codes, and whoever can guess a code could find it in a root: without the secret a root tells
+    nothing. InvalidInput where there is no secret and ``make`` does not ask for one.
+    """
+    path = folder / _SALT
+    if not path.exists():
+        if not make:
+            raise InvalidInput("secret of countersigned heads", value=str(path), limit="what the site's worker made")
+        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+    salt = path.read_bytes()
+    return [hmac.digest(salt, one, "sha256") for one in hashes]
+
+
+class HeadMemory:
+    """A party's folder of heads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def known(self, origin: str) -> KnownHead | None:
+        """The newest head of this ledger that was countersigned here."""
+        return self._all().get(origin)
+
+    def size(self, origin: str) -> int:
+        """Its rows; 0 for none."""
+        known = self.known(origin)
+        return 0 if known is None else known.size
+
+    def judge(self, note: CheckpointNote, growths: tuple[Growth, ...]) -> str:
+        """A word of :data:`~common.witness.messages.PROBLEMS` for a head that its ledger signed; empty if it may follow
+        the one known. ``contradicts`` is kept as a conflict: with the proof the same key signed two histories."""
+        known = self.known(note.origin)
+        if known is None or (known.size, known.root) == (note.size, note.root.hex()):
+            return ""
+        if note.size < known.size:
+            return "stale"
+        growth = next((one for one in growths if one.since == known.size), None)
+        if growth is None and note.size != known.size:
+            return "gap"
+        proof = () if growth is None else growth.proof
+        root = bytes.fromhex(known.root)
+        if grew(proof, old=known.size, old_root=root, new=note.size, new_root=note.root):
+            return ""
+        self.keep_conflict(note)
+        return "contradicts"
+
+    def other_ledger(self, note: CheckpointNote, key: str) -> bool:
+        """Whether ``key`` signed a head of another ledger before, which is kept as a conflict of that one.
+
+        A key signs for one ledger all its life. Without this a site could show every peer a ledger of another name, and
+        none of them would be held against another.
+        """
+        known = self._all()
+        if note.origin in known:
+            return False
+        for origin in known:
+            kept = self.note(origin)
+            if kept is not None and kept.is_signed(key):
+                self.keep_conflict(note, of=origin)
+                return True
+        return False
+
+    def remember(self, note: CheckpointNote) -> None:
+        """Put a head on record as the newest that was countersigned here; durable when this returns."""
+        known = self._all()
+        if known.get(note.origin) != (now := KnownHead(note.size, note.root.hex())):
+            self._save({**known, note.origin: now})
+
+    def forget(self, origin: str) -> None:
+        """Drop what is known of a ledger, its note and its conflicts: a person has looked into it."""
+        known = self._all()
+        if known.pop(origin, None) is not None:
+            self._save(known)
+        for path in (self.folder / f"{_file(origin)}.note", *self.folder.glob(f"{_file(origin)}.conflict-*")):
+            path.unlink(missing_ok=True)
+
+    def keep(self, note: CheckpointNote) -> None:
+        """Keep a note with its signatures, in the place of an earlier one of the ledger."""
+        path = self.folder / f"{_file(note.origin)}.note"
+        if (before := self.note(note.origin)) is None or before.render() != note.render():
+            write_atomically(path, note.render().encode())
+
+    def note(self, origin: str) -> CheckpointNote | None:
+        """The note kept of a ledger, None for none or one that cannot be read."""
+        return read_note(self.folder / f"{_file(origin)}.note")
+
+    def keep_conflict(self, note: CheckpointNote, *, of: str = "") -> None:
+        """Keep a signed head that contradicts the one known, with that one; so many of each ledger at most.
+
+        ``of``: the ledger that it contradicts, where that is not the one it names.
+        """
+        for number in range(MAX_CONFLICTS):
+            path = self.folder / f"{_file(of or note.origin)}.conflict-{number}"
+            if not path.exists():
+                write_atomically(path, note.render().encode())
+                return
+            if path.read_bytes() == note.render().encode():
+                return
+
+    def conflicting(self) -> tuple[str, ...]:
+        """Origins of the ledgers of which two histories were signed."""
+        named = {_file(origin): origin for origin in self._all()}
+        return tuple(
+            named.get(path.name.removesuffix(".conflict-0"), note.origin)
+            for path in sorted(self.folder.glob("*.conflict-0"))
+            if (note := read_note(path))
+        )
+
+    @property
+    def server_forked(self) -> bool:
+        """Whether a server signed two histories; what a peer signs of its own ledger stops nobody else."""
+        return any(origin.startswith(origin_of("server", "")) for origin in self.conflicting())
+
+    def conflicts(self) -> tuple[str, ...]:
+        """One line for each ledger of which two histories were signed; empty when all is well."""
+        return tuple(
+            f"two histories of {origin} were signed: it was rolled back or forked; both heads are in {self.folder}"
+            for origin in self.conflicting()
+        )
+
+    def _all(self) -> dict[str, KnownHead]:
+        """Read anew each time: a person's command may have changed it."""
+        path = self.folder / _HEADS
+        if not path.exists():
+            return {}
+        remedy = "put it back from a backup; without it, move it away: heads are then countersigned anew"
+        data = parse_json(path.read_bytes(), what="heads that were countersigned", remedy=remedy)
+        if not isinstance(data, dict):
+            raise InvalidInput("heads that were countersigned", value=str(path), remedy=remedy)
+        return {str(origin): KnownHead.from_json(item) for origin, item in data.items()}
+
+    def _save(self, known: dict[str, KnownHead]) -> None:
+        text = json.dumps({origin: one.to_json() for origin, one in sorted(known.items())}, indent=1)
+        write_atomically(self.folder / _HEADS, (text + "\n").encode(), mode=0o600)
+
+
+def read_note(path: Path) -> CheckpointNote | None:
+    """The checkpoint in a file, or None where there is no file, or no checkpoint in it."""
+    try:
+        with path.open("rb") as stream:
+            return note_in(stream.read(MAX_NOTE_BYTES + 1))
+    except OSError:
+        return None
+
+
+def _file(origin: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "=", origin)

@@ -1,0 +1,119 @@
+"""Merkle trees over a ledger's row hashes: a head's root, and proofs between two heads that show no row.
+
+The tree is that of RFC 6962 (section 2.1); a leaf is the 32 bytes of a row's hash. A proof is a list of hashes in hex.
+Refuses a proof of another length than its sizes call for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+MAX_PROOF = 128
+"""Hashes in a proof: twice the depth of a tree of 2⁶⁴ leaves."""
+
+
+def root(leaves: Sequence[bytes]) -> bytes:
+    """The root over these leaves, 32 bytes.
+
+    >>> root([]).hex()[:16]
+    'e3b0c44298fc1c14'
+    """
+    if not leaves:
+        return hashlib.sha256().digest()
+    level = [hashlib.sha256(b"\0" + leaf).digest() for leaf in leaves]
+    while len(level) > 1:  # an odd node is carried up, which gives the RFC's split at a power of two
+        paired = [_node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = paired + level[len(paired) * 2 :]
+    return level[0]
+
+
+def prove_growth(leaves: Sequence[bytes], old: int) -> list[str]:
+    """A proof that the tree of these leaves begins with its first ``old`` leaves (RFC 6962, 2.1.2)."""
+    if not 0 < old <= len(leaves):
+        return []
+    return [one.hex() for one in _subproof(old, leaves, whole=True)]
+
+
+def grew(proof: Sequence[str], *, old: int, old_root: bytes, new: int, new_root: bytes) -> bool:
+    """Whether a tree of ``new`` leaves begins with one of ``old`` leaves. Source: RFC 9162, section 2.1.4.2."""
+    if old > new or (nodes := _bytes_of(proof)) is None:
+        return False
+    if old == new:
+        return not nodes and old_root == new_root
+    if old == 0:
+        return not nodes
+    if old & (old - 1) == 0:
+        nodes = [old_root, *nodes]
+    if not nodes:
+        return False
+    first, last = old - 1, new - 1
+    while first & 1:
+        first, last = first >> 1, last >> 1
+    from_old = from_new = nodes[0]
+    for node in nodes[1:]:
+        if last == 0:
+            return False
+        if first & 1 or first == last:
+            from_old, from_new = _node(node, from_old), _node(node, from_new)
+            while not first & 1 and first:
+                first, last = first >> 1, last >> 1
+        else:
+            from_new = _node(from_new, node)
+        first, last = first >> 1, last >> 1
+    return last == 0 and from_old == old_root and from_new == new_root
+
+
+def prove_leaf(leaves: Sequence[bytes], index: int) -> list[str]:
+    """A proof that the leaf at ``index`` (from 0) is in the tree of these leaves (RFC 6962, 2.1.1)."""
+    return [one.hex() for one in _path(index, leaves)] if 0 <= index < len(leaves) else []
+
+
+def has_leaf(proof: Sequence[str], *, leaf: bytes, index: int, size: int, of: bytes) -> bool:
+    """Whether the tree with root ``of`` has this leaf at ``index``. Source: RFC 9162, section 2.1.3.2."""
+    nodes = _bytes_of(proof)
+    if nodes is None or not 0 <= index < size:
+        return False
+    first, last, made = index, size - 1, hashlib.sha256(b"\0" + leaf).digest()
+    for node in nodes:
+        if last == 0:
+            return False
+        if first & 1 or first == last:
+            made = _node(node, made)
+            while not first & 1 and first:
+                first, last = first >> 1, last >> 1
+        else:
+            made = _node(made, node)
+        first, last = first >> 1, last >> 1
+    return last == 0 and made == of
+
+
+def _bytes_of(proof: Sequence[str]) -> list[bytes] | None:
+    return [bytes.fromhex(one) for one in proof] if len(proof) <= MAX_PROOF else None
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+def _split(size: int) -> int:
+    """The largest power of two below ``size``."""
+    return 1 << (size - 1).bit_length() - 1
+
+
+def _path(index: int, leaves: Sequence[bytes]) -> list[bytes]:
+    if len(leaves) == 1:
+        return []
+    k = _split(len(leaves))
+    if index < k:
+        return [*_path(index, leaves[:k]), root(leaves[k:])]
+    return [*_path(index - k, leaves[k:]), root(leaves[:k])]
+
+
+def _subproof(old: int, leaves: Sequence[bytes], *, whole: bool) -> list[bytes]:
+    if old == len(leaves):
+        return [] if whole else [root(leaves)]
+    k = _split(len(leaves))
+    if old <= k:
+        return [*_subproof(old, leaves[:k], whole=whole), root(leaves[k:])]
+    return [*_subproof(old - k, leaves[k:], whole=False), root(leaves[:k])]

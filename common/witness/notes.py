@@ -1,0 +1,177 @@
+"""A ledger's head as a checkpoint in C2SP's form, signed by the ledger's key and countersigned by witnesses.
+
+A checkpoint is a signed note: origin, number of rows, Merkle root in base64, an empty line, signature lines
+(c2sp.org/tlog-checkpoint, c2sp.org/signed-note). A witness countersigns by cosignature/v1 (c2sp.org/tlog-cosignature),
+which covers the time it did so. Other software that knows these forms can read and check them. Refuses a note of any
+other form, and one too long; signatures of keys that the caller does not name are left aside, as the form demands.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cryptography.exceptions import InvalidSignature
+
+from common.errors import InvalidInput
+from common.ledger.keys import signing_public_key
+from common.public_keys import check_identity_key
+
+MAX_NOTE_BYTES = 1 << 19
+MAX_SIGNATURES = 4096
+MAX_SIZE = 1 << 53
+MAX_TIME = 253_402_300_799
+"""The last second of the year 9999; a cosignature of a later time does not count, since no date can show it."""
+_LOG, _WITNESS = b"\1", b"\4"
+_NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
+_LINE = re.compile(r"— ([^\s+]{1,200}) ([A-Za-z0-9+/]{4,200}={0,2})")
+
+Sign = Callable[[bytes], bytes]
+"""An Ed25519 signature by a ledger's key."""
+
+
+def origin_of(role: str, ledger_id: str) -> str:
+    """The name that a ledger's checkpoints begin with."""
+    return f"consilium/{role}-ledger/{ledger_id}"
+
+
+def witness_name(site: str) -> str:
+    """The name a site countersigns by."""
+    return f"consilium/site/{site}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSignature:
+    """One signature line: who, and the bytes after the key's hash: 64, or for a cosignature 8 of time and 64."""
+
+    name: str
+    key_hash: bytes
+    signature: bytes
+
+    @property
+    def line(self) -> str:
+        return f"— {self.name} {base64.b64encode(self.key_hash + self.signature).decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNote:
+    """A head: ``size`` rows of the ledger named by ``origin``, with the Merkle root over their hashes (32 bytes)."""
+
+    origin: str
+    size: int
+    root: bytes
+    signatures: tuple[NoteSignature, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.origin) or not 0 < self.size <= MAX_SIZE or len(self.root) != 32:
+            raise InvalidInput("checkpoint", value=(self.origin[:80], self.size), limit="an origin, a size, a root")
+
+    @property
+    def body(self) -> str:
+        """What the signatures cover, with its line end."""
+        return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+
+    def render(self) -> str:
+        """The note as text."""
+        return self.body + "\n" + "".join(f"{one.line}\n" for one in self.signatures)
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointNote:
+        """Read what :meth:`render` wrote; InvalidInput for any other text. No signature is checked here."""
+        limit = "a checkpoint as c2sp.org/tlog-checkpoint writes it, without extension lines"
+        if len(text) > MAX_NOTE_BYTES or text.count("\n") > MAX_SIGNATURES + 4:
+            raise InvalidInput("checkpoint", value=f"{len(text)} characters", limit=f"{MAX_NOTE_BYTES} bytes")
+        head, empty, tail = text.partition("\n\n")
+        fields = head.split("\n")
+        if not empty or len(fields) != 3 or (tail and not tail.endswith("\n")):
+            raise InvalidInput("checkpoint", limit=limit)
+        if not re.fullmatch(r"[1-9][0-9]{0,15}", fields[1]):
+            raise InvalidInput("size of a checkpoint", value=fields[1][:40], limit="a number without leading zeros")
+        signatures = tuple(parse_signature(one) for one in tail.splitlines())
+        found = cls(fields[0], int(fields[1]), _decoded(fields[2]), signatures)
+        if found.render() != text:
+            raise InvalidInput("checkpoint", limit=limit)
+        return found
+
+    def signed(self, sign: Sign, *, key: str) -> CheckpointNote:
+        """With the signature of the ledger itself; ``key`` is its public key (hex)."""
+        made = NoteSignature(self.origin, _key_hash(self.origin, _LOG, key), sign(self.body.encode()))
+        return replace(self, signatures=(made,))
+
+    def is_signed(self, key: str) -> bool:
+        """Whether the ledger's own key signed it."""
+        wanted = _key_hash(self.origin, _LOG, key)
+        return any(
+            _verifies(key, one.signature, self.body.encode())
+            for one in self.signatures
+            if (one.name, one.key_hash) == (self.origin, wanted) and len(one.signature) == 64
+        )
+
+    def cosign(self, sign: Sign, *, name: str, key: str, time: int) -> NoteSignature:
+        """A witness's cosignature/v1 at a time (seconds since 1970)."""
+        signature = sign(_cosigned(time, self.body))
+        return NoteSignature(name, _key_hash(name, _WITNESS, key), time.to_bytes(8, "big") + signature)
+
+    def cosigned_at(self, *, name: str, key: str) -> int | None:
+        """When this witness last countersigned it; None if it never did."""
+        wanted, found = _key_hash(name, _WITNESS, key), []
+        for one in self.signatures:
+            if (one.name, one.key_hash) != (name, wanted) or len(one.signature) != 72:
+                continue
+            time = int.from_bytes(one.signature[:8], "big")
+            if time <= MAX_TIME and _verifies(key, one.signature[8:], _cosigned(time, self.body)):
+                found.append(time)
+        return max(found, default=None)
+
+    def with_signatures(self, more: tuple[NoteSignature, ...]) -> CheckpointNote:
+        """With these signatures beside its own, the newest of each name and key last; no line twice."""
+        kept = {(one.name, one.key_hash): one for one in (*self.signatures, *more)}
+        return replace(self, signatures=tuple(kept.values()))
+
+    def same_head(self, other: CheckpointNote) -> bool:
+        """Whether both are of the same rows."""
+        return (self.origin, self.size, self.root) == (other.origin, other.size, other.root)
+
+
+def note_in(data: bytes) -> CheckpointNote | None:
+    """The checkpoint in these bytes, or None where they hold none. No signature is checked."""
+    try:
+        return CheckpointNote.parse(data.decode())
+    except (InvalidInput, UnicodeDecodeError):
+        return None
+
+
+def parse_signature(line: str) -> NoteSignature:
+    """Read one signature line; InvalidInput for any other text."""
+    found = _LINE.fullmatch(line)
+    data = _decoded(found[2]) if found else b""
+    if not found or len(data) not in (68, 76):
+        raise InvalidInput("signature line of a checkpoint", limit="— NAME BASE64 of a key's hash and a signature")
+    return NoteSignature(found[1], data[:4], data[4:])
+
+
+def _cosigned(time: int, body: str) -> bytes:
+    return f"cosignature/v1\ntime {time}\n{body}".encode()
+
+
+def _key_hash(name: str, kind: bytes, key: str) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + kind + bytes.fromhex(check_identity_key(key))).digest()[:4]
+
+
+def _verifies(key: str, signature: bytes, message: bytes) -> bool:
+    try:
+        signing_public_key(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidInput("base64 in a checkpoint", value=text[:80], limit="standard base64") from error

@@ -1,0 +1,89 @@
+"""Verifies who countersigned a ledger's heads, from the notes beside it.
+
+Refuses nothing: a note that is not this ledger's is left aside, and one whose root is not that of the ledger's rows is
+a problem, since a ledger that never was rolled back or forked has every head that it signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.ledger.rows import SignedHead
+from common.witness.memory import FOLDER, read_note
+from common.witness.merkle import root
+from common.witness.notes import origin_of, witness_name
+
+
+@dataclass(frozen=True, slots=True)
+class Countersigned:
+    """What the notes beside a ledger show.
+
+    ``size`` is the newest head of this ledger with a countersignature, 0 for none; ``rows`` how many rows of the ledger
+    heads count; ``witnesses`` who countersigned that head, by name, and when; ``known`` how many witnesses' keys were
+    tried; ``problems`` what contradicts the ledger.
+    """
+
+    rows: int
+    size: int
+    witnesses: Mapping[str, datetime]
+    known: int
+    problems: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The same for a reader."""
+        if not self.known:
+            return "witnesses: 0, since no witness's key is known here"
+        if not self.size:
+            return f"witnesses: 0 of {self.known} have countersigned a head"
+        names = ", ".join(f"{name} ({time:%Y-%m-%d})" for name, time in sorted(self.witnesses.items()))
+        newest = "the newest row" if self.size == self.rows else f"row {self.size} of {self.rows}"
+        return f"witnesses: {len(self.witnesses)} of {self.known} have countersigned {newest}: {names}"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON."""
+        return {
+            "known": self.known,
+            "problems": list(self.problems),
+            "rows": self.rows,
+            "size": self.size,
+            "witnesses": {name: time.isoformat() for name, time in sorted(self.witnesses.items())},
+        }
+
+
+def countersigned(
+    folder: Path, head: SignedHead, leaves: Sequence[bytes], *, signers: Iterable[str], witnesses: Mapping[str, str]
+) -> Countersigned:
+    """Hold the notes in ``folder/witnesses`` against a ledger.
+
+    Args:
+        folder: Where the ledger lies.
+        head: The ledger's newest head.
+        leaves: Hashes of its rows that heads count, in order; a site's blinded.
+        signers: Keys (hex) that ever signed this ledger's heads.
+        witnesses: By site: the key (hex) it signs by.
+    """
+    origin, keys = origin_of(head.role, head.ledger_id), tuple(signers)
+    problems: list[str] = []
+    best: tuple[int, dict[str, datetime]] = 0, {}
+    for path in sorted((folder / FOLDER).glob("*")):
+        note = None if path.suffix == ".json" else read_note(path)
+        if note is None or note.origin != origin:
+            continue
+        seen = {
+            site: datetime.fromtimestamp(time, UTC)
+            for site, key in witnesses.items()
+            if (time := note.cosigned_at(name=witness_name(site), key=key)) is not None
+        }
+        if not seen and not any(note.is_signed(key) for key in keys):
+            continue  # anybody could have written it
+        if note.size > len(leaves):
+            problems.append(f"a head of row {note.size} was signed, and the ledger ends at row {len(leaves)}")
+        elif root(leaves[: note.size]) != note.root:
+            problems.append(f"the rows up to {note.size} are not those that were signed as its head")
+        elif (note.size, len(seen)) > (best[0], len(best[1])) and seen:
+            best = note.size, seen
+    return Countersigned(len(leaves), best[0], best[1], len(witnesses), tuple(dict.fromkeys(problems)))

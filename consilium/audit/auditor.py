@@ -1,0 +1,69 @@
+"""An auditor's keys: one that disclosures are sealed to, one that signs judgements, and the file others get.
+
+Refuses an ``auditor.json`` whose two keys are not of one auditor.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from common.document import Sha256
+from common.errors import InvalidInput
+from common.ledger.keys import (
+    Signed,
+    create_sealing_key,
+    create_signing_key,
+    load_sealing_key,
+    load_signing_key,
+    public_hex,
+    signing_public_key,
+)
+from common.objects import write_atomically
+
+PUBLIC = "auditor.json"
+MAX_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Auditor(Signed):
+    """Both public keys in hex, X25519 and Ed25519; signed by the latter."""
+
+    DOMAIN: ClassVar = b"consilium/auditor/v1"
+    SCHEMA: ClassVar = ("auditor", 1)
+
+    sealing_key: Sha256
+    signing_key: Sha256
+    signature: str = ""
+
+
+def create_auditor(folder: Path) -> Auditor:
+    """Make an auditor's keys in a new folder, and ``auditor.json``, which everybody may have."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    signing, sealing = create_signing_key(folder / "signing.key"), create_sealing_key(folder / "sealing.key")
+    made = Auditor(public_hex(sealing), public_hex(signing)).signed(signing)
+    write_atomically(folder / PUBLIC, (json.dumps(made.to_json(), indent=1) + "\n").encode())
+    return made
+
+
+def load_auditor(folder: Path) -> tuple[Ed25519PrivateKey, X25519PrivateKey]:
+    """The private keys in an auditor's folder: the one that signs, the one that opens."""
+    return load_signing_key(folder / "signing.key"), load_sealing_key(folder / "sealing.key")
+
+
+def read_auditor(path: Path) -> Auditor:
+    """Read an ``auditor.json``; InvalidInput for one that cannot be read or whose signature does not hold."""
+    remedy = "ask the auditor for the file again"
+    try:
+        with path.open("rb") as stream:
+            found = Auditor.from_json(json.loads(stream.read(MAX_BYTES)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInput("auditor's keys cannot be read", value=str(path), remedy=remedy) from error
+    if not found.is_genuine(signing_public_key(found.signing_key)):
+        raise InvalidInput("auditor's keys", value=str(path), limit="signed by the auditor itself", remedy=remedy)
+    return found

@@ -1,0 +1,273 @@
+"""Judges who sent what in one draw of a sealed sum, from signed codes and disclosed mask keys.
+
+The rules, in the order in which they are applied:
+
+1. The roster is real: every member's mask key is signed for this draw by the identity that the auditor has for that
+   site, compared by fingerprint with the hospital itself. Otherwise nothing is judged.
+2. A word counts only under its site's signature for this roster and query. So no site can deny one, and neither the
+   server nor another site can put one into its mouth.
+3. A disclosed key counts only if the site signed the disclosure for this draw and auditor, and its public half is the
+   one in the roster. A false key is therefore named as that site's, never a matter of one word against another.
+4. A site's part, its code and its share of the noise, is its word without its masks. Each mask follows from either
+   end's key, so a site that disclosed nothing is judged all the same if all the others did.
+5. A part is outside if it is longer than the longest honest code with its noise, in one query or in all together; an
+   honest site is with probability :data:`~common.privacy.shares.FALSE_ALARM` at most. What is within is not proven
+   honest: noise hides a push of its own size.
+
+What the auditor signs says of each site one word, no norm and no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from common.canonical import canonical_bytes, parse_canonical
+from common.disclosure import Disclosure, SealedDisclosure
+from common.document import Count, Document, OneOf, Sha256
+from common.errors import InvalidInput, Refused
+from common.evidence import DrawEvidence, is_word_of
+from common.ledger.charges import SiteName
+from common.ledger.keys import Signed, public_hex, signing_public_key
+from common.ledger.rows import Time
+from common.masking import MAX_MEMBERS, pair_mask, unconfirmed
+from common.privacy.shares import FALSE_ALARM, norm_within, site_bound, unmasked
+
+PARTS = ("within", "outside", "unknown")
+"""Of a site's part. ``unknown``: neither the site nor all the others have disclosed."""
+DISCLOSURES = ("true", "false", "none")
+"""Of a site's own disclosure. ``false``: its key is not the one that the site signed for this draw."""
+WORDS = ("signed", "none")
+"""Of a site's word. ``none``: the site sent nothing, and left the draw incomplete."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFinding(Document):
+    """What is found of one site: its word, its disclosure, and its part."""
+
+    site: SiteName
+    word: Annotated[str, OneOf("word of a site", WORDS)]
+    disclosure: Annotated[str, OneOf("disclosure of a site", DISCLOSURES)]
+    part: Annotated[str, OneOf("part of a site", PARTS)]
+
+    @property
+    def blamed(self) -> bool:
+        """Whether this speaks against the site: a part no honest site has, or a key that is not its own."""
+        return self.part == "outside" or self.disclosure == "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement(Signed):
+    """What the auditor signs of one draw; ``evidence`` is the SHA-256 of what was judged. ``spoiled``: the sum of some
+    query is longer than honest sites can make it."""
+
+    DOMAIN: ClassVar = b"consilium/judgement/v1"
+    SCHEMA: ClassVar = ("judgement of a draw", 1)
+
+    study: Sha256
+    roster: Sha256
+    evidence: Sha256
+    auditor: Sha256
+    spoiled: bool
+    findings: Annotated[tuple[SiteFinding, ...], Count("sites of a judgement", least=2, most=MAX_MEMBERS)]
+    time_utc: Time
+    signature: str = ""
+
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """Sites that something speaks against, by name."""
+        return tuple(finding.site for finding in self.findings if finding.blamed)
+
+    def is_of(self, auditor: str) -> bool:
+        """Whether the auditor with this signing key (Ed25519, hex) signed it."""
+        return self.is_genuine(signing_public_key(auditor))
+
+    def render(self) -> bytes:
+        """The file's bytes."""
+        return canonical_bytes(self.to_json())
+
+    @classmethod
+    def parse(cls, data: bytes) -> Judgement:
+        """Read what :meth:`render` gave; InvalidInput for anything else. The signature is not checked here."""
+        return cls.from_json(parse_canonical(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A judgement that is not signed yet, and what else the auditor should look into, in words."""
+
+    judgement: Judgement
+    doubts: tuple[str, ...]
+
+
+def judge(
+    evidence: DrawEvidence,
+    disclosures: Sequence[SealedDisclosure],
+    *,
+    identities: Mapping[str, str],
+    auditor: X25519PrivateKey,
+    now: str,
+) -> Judged:
+    """Judge one draw by what its sites sent and disclosed.
+
+    Args:
+        evidence: The draw's roster, queries and signed words, from the server.
+        disclosures: Whatever sites sent this auditor; those of other draws, and replayed or forged ones, are refused.
+        identities: Site → Ed25519 key (hex), as compared by fingerprint with each hospital.
+        auditor: The key the disclosures were sealed to.
+        now: Time of the judgement, UTC, ISO 8601.
+
+    Raises:
+        InvalidInput: If the roster is not of these identities, a word is not its site's, or a disclosure is not for
+            this draw and auditor, comes twice, or is not signed by its site.
+    """
+    roster, sealed_to = evidence.roster, public_hex(auditor)
+    if unproven := unconfirmed(roster, me="", peers=identities):
+        raise InvalidInput(
+            "roster of the evidence",
+            value=list(unproven),
+            limit="mask keys signed by the identities given, for every site",
+            remedy="ask these hospitals for the fingerprint of their key; another list of peers may be the right one",
+        )
+    words = _words(evidence, identities)
+    keys, false, doubts = _keys(evidence, disclosures, identities, auditor=auditor, sealed_to=sealed_to)
+    findings = []
+    for site in roster.sites:
+        part = _part(evidence, site, words, keys) if site in words else None
+        findings.append(
+            SiteFinding(
+                site=site,
+                word="signed" if site in words else "none",
+                disclosure="true" if site in keys else "false" if site in false else "none",
+                part="unknown" if part is None else "within" if part else "outside",
+            )
+        )
+    judgement = Judgement(
+        study=roster.study,
+        roster=roster.id,
+        evidence=evidence.id,
+        auditor=sealed_to,
+        spoiled=_spoiled(evidence, words),
+        findings=tuple(findings),
+        time_utc=now,
+    )
+    return Judged(judgement, tuple(doubts))
+
+
+def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
+    """Rule 2: each site's words by query. InvalidInput for any that its site did not sign, or that is of no query."""
+    queries = {query.id: query for query in evidence.queries}
+    found: dict[str, dict[str, NDArray[np.uint64]]] = {}
+    for sent in evidence.sites:
+        of_site = {}
+        for word in sent.words:
+            of = {"roster": evidence.roster.id, "query": word.query, "site": sent.site}
+            values = word.values
+            known = queries.get(word.query)
+            if known is None or values.shape != (known.mechanism.dimension,):
+                raise InvalidInput(f"word of {sent.site}", value=word.query[:16], limit="of a query of this draw")
+            if not is_word_of(values, word.signature, identity=identities[sent.site], **of):
+                raise InvalidInput(f"word of {sent.site}", limit="one that this site signed for this draw")
+            of_site[word.query] = values
+        if of_site.keys() != queries.keys():
+            raise InvalidInput(f"words of {sent.site}", value=len(of_site), limit=f"{len(queries)}, one a query")
+        found[sent.site] = of_site
+    return found
+
+
+def _keys(
+    evidence: DrawEvidence,
+    disclosures: Sequence[SealedDisclosure],
+    identities: Mapping[str, str],
+    *,
+    auditor: X25519PrivateKey,
+    sealed_to: str,
+) -> tuple[dict[str, X25519PrivateKey], set[str], list[str]]:
+    """Rule 3: the true keys by site, the sites whose key is false, and where sites know each other by other keys."""
+    members = {member.site: member for member in evidence.roster.members}
+    keys: dict[str, X25519PrivateKey] = {}
+    false: set[str] = set()
+    doubts: list[str] = []
+    for sealed in disclosures:
+        site = sealed.site
+        if site not in members or sealed.roster != evidence.roster.id or sealed.auditor != sealed_to:
+            raise InvalidInput(
+                f"disclosure of {site}", limit="one made by a site of this draw for this draw and this auditor"
+            )
+        if site in keys or site in false:
+            raise InvalidInput(f"disclosure of {site}", limit="one for each site")
+        opened = sealed.opened(auditor)
+        if not opened.is_genuine(signing_public_key(identities[site])):
+            raise InvalidInput(f"disclosure of {site}", limit="one that this site signed")
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(opened.key))
+        if public_hex(private) == members[site].mask.key:
+            keys[site] = private
+        else:
+            false.add(site)
+        doubts += _other_identities(opened, identities)
+    return keys, false, doubts
+
+
+def _other_identities(opened: Disclosure, identities: Mapping[str, str]) -> list[str]:
+    """Where a site has confirmed another key of a member than the auditor was given."""
+    return [
+        f"{opened.site} has confirmed another key of {peer.site} than the one given here"
+        for peer in opened.peers
+        if peer.site in identities and identities[peer.site] != peer.key
+    ]
+
+
+def _part(
+    evidence: DrawEvidence,
+    site: str,
+    words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
+    keys: Mapping[str, X25519PrivateKey],
+) -> bool | None:
+    """Rules 4 and 5: whether a site's code with its noise is within its bounds; None where a mask is missing."""
+    roster = evidence.roster
+    by_name = {member.site: member for member in roster.members}
+    others = [name for name in roster.sites if name != site]
+    if site not in keys and not keys.keys() >= set(others):
+        return None
+    mechanism, count = evidence.queries[0].mechanism, len(evidence.queries)
+    own = site_bound(mechanism, sites=len(roster.members), false_alarm=FALSE_ALARM / (2 * count))
+    parts = []
+    for query in evidence.queries:
+        part = words[site][query.id].copy()
+        for other in others:
+            me, peer = (site, other) if site in keys else (other, site)
+            try:
+                mask = pair_mask(
+                    roster,
+                    me=me,
+                    peer=by_name[peer],
+                    private=keys[me],
+                    query=query.id,
+                    dimension=mechanism.dimension,
+                )
+                part -= mask if me == site else np.uint64(0) - mask  # the other end's has the other sign
+            except Refused:  # a mask key that nobody can mask with; honest sites refuse such a roster
+                return False
+        parts.append(part.view(np.int64))
+    together = site_bound(mechanism, sites=len(roster.members), queries=count, false_alarm=FALSE_ALARM / 2)
+    return all(norm_within(part, own) for part in parts) and norm_within(np.concatenate(parts), together)
+
+
+def _spoiled(evidence: DrawEvidence, words: Mapping[str, Mapping[str, NDArray[np.uint64]]]) -> bool:
+    """Whether some query's sum over the whole roster is longer than honest sites can make it."""
+    if words.keys() != set(evidence.roster.sites):
+        return False
+    for query in evidence.queries:
+        total = np.zeros(query.mechanism.dimension, dtype=np.uint64)
+        for sent in words.values():
+            total += sent[query.id]
+        try:
+            unmasked(total, query.mechanism, sites=len(words))
+        except Refused:
+            return True
+    return False

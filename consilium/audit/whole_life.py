@@ -1,0 +1,200 @@
+"""A whole life of a study: a lost draw, a server that stops in the middle and starts again, a restored site, reuse.
+
+What sites are asked is recorded on the wire. After the study's end another study of the same ledger asks for stored
+answers. Then one site's ledger is put back to a copy from the middle and recovered from its standing, as a person is
+told to do, and the site is asked once more all that it was asked since. The copies are of before the first question,
+and of when the site had accepted a sum and not yet sent its words. A study that needs every site ends its first
+part at the lost draw. Refuses nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import log2
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from client.ledger.site_ledger import SiteLedger
+from common.envelope import body_of
+from common.errors import ConsiliumError
+from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
+from common.messages import CodesReply, CodesRequest, Offer, Several, decode
+from common.privacy.audit import Finding
+from common.sealing import SealContext, unseal
+from common.sealing_rotation import load_sealing_keys
+from consilium.audit.books import accepted_by_rows, apart, history_findings, spent_by_rows
+from consilium.audit.sealed import READABLE_BITS
+from consilium.audit.service import Service, read_life, read_rows, read_site, vector
+from consilium.in_process import Wire
+from server.aggregation.exchange import Reply
+
+T = TypeVar("T")
+
+
+class _Stopped(Exception):
+    """The server's process ended here."""
+
+
+@dataclass(slots=True)
+class EventfulWire(Wire):
+    """A wire on which some sites' first codes are lost, and on which the server stops once codes were asked for in so
+    many batches. ``recorded`` keeps every signed message of each node in order; ``before_codes`` is called before the
+    codes of another batch are asked for, when sites have accepted and not yet sent."""
+
+    silent: frozenset[int] = frozenset()
+    stop_after: int | None = None
+    recorded: dict[int, list[bytes]] = field(default_factory=dict)
+    before_codes: Callable[[], None] = lambda: None
+    _asked: set[str] = field(default_factory=set)
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        asked = {part.batch for body in bodies.values() for part in parts_of(body_of(body), CodesRequest)}
+        if asked - self._asked:
+            self.before_codes()
+        self._asked |= asked
+        replies = [self._handled(node, body) for node, body in bodies.items()]
+        for node, message in bodies.items():
+            self.recorded.setdefault(node, []).append(message)
+        if asked and self.stop_after is not None and len(self._asked) > self.stop_after:
+            raise _Stopped
+        lost = self.silent if asked and len(self._asked) == 1 else frozenset[int]()
+        return iter([Reply(r.node_id, None, "deadline") if r.node_id in lost else r for r in replies])
+
+
+def parts_of(body: bytes, kind: type[T]) -> list[T]:
+    """The parts of a message that are of one kind."""
+    message = decode(body)
+    return [part for part in (message.parts if isinstance(message, Several) else (message,)) if isinstance(part, kind)]
+
+
+def whole_life(service: Service) -> list[Finding]:
+    """Live the study of ``service`` through everything that may happen to it, and look at its books and words.
+
+    ``service`` must be new. A lost draw is waited for, as long as the study's patience is.
+    """
+    last = service.sites[-1].node_id
+    copies = service.root / "at first", service.root / "in the middle"
+    early: dict[int, list[bytes]] = {}
+    since: dict[int, list[bytes]] = {}
+    service.opened().close()  # the ledgers are there, with what people agreed to
+    shutil.copy(service.site_file(0), copies[0])
+    first = service.sites[0].node_id
+    done = 0
+
+    def copied() -> None:
+        nonlocal done
+        _copy_open(service.site_file(0), copies[1])
+        done = len(early.get(first, []))
+
+    service.live(partial(EventfulWire, silent=frozenset({last}), stop_after=1, recorded=early, before_codes=copied))
+    service.live(partial(EventfulWire, stop_after=0, recorded=since))
+    service.live(partial(EventfulWire, recorded=since))
+    everything = [*early.get(first, []), *since.get(first, [])]
+    asked = everything, everything[done:]
+    life = read_life(service)
+    _, sent = read_rows(service.site_file(0), "codes")
+    found = [*history_findings(service, life), *_reused(service)]
+    for copy, messages in zip(copies, asked, strict=True):
+        if not copy.exists():  # a study that no site sent a code in
+            continue
+        _put_back(service, copy)
+        found += _asked_again(service, messages, sent=sent)
+        told, own = read_site(service, 0).spent, accepted_by_rows(service, life, service.sites[0].name)
+        found.append(
+            Finding("restored site's sums", told / own if own else 1.0, 1.0, told < own * (1 - 1e-9), _RESTORED_SUMS)
+        )
+    return found
+
+
+def _reused(service: Service) -> list[Finding]:
+    """Another study of the ledger asks for stored answers: the same come back, and nothing is charged for them."""
+    before = read_life(service)
+    changed = service.ask_for(replace(service.study, name=f"{service.study.name[:56]}-reuse"))
+    after = read_life(service)
+    moved = [(after.spent[name], spent_by_rows(service, before, name)) for name in before.spent]
+    return [
+        Finding(
+            "answers used again", changed, 0, changed > 0, "stored answers that changed for another study; at most"
+        ),
+        apart("sums after reuse", moved),
+    ]
+
+
+def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[str, bytes]) -> list[Finding]:
+    """The first site, restored, is asked all this once more; ``sent`` is what it sent before it was restored."""
+    rows, _ = read_rows(service.site_file(0), "codes")
+    masked = {(body["query_id"], body["draw"]) for kind, body in rows if kind == "masked"}
+    answered = changed = 0
+    bits = 63.0
+    with closing(service.opened()) as sites:
+        worker = sites.workers[service.sites[0].node_id]
+        for message in messages:
+            body = body_of(message)
+            requests = parts_of(body, CodesRequest)
+            if not requests and not parts_of(body, Offer):
+                continue
+            try:
+                reply = worker.handle(body)
+            except ConsiliumError:
+                continue
+            for request, query, words in _opened(service, requests, reply):
+                before = sent.get(query if request.draw is None else f"{query}/{request.draw}")
+                if before is None:
+                    continue
+                if request.draw is not None and (query, request.draw) not in masked:
+                    answered += 1
+                    bits = min(bits, _bits(words - vector(before)))
+                else:
+                    changed += not np.array_equal(words, vector(before))
+    return [
+        Finding("restored site's words", answered, 0, answered > 0, _RESTORED_WORDS),
+        Finding("restored site's difference", bits, READABLE_BITS, bits < READABLE_BITS, _RESTORED_BITS),
+        Finding("restored site's codes", changed, 0, changed > 0, "codes that differ from those it sent; at most"),
+    ]
+
+
+_RESTORED_SUMS = "what it says was spent, in what it accepted; at least"
+_RESTORED_WORDS = "sums that were asked of it before and got other words; at most"
+_RESTORED_BITS = "bits of the difference of its words before and after; at least"
+
+
+def _copy_open(path: Path, copy: Path) -> None:
+    """A copy of a ledger while it is open, as a backup makes it."""
+    with closing(sqlite3.connect(path)) as file, closing(sqlite3.connect(copy)) as other:
+        file.backup(other)
+
+
+def _put_back(service: Service, copy: Path) -> None:
+    """The older file in the place of the newer, which its standing outlived; then all that a person is told to do."""
+    path, config = service.site_file(0), service.config(0)
+    for old in path.parent.glob(f"{path.name}*"):
+        old.unlink()
+    shutil.copy(copy, path)
+    with closing(SiteLedger.open(path, config.pool, caps=config.caps, site=config.site, restored=True)) as ledger:
+        if ledger.forgotten() is None:  # the copy holds every charge
+            return
+        ledger.charge_lost(SiteLedgerStanding.load(standing_path(path)))
+        ledger.decide(service.study.id, "resume")
+
+
+def _opened(
+    service: Service, requests: Sequence[CodesRequest], reply: bytes
+) -> Iterator[tuple[CodesRequest, str, Int64[np.ndarray, "l"]]]:
+    """What the first site sent, as the server opens it: (request, query, words)."""
+    keys, site = load_sealing_keys(service.workspace.sealing_key_file), service.sites[0].name
+    for request, said in zip(requests, parts_of(reply, CodesReply), strict=False):
+        for query, data in said.codes:
+            context = SealContext(study=service.study.id, query=query, site=site, attempt=request.attempt)
+            yield request, query, unseal(data, private_key=keys, context=context, dimension=(len(data) - 48) // 8)
+
+
+def _bits(difference: Int64[np.ndarray, "l"]) -> float:
+    return log2(max(float(np.abs(difference.astype(float)).max()), 1.0))

@@ -1,0 +1,169 @@
+"""``consilium dispute …``: which hospital spoiled or bent a draw of a sealed sum, found by an auditor they chose."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from common.plain import joined
+from consilium.cli.options import AsJson, StudyDir, read_file
+from consilium.cli.say import say
+
+if TYPE_CHECKING:
+    from consilium.audit.dispute import Judgement
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Find out, by an auditor the hospitals choose, who spoiled or bent a draw of a sealed sum.",
+)
+
+BLAMED = 11
+"""Exit code where something speaks against a hospital."""
+
+Keys = Annotated[Path, typer.Option("--keys", help="The auditor's folder of keys.")]
+
+
+@app.command("keys")
+def keys(folder: Annotated[Path, typer.Argument(help="The new folder of the auditor's keys.")]) -> None:
+    """Make an auditor's keys; auditor.json is for the hospitals, the rest stays with the auditor.
+
+    Example: consilium dispute keys auditor
+    """
+    from common.disclosure import auditor_fingerprint
+    from consilium.audit.auditor import PUBLIC, create_auditor
+
+    made = create_auditor(folder)
+    say(f"{folder / PUBLIC}: send it to every hospital")
+    say(f"read out to each of them by telephone: {auditor_fingerprint(made.sealing_key)}")
+
+
+@app.command("evidence")
+def evidence(
+    directory: StudyDir,
+    draw: Annotated[
+        str | None, typer.Argument(help="The draw, by twelve digits of its id or more; without it all are listed.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The auditor's new file; evidence-DRAW.json by default.")] = None,
+) -> None:
+    """List a study's draws, or write down what one draw's sites signed, for the auditor.
+
+    Example: consilium dispute evidence trial 3f9a1c04b7d2 --out evidence.json
+    """
+    from common.objects import write_atomically
+    from server.study.evidence import draws, evidence_of
+    from server.study.workspace import Workspace
+
+    workspace = Workspace(directory)
+    if draw is None:
+        for line in draws(workspace):
+            say(line)
+        return
+    found = evidence_of(workspace, draw)
+    target = out or Path(f"evidence-{found.roster.id[:12]}.json")
+    if target.exists():
+        raise InvalidInput("file exists", value=str(target), remedy="choose another with --out")
+    write_atomically(target, found.render(), mode=0o600)
+    say(
+        f"{target}: draw {found.roster.id[:16]} of {len(found.queries)} queries, signed words of "
+        f"{len(found.sites)} of {len(found.roster.members)} sites"
+    )
+    say(
+        f"next: each of {', '.join(found.roster.sites)} decides on `consilium site disclose {found.roster.id[:12]} "
+        "--to auditor.json`"
+    )
+
+
+@app.command("judge")
+def judge(
+    evidence: Annotated[Path, typer.Argument(help="The evidence of the draw, from the consortium.")],
+    disclosures: Annotated[list[Path], typer.Argument(help="What the hospitals disclosed, a file each.")],
+    folder: Keys,
+    peers: Annotated[Path, typer.Option(help="The hospitals' identity keys: the study's peers.json.")],
+    out: Annotated[Path, typer.Option(help="The new file for the signed judgement.")],
+    as_json: AsJson = False,
+) -> None:
+    """Judge for each hospital of a draw whether its part could come from an honest hospital, and sign it.
+
+    Compare the fingerprints with the hospitals: the judgement is about whoever holds these keys.
+    Exit code 11: something speaks against a hospital.
+    Example: consilium dispute judge evidence.json disclosure-*.json --keys auditor --peers peers.json --out judged.json
+    """
+    from common.disclosure import SealedDisclosure
+    from common.evidence import DrawEvidence
+    from common.ledger.keys import public_hex
+    from common.ledger.rows import format_time
+    from common.objects import write_atomically
+    from common.peers import fingerprint, read_peers
+    from consilium.audit.auditor import load_auditor
+    from consilium.audit.dispute import judge as judge_draw
+
+    if out.exists():
+        raise InvalidInput("file exists", value=str(out), remedy="choose another with --out")
+    signing, sealing = load_auditor(folder)
+    found = DrawEvidence.parse(read_file(evidence))
+    listed = read_peers(peers)
+    if listed.study != found.roster.study:
+        raise InvalidInput("study of the peers", value=listed.study[:16], limit=found.roster.study[:16])
+    identities = {peer.site: peer.key for peer in listed.peers}
+    sealed = [SealedDisclosure.parse(read_file(path)) for path in disclosures]
+    judged = judge_draw(found, sealed, identities=identities, auditor=sealing, now=format_time(datetime.now(UTC)))
+    signed = judged.judgement.signed(signing)
+    write_atomically(out, signed.render(), mode=0o644)
+    if as_json:
+        say(json.dumps({**signed.to_json(), "doubts": list(judged.doubts)}, indent=1))
+    else:
+        say(joined(_lines(signed)))
+        for finding in signed.findings:
+            say(f"{finding.site}: {fingerprint(identities[finding.site])}")
+        for doubt in judged.doubts:
+            say(f"doubt: {doubt}; compare fingerprints before this judgement is used")
+        say(f"{out}: signed by {public_hex(signing)}")
+    if signed.blamed:
+        raise typer.Exit(BLAMED)
+
+
+@app.command("show")
+def show(
+    judgement: Annotated[Path, typer.Argument(help="A signed judgement.")],
+    auditor: Annotated[Path, typer.Option(help="The auditor.json of the auditor the hospitals chose.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check an auditor's judgement and show it. Exit code 11: something speaks against a hospital.
+
+    Example: consilium dispute show judged.json --auditor auditor.json
+    """
+    from consilium.audit.auditor import read_auditor
+    from consilium.audit.dispute import Judgement
+
+    found, chosen = Judgement.parse(read_file(judgement)), read_auditor(auditor)
+    if not found.is_of(chosen.signing_key) or found.auditor != chosen.sealing_key:
+        raise InvalidInput("judgement", value=str(judgement), limit="signed by this auditor, unchanged")
+    say(json.dumps(found.to_json(), indent=1) if as_json else joined(_lines(found)))
+    if found.blamed:
+        raise typer.Exit(BLAMED)
+
+
+def _lines(found: Judgement) -> list[str]:
+    """A judgement for a reader."""
+    said = {
+        "within": "what it sent is within what an honest site sends",
+        "outside": "WHAT IT SENT IS NO HONEST CODE WITH ITS NOISE",
+        "unknown": "what it sent could not be opened: neither it nor all the others disclosed",
+    }
+    disclosed = {"true": "", "false": "; ITS DISCLOSURE IS FALSE", "none": "; it disclosed nothing"}
+    lines = [f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}longer than honest sites make it"]
+    for one in found.findings:
+        part = said[one.part] if one.word == "signed" else "it sent nothing"
+        lines.append(f"{one.site}: {part}{disclosed[one.disclosure]}")
+    lines.append(
+        f"against: {', '.join(found.blamed)}"
+        if found.blamed
+        else "nothing speaks against anybody; noise hides a push of its own size"
+    )
+    return lines

@@ -1,0 +1,40 @@
+"""``consilium governance``: the papers that a hospital and its ethics board ask for, from the study's facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from consilium.cli.options import StudyDir
+from consilium.cli.say import say
+from server.study.workspace import Workspace
+
+app = typer.Typer(add_completion=False, help="Papers to file: impact assessment, checklist, registry, egress, record.")
+
+
+@app.command("governance")
+def governance(
+    directory: StudyDir,
+    out: Annotated[Path, typer.Option(help="Folder for the papers: each as .md, .json and .pdf.")],
+) -> None:
+    """Write drafts of the papers that data protection asks for; blanks are marked and are for people to fill in.
+
+    dpia (impact assessment), nist-800-226 (checklist), registry (entry for a registry of deployments), egress (what
+    left, when, under which charge), processing (record of processing). Facts only from the ledger and the study. Exit
+    code 5: the ledger does not verify, so there are none.
+
+    Example: consilium governance trial --out papers
+    """
+    from common.objects import write_atomically
+    from consilium.reports.governance import papers
+
+    made = [(paper, paper.pdf()) for paper in papers(Workspace(directory))]
+    out.mkdir(parents=True, exist_ok=True)
+    for paper, pdf in made:
+        text = json.dumps(paper.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        for ending, data in (("md", paper.markdown().encode()), ("json", text.encode()), ("pdf", pdf)):
+            write_atomically(out / f"{paper.name}.{ending}", data)
+        say(f"{out / paper.name}.md, .json, .pdf: {len(paper.blanks)} blanks to fill in")

@@ -1,0 +1,140 @@
+"""``consilium site adapt``: a network of the hospital's own, made from the student on its own cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from consilium.cli.options import ResultAsJson, SiteDir, counting
+from consilium.cli.say import say
+
+if TYPE_CHECKING:
+    from client.training.command import PrivateOptions
+
+
+def adapt(
+    site_dir: SiteDir,
+    student: Annotated[Path | None, typer.Option(help="The student's bundle; by default the one pulled.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
+    ] = None,
+    way: Annotated[
+        str | None,
+        typer.Option(
+            help="student, own, trained-on, near, half-way or averaged; chosen by cross-validation from 5 patients on, "
+            "half-way below."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="First learning rate; the student's own by default.")
+    ] = None,
+    strength: Annotated[
+        float, typer.Option("--lambda", help="Pull towards the student for the way near (λ of MR-MTL).", min=0)
+    ] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the bundle's folder; adapted in the site's directory by default.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="dp-sgd, dp-mac or dp-bbb: makes a network that may leave, charged in the ledger."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε that such a training may cost each patient.")] = None,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    relation: Annotated[str, typer.Option(help="Which ε is planned: add-remove or replace-one.")] = "add-remove",
+    noise_multiplier: Annotated[
+        str | None, typer.Option(help="Noise of such a training in units of the clip, in place of the least for ε.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Patients who paid for a private training pay for this one too.")
+    ] = False,
+    threads: Annotated[int, typer.Option(help="Processor threads of a training.", min=1)] = 1,
+    as_json: ResultAsJson = False,
+) -> None:
+    """Adapt the student to this hospital's own patients, at home: no budget is spent and nothing is sent.
+
+    The network it writes has seen patients: it has no guarantee and must not leave, and its name says so. Stop it with
+    Ctrl-C; run it again to go on. Exit code 6: a training or a withdrawal is writing here.
+
+    With --strategy it makes one that may leave under the (ε, δ) of that training beside the student's: patients pay for
+    it, the site's ledger has the charge before the first step, and nothing is chosen on patients.
+    Example: consilium site adapt --site-dir /srv/consilium
+    Example: consilium site adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
+    """
+    import torch
+
+    from client.adapting.adapt import AdaptOptions
+    from client.adapting.adapt import adapt as adapt_student
+    from client.adapting.adapted import text
+    from client.adapting.ways import Way
+    from client.training.command import PrivateOptions
+
+    if way is not None and way not in tuple(Way):
+        raise InvalidInput("--way", value=way, limit=", ".join(Way))
+    torch.set_num_threads(threads)
+    private = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--again": again}
+    if strategy is None and (unread := [name for name, value in private.items() if value]):
+        raise InvalidInput(", ".join(unread), limit="with --strategy", remedy="--strategy dp-sgd")
+    if strategy is not None:
+        chosen = {"--student": student, "--data": data, "--way": way}
+        if unread := [name for name, value in chosen.items() if value is not None]:
+            raise InvalidInput(
+                ", ".join(unread),
+                limit="not with --strategy: it begins at the student that was pulled and chooses nothing",
+            )
+        asked = PrivateOptions(
+            strategy,
+            epsilon,
+            delta,
+            relation,
+            steps=steps,
+            learning_rate=learning_rate,
+            noise_multiplier=noise_multiplier,
+        )
+        _privately(site_dir, asked, again=again, out=out, as_json=as_json)
+        return
+    options = AdaptOptions(
+        site_dir, student, data, None if way is None else Way(way), steps, learning_rate, strength, out
+    )
+    try:
+        result = adapt_student(options, progress=_steps)
+    except KeyboardInterrupt:
+        say("interrupted: run the same command again to go on where it stopped", err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        say(json.dumps(result.to_json(), indent=1, allow_nan=False))
+        return
+    say(text(result))
+    say(f"{result.bundle}: the network, for `consilium predict --model`")
+    say(f"{result.report}: adapted.html, adapted.json and pictures; they stay at this site")
+
+
+def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path | None, as_json: bool) -> None:
+    from client.adapting.private import adapt_privately
+
+    try:
+        done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
+    except KeyboardInterrupt:
+        say("interrupted: run the same command again to go on where it stopped", err=True)
+        raise typer.Exit(130) from None
+    say(json.dumps(done.to_json(), indent=1) if as_json else done.to_text())
+
+
+@contextmanager
+def _steps(total: int) -> Iterator[Callable[[int, float], None]]:
+    """One bar over the steps of all trainings."""
+    with counting("training steps", total=total) as show:
+        done = 0
+
+        def on_step(more: int, loss: float) -> None:
+            nonlocal done
+            done += more
+            show(done)
+
+        yield on_step

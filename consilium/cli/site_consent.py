@@ -1,0 +1,77 @@
+"""``consilium site consent``: the consent sheet, the question, and the answer on record, before anything is served."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from common.plain import plain
+from consilium.cli.options import SiteDir
+from consilium.cli.say import say
+
+if TYPE_CHECKING:
+    from client.policy import SiteConfig
+    from common.config import Study
+
+
+def consent(
+    site_dir: SiteDir,
+    by: Annotated[
+        str, typer.Option(help="Name of the person who consents for the hospital; it stays in the site's own ledger.")
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for an answer, because the sheet was read elsewhere.")
+    ] = False,
+) -> None:
+    """Show the consent sheet, ask for consent, and record who consented and when.
+
+    Nothing is served or charged before it is on record, and no daemon starts; afterwards `site pause` ends it.
+    Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
+    """
+    from client.operations import staff_decisions as control
+    from client.policy import load_site
+    from client.site.books import joined_study
+
+    control.check_name(by)
+    config = load_site(site_dir)
+    study = joined_study(config)
+    sheet = consent_sheet(study, patients=patients_of(config, study))
+    say(sheet)
+    if not yes and (not sys.stdin.isatty() or not typer.confirm(plain(f"{by} consents to study {study.name}"))):
+        raise InvalidInput("site consent", limit="a yes", remedy="read the sheet above, then answer y, or give --yes")
+    control.consent(site_dir, by=by, sheet=sheet)
+    say(f"on record: {by} consented to study {study.name}; next: `consilium site train`, `consilium site up`")
+
+
+def consent_sheet(study: Study, *, patients: int | None) -> str:
+    """What a hospital reads before it consents, with its own number of patients, how long it lasts and how it ends."""
+    from server.study.consent_text import for_site
+
+    many = "not known: the dataset cannot be read now" if patients is None else f"{patients}, by your dataset"
+    queries = study.privacy.planned_queries
+    return f"""{for_site(study, patients=patients)}
+YOUR SITE, HOW LONG IT LASTS AND HOW IT ENDS
+  Purpose, contact        a model that segments {", ".join(study.data.labels[1:])}; the consortium's letter says what
+                          for, and whom to ask there.
+  Patients                {many}.
+  Duration                {queries} questions, then no more; asking takes hours to days once your teachers are trained.
+  Withdrawal              `consilium site pause` at any time, `site withdraw` for good, `site withdraw-patient` for one
+                          patient. What was released before stays released; it cannot be recalled.
+  Kept                    here: your ledger, for the life of the patient pool, because budgets add up. At the
+                          consortium: noisy releases, its signed ledger with your site's name, and the student;
+                          `consilium provision forget` deletes what else it holds of a site that left.
+"""
+
+
+def patients_of(config: SiteConfig, study: Study) -> int | None:
+    """How many patients the site's dataset has by its index; None where that cannot be read."""
+    from client.data.layouts import indexed
+
+    try:
+        dataset = indexed(config.path(config.data), study.data, config.dataset)
+    except (InvalidInput, OSError):
+        return None
+    return len({dataset.patient_of(case.id) for case in dataset.labelled})

@@ -1,0 +1,69 @@
+"""``consilium site disclose``: one draw of a sealed sum shown to an auditor this hospital chose."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import InvalidInput
+from consilium.cli.options import AsJson, SiteDir
+from consilium.cli.say import say
+
+
+def disclose(
+    draw: Annotated[str, typer.Argument(help="The draw, by the first twelve digits of its id or more.")],
+    site_dir: SiteDir,
+    to: Annotated[
+        str, typer.Option("--to", help="The auditor's key: 64 hex digits, or the auditor.json they sent you.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The new file for the auditor; disclosure-SITE-DRAW.json by default.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, because key and cost were checked before.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Disclose one draw of a sealed sum to an auditor, who determines which hospital spoiled or distorted it.
+
+    The auditor gets this site's code with its share of the noise, of every query of that draw, and nothing else; the
+    file is sealed to their key and goes to them alone. The site's ledger records to whom, and what it would cost the
+    patient pool if the auditor told. Compare the fingerprint with the auditor first.
+    Example: consilium site disclose 3f9a1c04b7d2 --to auditor.json --site-dir /srv/consilium
+    """
+    from client.policy import load_site
+    from client.site.disclose import disclose as disclose_draw
+    from client.site.disclose import look_at_draw
+    from common.disclosure import auditor_fingerprint
+
+    auditor = auditor_key(to)
+    shown = look_at_draw(site_dir, draw)
+    target = out or Path(f"disclosure-{load_site(site_dir).site.replace('/', '-')}-{shown.roster[:12]}.json")
+    if not as_json:
+        say(
+            f"draw {shown.roster[:16]}: your code with your share of the noise, of {shown.queries} queries, to the "
+            f"auditor with the key {auditor_fingerprint(auditor)}. While the auditor keeps it, nothing more is "
+            f"released. If the auditor told, your patient pool would stand at {shown.if_told} at most"
+        )
+    if not yes:
+        typer.confirm("Have you compared this fingerprint with the auditor, and may they have it?", abort=True)
+    disclose_draw(site_dir, shown.roster, auditor=auditor, out=target, now=datetime.now(UTC))
+    if as_json:
+        facts = {"draw": shown.roster, "auditor": auditor, "queries": shown.queries, "file": str(target)}
+        say(json.dumps({**facts, "if_told": shown.if_told.to_json()}, indent=1))
+        return
+    say(f"{target}: send it to the auditor; the site's ledger records it")
+
+
+def auditor_key(given: str) -> str:
+    """The auditor's sealing key (hex), as typed or from the file ``auditor.json``."""
+    if len(given) == 64 and not set(given) - set("0123456789abcdef"):
+        return given
+    from consilium.audit.auditor import read_auditor
+
+    path = Path(given)
+    if not path.is_file():
+        raise InvalidInput("--to", value=given[:80], limit="64 hex digits, or the file auditor.json of the auditor")
+    return read_auditor(path).sealing_key

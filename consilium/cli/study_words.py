@@ -1,0 +1,205 @@
+"""Words what `consilium study` prints of a study's plan, its state, and how its run ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from common.config import Study
+from common.data.dataset import Dataset, left_out_lines
+from common.data.msd import nifti_files, other_files
+from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
+from common.plain import joined, plain
+from consilium.cli.say import say
+from server.study.workspace import Workspace
+
+if TYPE_CHECKING:
+    from server.study.status import StudyStatus
+
+
+class AnswersMissing(ConsiliumError):
+    """A run came to its end and the study does not have all its answers."""
+
+    exit_code = BudgetExceeded.exit_code
+
+    def __init__(self, standing: StudyStatus) -> None:
+        planned = standing.study.privacy.planned_queries
+        super().__init__(
+            f"the study ended with {standing.answers} of {planned} answers ({standing.state}); to fix: see the reasons "
+            "above; `consilium study resume` goes on while the budget lasts"
+        )
+
+
+def ask_about_spoiled(workspace: Workspace, *, go_on: bool) -> None:
+    """Refuse to begin while a spoiled draw waits for a decision; with ``go_on`` put the decision down."""
+    from server.ledger.server_ledger import Ledger
+    from server.study.spoiled import accept_spoiled, check_answered
+
+    if not workspace.study().privacy.sealed:
+        return
+    if go_on:
+        accept_spoiled(workspace)
+    with Ledger.open(workspace.ledger_file) as ledger:
+        check_answered(workspace, ledger, workspace.study())
+
+
+def print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
+    from server.study.status import study_status
+
+    status = study_status(workspace)
+    say(json.dumps(status.to_json(), indent=1) if as_json else joined(status.lines()))
+    return status
+
+
+def print_end(workspace: Workspace, *, as_json: bool) -> None:
+    """Print where the study stands now that its run has ended, and what its student is worth.
+
+    Raises:
+        AnswersMissing: If the run ended by itself and planned queries have no answer.
+    """
+    standing = print_status(workspace, as_json=as_json)
+    if not as_json and workspace.bundle_dir.exists():
+        _print_worth(workspace, warned=bool(standing.warnings))
+    if standing.answers_left and not standing.running and not workspace.stop_file.exists():
+        raise AnswersMissing(standing)
+
+
+def _print_worth(workspace: Workspace, *, warned: bool) -> None:
+    from common.worth import ONE_RUN, GainWord
+    from server.dashboard.views.verdict import read_measured
+
+    found = read_measured(workspace.root, workspace.study().id)
+    if found is None:
+        say(
+            "what the student is worth was not measured: there is no validation set; `consilium study publish "
+            f"{workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
+        )
+        return
+    say(f"Dice on the validation set: {found.line()}\n{found.worth.sentence} {ONE_RUN}")
+    if found.worth.word is GainWord.PROVEN and warned:
+        say(
+            "the warning above is of the answers alone, before a student was measured: its worth is what was measured; "
+            "that all sites answered well is not"
+        )
+
+
+def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
+    """Say which patients' pools of the study's ledger cannot answer all of it; with ``whole`` of every pool."""
+    from server.ledger.server_ledger import Ledger
+    from server.study.pools import rooms
+
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        found = rooms(ledger, study)
+    for room in found:
+        if room.releases < room.wanted:
+            say(f"warning: {room.sentence}")
+        elif whole:
+            say(room.sentence)
+
+
+def has_answers(workspace: Workspace) -> bool:
+    """Whether the study's budget was begun to be spent."""
+    from server.ledger.server_ledger import Ledger
+
+    with Ledger.open(workspace.ledger_file) as ledger:
+        return bool(ledger.answers(workspace.study().id))
+
+
+def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
+    """What `consilium plan` says of this study: the verdict on what it asks, and what is recommended in its place.
+
+    ``dimension``: of a code, once it is fitted; until then the most it may have. False where the plan says not to
+    spend the budget.
+    """
+    from server.planning.planner import Outlook, plan
+    from server.planning.recommend import recommend
+    from server.protocols.query_protocol import protocol_of
+
+    privacy = study.privacy
+    terms: dict[str, Any] = {
+        "budget": privacy.budget,
+        "accountant": privacy.accountant,
+        "protection": privacy.protection,
+        "hospitals": hospitals,
+        "colluders": privacy.sealed_colluders,
+    }
+    try:
+        advised = recommend(**terms, paired=study.codec.paired)
+        prospects = study.codec.terms.prospects
+        if prospects and prospects.fitted:
+            say(f"plan: {advised.summary}")
+            return advised.worth_asking
+        if prospects:
+            say(f"plan: {protocol_of(study).agenda(study).plan}, whose gain `consilium plan --label-maps` predicts")
+            return True
+        found = plan(
+            **terms,
+            queries=privacy.planned_queries,
+            voters_per_site=privacy.voters_per_site,
+            radius=study.codec.radius,
+            dimension=dimension or study.codec.max_dimension,
+            spare_draws=privacy.spare_draws,
+        )
+    except InvalidInput as error:  # said, and no reason to end: nothing hangs on it
+        say(f"plan: {error}")
+        return True
+    say(f"plan: {found.summary}")
+    if found.verdict is not Outlook.INFORMATIVE:
+        say(f"recommended in its place: {advised.summary} (`consilium plan --study` says more)")
+    return found.verdict is not Outlook.PRIOR
+
+
+def ask_to_spend(*, go_on: bool) -> None:
+    """Ask at a terminal whether to spend a budget that the plan says not to spend; elsewhere warn and go on.
+
+    InvalidInput where the answer is no.
+    """
+    doubt = "the plan above says not to spend this budget, and what is spent never comes back"
+    if not go_on and sys.stdin.isatty():
+        if not typer.confirm(f"{doubt}; spend it"):
+            raise InvalidInput(
+                "study run",
+                limit="a yes",
+                remedy="plan another study with `consilium plan --study`, or run this one with --yes",
+            )
+    elif not go_on:
+        say(f"warning: {doubt}", err=True)
+
+
+def say_left_out(what: str, dataset: Dataset, *, err: bool = False) -> None:
+    """Say how many cases of a public dataset are used, which are left out and why."""
+    unlabelled = len(dataset.cases) - len(dataset.labelled)
+    for line in left_out_lines(len(dataset.labelled), dataset.problems):
+        say(plain(f"{what} {line}"), err=err)
+    if unlabelled:
+        say(f"{what} cases without a label map, which are not used: {unlabelled}", err=err)
+
+
+def say_files(what: str, folder: Path, *, err: bool = False) -> None:
+    """Say how many files of a folder of public NIfTI files are used, what else lies there, and why it is left out."""
+    others = other_files(folder)
+    for line in left_out_lines(len(nifti_files(folder, what=f"folder of {what}")), others, of="files"):
+        say(plain(f"{what}, {line}"), err=err)
+
+
+def create_and_say(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
+    """Create a study's directory, then say its terms, its outlook, and what it takes of patients' pools."""
+    from server.study import consent_text as describe
+    from server.study import create_study as setup
+
+    setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing)
+    say(describe.for_consortium(study, sites=study.privacy.quorum))
+    if ledger is None and (neighbour := setup.neighbour_study(directory)) is not None:
+        say(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
+    say_outlook(study, hospitals=study.privacy.quorum)
+    say(
+        "another ε for a pool's life: `consilium study init --pool-epsilon`, or for one hospital "
+        "`consilium provision approve --pool-epsilon`"
+    )
+    say_rooms(Workspace(directory), whole=True)
+    say(f"created {directory}; next: `consilium study publish {directory} --images DIR`")

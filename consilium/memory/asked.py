@@ -1,0 +1,306 @@
+"""Asks a study's questions in memory: every teacher's answer is clipped, quantised, summed, noised and decoded.
+
+``consilium.ask``, the notebook and the README's example call it. The functions are those of a site's worker and of the
+server's core: encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.privacy.release.noisy_sum` or a sealed
+sum's shares, the query protocol's questions, labels and controls.
+
+Signatures, sealing, masks and ledgers are left out, because they change no number. One person holds every teacher, code
+and draw of noise here, so the result protects nobody. Refuses a study with paired public cases or with a finer student,
+which need files (``consilium simulate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from client.masked import with_share
+from common.canonical import digest, sha256_bytes
+from common.codecs.codec import Codec, load_codec
+from common.config import Study
+from common.errors import BudgetExceeded, InvalidInput
+from common.objects import ObjectsInMemory
+from common.privacy.accounting import Guarantee, admits, compose, guarantee, max_mu_squared
+from common.privacy.gaussian import Sampler, rounded_gaussian
+from common.privacy.mechanism import Mechanism, QuerySpec
+from common.privacy.release import noisy_sum
+from common.privacy.shares import share_std, unmasked
+from common.protocols.site_protocol import Encoder, site_protocol
+from common.protocols.vote import vote_of
+from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
+from consilium.memory.networks import Controls, Network
+from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.query_protocol import STUDENT_SEED, Lesson, check_study, protocol_of
+from server.protocols.stored_labels import LabelsInMemory
+from server.public.kept import KeptInMemory
+from server.public.material import START_FILE, CodecRecord, Public
+
+HELD = (
+    "one person held every teacher, code and draw of noise here: this is what such a study would guarantee, and this "
+    "one protects nobody"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """An :class:`~server.protocols.query_protocol.Answer` that is stored in no ledger."""
+
+    query: QuerySpec
+    noisy_sum: Int64[np.ndarray, "d"]
+    voters: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuaranteeInMemory:
+    """The guarantee the releases would have in a study whose parties hold their own data. It is printed with that
+    condition."""
+
+    spent: Guarantee
+    releases: int
+    sites: int
+    colluders: int | None
+
+    def __str__(self) -> str:
+        against = ""
+        if self.colluders is not None:
+            against = f", against the server together with {self.colluders} of the sites"
+        return f"{self.spent}{against}; {self.releases} releases over {self.sites} sites; {HELD}"
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The answers to a study's questions, drawn once. Guarantee, labels, student and controls all use these releases.
+
+    Attributes:
+        public: Everything about the study that is public.
+        answers: The releases; each has its noisy sum, int64 of shape [l] in grid steps.
+        sites: Number of sites in each release.
+
+    >>> asked = c.ask(study, c.fit_codec(study, maps, sites=8), volumes=images[:2], teachers=teachers)
+    >>> [label.shape for label in asked.labels()]
+    [(2, 8, 8, 8), (2, 8, 8, 8)]
+    """
+
+    public: Public
+    answers: tuple[Drawn, ...]
+    sites: int
+
+    @property
+    def study(self) -> Study:
+        """The study whose terms were followed."""
+        return self.public.study
+
+    @property
+    def guarantee(self) -> GuaranteeInMemory:
+        """What the releases cost by the study's accountant. Asking again would cost it again, because nothing is
+        remembered."""
+        privacy = self.study.privacy
+        spent = compose([answer.query.mechanism for answer in self.answers], privacy.protection)
+        cost = guarantee(spent, privacy.budget, privacy.protection, privacy.accountant)
+        return GuaranteeInMemory(cost, len(self.answers), self.sites, privacy.sealed_colluders)
+
+    def labels(self) -> tuple[Float[np.ndarray, "k x y z"], ...]:
+        """Decode the answers.
+
+        Returns:
+            Float32 probabilities of shape [k, x, y, z] for every volume, in the order in which the volumes were given.
+        """
+        return tuple(self._labels[volume] for volume in self.public.volumes)
+
+    def student(self, *, seed: int = STUDENT_SEED) -> Network:
+        """Train the student as the study's protocol does: from its public start if it has one, else from random
+        weights.
+
+        Args:
+            seed: Seed of the first weights, the batches and the augmentation.
+
+        Returns:
+            The trained network.
+        """
+        training = protocol_of(self.study).finish(self._lesson(seed), STUDENT)
+        assert training is not None  # every protocol has a student
+        return self._network(training.train(None, _quietly), seed)
+
+    def controls(self, *, seed: int = STUDENT_SEED) -> Controls:
+        """Train the student's controls, with the same recipe and seed but without the teachers' answers about its
+        volumes.
+
+        Args:
+            seed: Seed of the first weights, the batches and the augmentation.
+
+        Returns:
+            The controls by name.
+        """
+        protocol, networks = protocol_of(self.study), dict[str, Network]()
+        lesson = replace(self._lesson(seed), trained=lambda name: networks[name].model)
+        for name in CONTROLS:  # in this order: the last may be what the first predicts
+            training = protocol.finish(lesson, name)
+            if training is not None:
+                networks[name] = self._network(training.train(None, _quietly), seed)
+        return Controls(self.study, networks)
+
+    @cached_property
+    def _labels(self) -> LabelsInMemory:
+        found = protocol_of(self.study).aggregate(self.public, self.answers).labels()
+        return LabelsInMemory({label.volume: label.probabilities for label in found})
+
+    def _lesson(self, seed: int) -> Lesson:
+        return Lesson(self.public, self.answers, self._labels, self.public.image, seed=seed)
+
+    def _network(self, model: object, seed: int) -> Network:
+        fresh = self.public.kept.read(START_FILE) is None
+        return Network(model, self.study.student, seed=seed, fresh=fresh)
+
+
+def ask(
+    study: Study,
+    codec: Codec,
+    *,
+    volumes: Sequence[Float[np.ndarray, "c x y z"]] | Float[np.ndarray, "n c x y z"],
+    teachers: Sequence[Teacher | Sequence[Teacher]],
+    sampler: Sampler = rounded_gaussian,
+) -> Asked:
+    """Ask every question of a study, in memory.
+
+    Args:
+        study: The terms. Its protocol (``study.codec``) decides what is asked and how answers become labels.
+        codec: The study's codec, fitted by :func:`~common.codecs.codec.fit_codec`.
+        volumes: The public volumes as networks see them: on the study's grid and normalised. Each is [c, x, y, z], or
+            [x, y, z] if the study has one channel. There must be as many as the study asks about.
+        teachers: Callables from a float32 image [c, x, y, z] to probabilities [k, x, y, z] or to a label map of
+            integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers for each site in turn, or one list
+            for each site. In the latter a site may have fewer; its missing teachers count as the zero code. A teacher
+            is asked once for each volume and round.
+        sampler: The noise source; the operating system's secure random generator unless a test gives another.
+
+    Returns:
+        The noisy answers, from which guarantee, labels, student and controls are made.
+
+    Raises:
+        InvalidInput: For input that does not fit the study: shapes, NaN, unknown labels, a volume given twice, or the
+            codec of another study.
+        QuorumNotReached: If there are teachers of fewer sites than the study's quorum.
+
+    >>> asked = c.ask(study, c.fit_codec(study, maps, sites=8), volumes=images[:2], teachers=teachers)
+    >>> print(asked.guarantee.spent)
+    ε = 8 (exact) at δ = 1e-05, unit patient, relation replace-one
+    """
+    _check_in_memory(study, codec)
+    sites, shape = sites_given(teachers, study), (len(study.data.channels), *study.data.grid)
+    images = images_given(volumes, shape=shape, what="volume")
+    public = _public(study, codec, images)
+    protocol = protocol_of(study)
+    agenda = protocol.agenda(study)
+    check_study(study)
+    agenda.check_volumes(len(images))
+    if len(asked := agenda.asked(public.volumes)) != len(images):
+        raise InvalidInput("volumes", value=len(images), limit=f"the {len(asked)} that the study asks about")
+    protocol.prepare(lambda: public, sites=len(sites), on_stage=None)
+    spent: list[Mechanism] = []
+
+    def codes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:
+        return [
+            site_code(encoder, query, public, teachers=site, who=f"site {number}")
+            for number, site in enumerate(sites, start=1)
+        ]
+
+    def draw(query: QuerySpec, codes: Sequence[Int64[np.ndarray, "d"]]) -> Int64[np.ndarray, "d"]:
+        _check_budget(study, spent, query.mechanism)
+        spent.append(query.mechanism)
+        return released(codes, query.mechanism, sampler=sampler)
+
+    voters = len(sites) * study.privacy.voters_per_site
+    return Asked(public, answers_to(public, codes=codes, draw=draw, voters=voters), len(sites))
+
+
+def answers_to(
+    public: Public,
+    *,
+    codes: Callable[[Encoder, QuerySpec], Sequence[Int64[np.ndarray, "d"]]],
+    draw: Callable[[QuerySpec, Sequence[Int64[np.ndarray, "d"]]], Int64[np.ndarray, "d"]],
+    voters: int,
+) -> tuple[Drawn, ...]:
+    """Ask every query of a study's protocol in order. ``codes`` returns the codes of a query, and ``draw`` returns
+    their noisy sum."""
+    codec, site = load_codec(public.objects.get(public.codec.sha256)), site_protocol(public.study)
+    answers: dict[str, Drawn] = {}
+    for queries in protocol_of(public.study).configure(public, answers.get):
+        for query in (each for each in queries if each.id not in answers):
+            encoder = site.encoder(query, codec, fetch=public.objects.get)
+            answers[query.id] = Drawn(query, draw(query, codes(encoder, query)), voters)
+    return tuple(answers.values())
+
+
+def site_code(
+    encoder: Encoder, query: QuerySpec, public: Public, *, teachers: Sequence[Teacher], who: str
+) -> Int64[np.ndarray, "d"]:
+    """One site's integer code for a query: the sum of its teachers' votes. # sensitive until noised"""
+    total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
+    for number, teacher in enumerate(teachers, start=1):
+        codes = []
+        for place, volume in enumerate(query.volumes, start=1):
+            image = public.image(volume)
+            what = f"answer of teacher {number} of {who} on volume {place} of the query"
+            found = probabilities_given(teacher(image.copy()), grid=data.grid, classes=len(data.labels), what=what)
+            codes.append(encoder.of_volume(found, partial(np.asarray, image)))
+        total += vote_of(encoder, codes, query.mechanism)
+    return total
+
+
+def released(
+    codes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism, *, sampler: Sampler = rounded_gaussian
+) -> Int64[np.ndarray, "d"]:
+    """The noisy sum of the sites' codes: noise added once by the server, or in one share by each site of a sealed sum.
+
+    Masks are left out of a sealed sum, since they cancel. Refuses what the server refuses, a sealed sum beyond its
+    bound among it.
+    """
+    if mechanism.colluders is None:
+        return noisy_sum(codes, mechanism, sampler=sampler)
+    share = share_std(mechanism, sites=len(codes))
+    total = np.zeros(mechanism.dimension, dtype=np.uint64)
+    for code in codes:
+        total += with_share(code, share, sampler=sampler).view(np.uint64)
+    return unmasked(total, mechanism, sites=len(codes))
+
+
+def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x y z"]]) -> Public:
+    objects, named = ObjectsInMemory(), dict[str, np.ndarray]()
+    for number, image in enumerate(images, start=1):
+        name = digest("volume-in-memory", {"shape": list(image.shape), "voxels": sha256_bytes(image.tobytes())})
+        if name in named:
+            first = list(named).index(name) + 1
+            raise InvalidInput("volumes", value=f"volume {number} is volume {first} again", limit="none twice")
+        named[name] = image
+    record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
+    return Public(study, record, tuple(named), objects, KeptInMemory(), images=named)
+
+
+def _check_in_memory(study: Study, codec: Codec) -> None:
+    """InvalidInput for a study that needs files, and for a codec of another study."""
+    files = "`consilium simulate`, which lives a study in a folder"
+    if study.codec.paired:
+        raise InvalidInput("codec.paired", value=study.codec.paired, limit="0 in memory", remedy=files)
+    if study.data.finer > 1:
+        raise InvalidInput("data.finer", value=study.data.finer, limit="1 in memory", remedy=files)
+    theirs = (codec.name, codec.radius, codec.labels, tuple(codec.grid))
+    ours = (study.codec.name, study.codec.radius, len(study.data.labels), study.data.grid)
+    if theirs != ours:
+        raise InvalidInput("codec (name, radius, labels, grid)", value=theirs, limit=f"the study's, {ours}")
+
+
+def _check_budget(study: Study, before: Sequence[Mechanism], mechanism: Mechanism) -> None:
+    """BudgetExceeded if the study's budget does not cover one more release beside those so far."""
+    privacy = study.privacy
+    spent = compose(before, privacy.protection)
+    asked, limit = mechanism.mu_squared(privacy.protection), max_mu_squared(privacy.accountant, privacy.budget)
+    if not admits(spent, asked, limit):
+        raise BudgetExceeded(study.name, requested=float(asked), remaining=float(limit - spent))
+
+
+def _quietly(_step: int, _loss: float) -> None:
+    """Tell nobody of a training's steps."""

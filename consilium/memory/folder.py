@@ -1,0 +1,62 @@
+"""A folder of labelled scans as arrays, in any layout that a site's data may lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from common.config import Study
+from common.errors import InvalidInput
+
+
+def read_cases(
+    folder: Path | str,
+    study: Study,
+    *,
+    labels: Mapping[str, str] | None = None,
+    channels: Mapping[str, str] | None = None,
+) -> tuple[list[Float[np.ndarray, "c x y z"]], list[UInt8[np.ndarray, "x y z"]], list[str]]:
+    """Read a folder of labelled scans onto a study's grid.
+
+    Args:
+        folder: An MSD, nnU-Net, BIDS or BraTS folder, or one with a table ``cases.csv``. The layout is recognised.
+        study: Every scan is brought to its labels, channels, spacing and grid.
+        labels: Maps the folder's name of a label to the study's, where they differ.
+        channels: Maps the folder's name of a channel to the study's, where they differ.
+
+    Returns:
+        A tuple of images, float32 [c, x, y, z] and normalised; label maps, uint8 [x, y, z]; and patient ids, which
+        decide what may be dealt to different teachers.
+
+    Raises:
+        InvalidInput: For a folder of no known layout, and for a scan that cannot be used, by its position in the
+            folder. `consilium site doctor` names such scans. None is left out, except a copy of a scan of the same
+            patient.
+
+    >>> c.read_cases("no-such-folder", study)
+    Traceback (most recent call last):
+    ...
+    common.errors.InvalidInput: the data directory does not exist: got 'no-such-folder'; to fix: check the path
+    """
+    from client.data.layouts import DatasetSettings, open_for_training
+    from common.data.volume import load_example
+
+    settings = DatasetSettings(labels=dict(labels or {}), channels=dict(channels or {}))
+    dataset, remedy = open_for_training(Path(folder), study.data, settings), "`consilium site doctor` names it"
+    if dataset.problems:
+        told = f"{len(dataset.problems)} of {len(dataset.listed)}"
+        raise InvalidInput("scans that cannot be used", value=told, limit="none", remedy=remedy)
+    images, label_maps, patients = [], [], []
+    for number, case in enumerate(dataset.cases, start=1):
+        try:
+            example = load_example(case, study.data)
+        except InvalidInput as error:
+            what = f"scan {number} of {len(dataset.cases)}: {error.what}"
+            raise InvalidInput(what, value=error.value, limit=error.limit, remedy=remedy) from error
+        images.append(example.volume.image)
+        label_maps.append(example.label)
+        patients.append(dataset.patient_of(case.id))
+    return images, label_maps, patients

@@ -1,0 +1,106 @@
+"""Check what a script gives to a study in memory: images, label maps, teachers and what a teacher answers.
+
+Every mistake is one :class:`~common.errors.InvalidInput` that says which item it was, its value and the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from common.codecs.codec import check_probabilities
+from common.config import Study
+from common.data.label_maps import one_hot
+from common.errors import InvalidInput, QuorumNotReached
+
+Teacher: TypeAlias = Callable[[Float[np.ndarray, "c x y z"]], Any]
+"""An image float32 [c, x, y, z] → probabilities [k, x, y, z], or a label map of integers [x, y, z]."""
+
+
+def images_given(images: Any, *, shape: tuple[int, ...], what: str) -> list[np.ndarray]:
+    """Images as float32 of ``shape`` [c, x, y, z]; the channel's axis may be missing where there is one channel."""
+    found = []
+    for number, image in enumerate(listed(images, what=f"{what}s"), start=1):
+        array = array_given(image, what=f"{what} {number}")
+        array = array[None] if array.ndim == 3 and shape[0] == 1 else array
+        if array.shape != shape or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+            raise InvalidInput(f"{what} {number}", value=(str(array.dtype), array.shape), limit=f"numbers of {shape}")
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise InvalidInput(f"{what} {number}", limit="finite numbers", remedy="look for NaN and infinite voxels")
+        found.append(array)
+    return found
+
+
+def label_map_given(label_map: Any, *, grid: tuple[int, ...], classes: int, what: str) -> UInt8[np.ndarray, "x y z"]:
+    """A label map as uint8 on the grid, with values below ``classes``."""
+    array = array_given(label_map, what=what)
+    whole = array.dtype == np.bool_ or np.issubdtype(array.dtype, np.integer)
+    if array.shape != grid or not whole:
+        raise InvalidInput(what, value=(str(array.dtype), array.shape), limit=f"integers on the grid {grid}")
+    outside = array[(array < 0) | (array >= classes)]
+    if outside.size:
+        raise InvalidInput(f"{what}: label", value=int(outside[0]), limit=f"0 to {classes - 1}")
+    return array.astype(np.uint8)
+
+
+def probabilities_given(found: Any, *, grid: tuple[int, ...], classes: int, what: str) -> Float[np.ndarray, "k x y z"]:
+    """What a teacher or network answered, as float32 probabilities; a label map becomes probabilities of 0 and 1."""
+    array = array_given(found, what=what)
+    if array.ndim == 3:
+        return one_hot(label_map_given(array, grid=grid, classes=classes, what=what), classes)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise InvalidInput(what, value=(str(array.dtype), array.shape), limit="probabilities or a label map")
+    try:
+        check_probabilities(array, labels=classes, grid=grid)  # type: ignore[arg-type]
+    except InvalidInput as error:
+        raise InvalidInput(f"{what}: {error.what}", value=error.value, limit=error.limit) from error
+    return array.astype(np.float32)
+
+
+def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -> list[tuple[Teacher, ...]]:
+    """The teachers of every site: dealt to sites in order if ``teachers`` is flat, else as they are grouped."""
+    voters, quorum, given = study.privacy.voters_per_site, study.privacy.quorum, listed(teachers, what="teachers")
+    if all(callable(each) for each in given):
+        if len(given) % voters:
+            limit = f"a multiple of the study's voters a site, {voters}"
+            raise InvalidInput("teachers", value=len(given), limit=limit, remedy="or give one list a site")
+        sites = [tuple(given[first : first + voters]) for first in range(0, len(given), voters)]
+    else:
+        sites = [_site(each, number, voters=voters) for number, each in enumerate(given, start=1)]
+    if len(sites) < quorum:
+        raise QuorumNotReached(
+            f"teachers of {len(sites)} sites were given and the study's quorum is {quorum}; to fix: give the teachers "
+            "of more sites, or lower the quorum"
+        )
+    return sites
+
+
+def _site(given: object, number: int, *, voters: int) -> tuple[Teacher, ...]:
+    teachers = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    if not 1 <= len(teachers) <= voters or not all(callable(each) for each in teachers):
+        limit = f"a list of 1 to {voters} callables, the study's voters a site"
+        raise InvalidInput(f"teachers of site {number}", value=len(teachers), limit=limit)
+    return teachers
+
+
+def listed(given: Any, *, what: str) -> list[Any]:
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
+        raise InvalidInput(what, value=type(given).__name__, limit="a list of them, or arrays stacked to one")
+    if not len(given):
+        raise InvalidInput(what, value=0, limit="at least one")
+    return list(given)
+
+
+def array_given(given: Any, *, what: str) -> np.ndarray:
+    try:
+        array = np.asarray(given)
+    except Exception as error:
+        raise InvalidInput(what, value=type(given).__name__, limit="something numpy reads as an array") from error
+    if array.dtype == object:
+        raise InvalidInput(what, value=type(given).__name__, limit="an array of numbers")
+    return array

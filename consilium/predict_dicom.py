@@ -1,0 +1,132 @@
+"""A student on a DICOM study: the series it was trained for in, a DICOM Segmentation that refers to it out.
+
+A series of another modality, another geometry than the student can use, or unlike every volume the student learnt from
+is refused by its name: a segmentation that nobody should rely on is not written into a hospital's archive.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.canonical import sha256_bytes
+from common.data.dataset import Case
+from common.data.dicom import slices_of
+from common.data.dicom_seg import Algorithm, write_segmentation
+from common.data.dicom_study import Series, pick, series_in
+from common.errors import InvalidInput
+from common.models.bundle import Bundle
+from common.models.native import predict_native
+from common.models.unet import weights_to_bytes
+from consilium.predict import load_model
+
+MODALITY = "MR"
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented:
+    """What was written: the file, the series it refers to, and each structure's voxels."""
+
+    file: Path
+    series: tuple[Series, ...]
+    weights: str
+    voxels: Mapping[str, int]
+    unlike: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "schema": 1,
+            "file": str(self.file),
+            "series": [{"name": one.name, "uid": one.uid} for one in self.series],
+            "student": self.weights,
+            "voxels": dict(self.voxels),
+            "unlike": self.unlike,
+        }
+
+    def to_text(self) -> str:
+        sizes = ", ".join(f"{name} {count} voxels" for name, count in self.voxels.items())
+        lines = [f"{self.file}: {sizes}", *(f"refers to {one.name}, {one.uid}" for one in self.series)]
+        lines += [f"warning: the series is unlike the student's training: {self.unlike}"] if self.unlike else []
+        return "\n".join(lines)
+
+
+def predict_dicom(
+    study: Path, model: Path, out: Path, *, chosen: Sequence[str] = (), even_if_unlike: bool = False
+) -> Segmented:
+    """Segment one series of a study (for a student of several channels, one a channel) and write a DICOM Segmentation.
+
+    Args:
+        study: The folder of one study.
+        model: The student's bundle.
+        out: The folder for the file, ``NUMBER-seg.dcm``.
+        chosen: Series by UID, number or description; for several channels ``CHANNEL=SERIES`` each.
+        even_if_unlike: Write although the series is unlike all that the student learnt from.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InvalidInput: If a series is missing, ambiguous, of another modality, or unlike the student's training.
+    """
+    bundle = load_model(model)
+    series = _chosen(series_in(study), bundle, chosen)
+    with tempfile.TemporaryDirectory(prefix="consilium-dicom-") as folder:
+        places = [_alone(one, Path(folder) / str(number)) for number, one in enumerate(series)]
+        channels = tuple(zip(bundle.data.channels, places, strict=True))
+        case = Case("series", places[0], channel_files=channels if len(places) > 1 else ())
+        try:
+            done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch)
+        except InvalidInput as error:
+            raise InvalidInput(f"series {series[0].name} cannot be segmented", value=str(error)) from error
+        unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
+        if unlike and not even_if_unlike:
+            raise InvalidInput(
+                f"series {series[0].name} is unlike every public volume the student was trained on",
+                value=unlike,
+                remedy="name another with --series, or --even-if-unlike",
+            )
+        weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
+        target = out / f"{series[0].number or 'series'}-seg.dcm"
+        slices = slices_of(places[0])
+        write_segmentation(
+            target,
+            done.label_map,
+            slices,
+            structures=bundle.data.labels[1:],
+            algorithm=Algorithm("Consilium student", weights),
+        )
+    voxels = {name: int((done.label_map == value).sum()) for value, name in enumerate(bundle.data.labels) if value}
+    return Segmented(target, series, weights, voxels, unlike)
+
+
+def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> tuple[Series, ...]:
+    """One series for each of the student's channels, all in one frame of reference."""
+    channels = bundle.data.channels
+    if len(channels) == 1:
+        if len(chosen) > 1:
+            raise InvalidInput("--series", value=len(chosen), limit="one: the student has one channel")
+        return (pick(found, named=chosen[0] if chosen else "", modality=MODALITY),)
+    named = dict(text.partition("=")[::2] for text in chosen)
+    if set(named) != set(channels):
+        raise InvalidInput(
+            "--series",
+            value=", ".join(named) or None,
+            limit=f"one for each channel of the student, such as --series {channels[0]}=4: {', '.join(channels)}",
+        )
+    series = tuple(pick(found, named=named[channel], modality=MODALITY) for channel in channels)
+    if len({one.uid for one in series}) < len(series):
+        raise InvalidInput("series of the channels", value=named, limit="each another one")
+    if len({one.frame_of_reference for one in series}) > 1:
+        names = "; ".join(one.name for one in series)
+        raise InvalidInput("series in different frames of reference", value=names, remedy="register them first")
+    return series
+
+
+def _alone(series: Series, folder: Path) -> Path:
+    """The series in a folder of its own, by links: that is how a series is read."""
+    folder.mkdir()
+    for number, file in enumerate(series.files):
+        (folder / f"{number:06d}.dcm").symlink_to(file.resolve())
+    return folder

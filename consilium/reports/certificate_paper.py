@@ -1,0 +1,275 @@
+"""The certificate as a paper to file: what the study released, and what its ledger proves, in the order it is read.
+
+``consilium certificate`` calls it. It computes no privacy fact: every figure comes in. :mod:`consilium.reports.papers`
+sets the pages.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from common.privacy.figures import delta_text, epsilon_text, noise_text
+from consilium.reports.papers import Paper, PaperSection
+
+_REASONS = {
+    "pool-budget": "the pool's lifetime budget",
+    "study-budget": "the study's own budget",
+    "coordinates": "the pool's noisy numbers for life",
+}
+_ROADS = {
+    "ledger": "simulated studies in each world, through the ledger on disk",
+    "memory": "simulated studies in each world, in memory",
+    "service": "simulated studies through aggregator, workers and both ledgers",
+}
+
+
+def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
+    """The certificate of ``certificate_facts``, ready to be set.
+
+    Args:
+        facts: What ``certificate_facts`` returned.
+        document_sha256: SHA-256 (hex) of the JSON document that states the same facts.
+
+    Returns:
+        The paper; the same facts make the same bytes of its PDF.
+    """
+    study, given, head = facts["study"], facts["guarantee"], facts["ledger"]["head"]
+    return Paper(
+        name="certificate",
+        title=f"Privacy certificate: study {study['name']}",
+        made=datetime.fromisoformat(facts["issued"]),
+        sections=(
+            _in_words(facts),
+            _released(facts),
+            _refused(facts),
+            _pools(facts),
+            _audited(facts),
+            _reported(facts),
+            PaperSection("What ledger and receipts prove", points=facts["proves"]),
+            PaperSection("What they cannot prove", points=facts["cannot_prove"]),
+            *_identity(facts, document_sha256),
+        ),
+        lead=(
+            f"Guaranteed: ε = {epsilon_text(given['epsilon'])} at δ = {delta_text(given['delta'])}",
+            f"{given['accountant']} accountant · unit {given['unit']} · relation {given['relation']}",
+            _spent_line(facts),
+        ),
+        foot=f"ledger head, row {head['seq']}: {head['hash']}",
+        sign=("Privacy officer, name and signature", "Place and date"),
+        made_by="consilium certificate",
+    )
+
+
+def _in_words(facts: dict[str, Any]) -> PaperSection:
+    study = facts["study"]
+    others = ", ".join(f"{epsilon_text(g['epsilon'])} ({g['accountant']})" for g in facts["spent_by"])
+    return PaperSection(
+        "In plain words",
+        paragraphs=(
+            "For the files of the hospitals and their privacy officers: what the study released, and what its ledger "
+            f"proves of it. Issued from ledger {facts['ledger']['id']} by whoever holds its signing key, named below.",
+            *facts["in_words"],
+            f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
+            f"{study['unit']}, relation {study['relation']}. The smallest sound figure is the exact one; the gate of "
+            f"this study was {study['accountant']}.",
+        ),
+    )
+
+
+def _released(facts: dict[str, Any]) -> PaperSection:
+    study = facts["study"]
+    voters = study["voters_per_site"]
+    sent = "its teacher's code," if voters == 1 else f"the sum of its {voters} teachers' codes, each"
+    paragraphs = [
+        f"The hospitals' teachers segmented {study['asked_about']} public volumes: {', '.join(study['structures'])}. "
+        f"For {study['a_sum_for'].rstrip(',')}, every hospital sent {sent} clipped to norm C = "
+        f"{study['clipping_norm']:g}. What was "
+        f"released is the sum over at least {study['quorum']} hospitals plus noise. No image, label map, weight or "
+        "gradient left a hospital."
+    ]
+    points = [
+        f"{_count(m['releases'])} by {m['name']}: {m['coordinates']} numbers each, noise of standard deviation "
+        f"{noise_text(m['noise_std_on_sum'])} on every number, {noise_text(m['noise_multiplier'])} times what one "
+        f"{study['unit']} can change (noise multiplier z, relation {study['relation']}){_left(m)}."
+        for m in facts["mechanisms"]
+    ]
+    rows = [
+        (
+            _time(batch["time_utc"]),
+            str(len(batch["queries"])),
+            _rows(batch),
+            f"{len(batch['sites'])}: {', '.join(batch['sites'])}",
+        )
+        for batch in facts["releases"]
+    ]
+    if rows:
+        rows.insert(0, ("Time (UTC)", "Answers", "Ledger rows", "Hospitals on the roster"))
+    else:
+        paragraphs.append("No answer was released in this study.")
+    notes = []
+    if facts["reused_answers"]:
+        notes.append(f"{facts['reused_answers']} answers of other studies on the same pools were used again.")
+    if facts["recovered_charges"]:
+        notes.append(
+            f"{facts['recovered_charges']} charges were entered again from the hospitals' receipts after a restored "
+            "backup; their answers are lost, and they are counted."
+        )
+    if "lost_draws" in facts:
+        notes.append(f"{facts['lost_draws']} draws of sums were lost; they are counted, and gave no answer.")
+    if "charges_by_standing" in facts:
+        notes.append(
+            f"{facts['charges_by_standing']} charges that a restored backup had forgotten are counted by the standing "
+            "that was kept of the ledger; their answers are lost."
+        )
+    heading = "What was released, when and with whom"
+    return PaperSection(heading, paragraphs, points, rows, notes, widths=(0.24, 0.1, 0.16, 0.5) if rows else ())
+
+
+def _left(mechanism: dict[str, Any]) -> str:
+    if "colluders" not in mechanism:
+        return ""
+    return f", drawn at the hospitals so that as much is left beside any {mechanism['colluders']} of them"
+
+
+def _refused(facts: dict[str, Any]) -> PaperSection:
+    if not facts["refusals"]:
+        return PaperSection("Refusals", paragraphs=("The ledger refused no query of this study.",))
+    listed = [
+        (_time(r["time_utc"]), str(r["queries"]), _REASONS.get(r["reason"], r["reason"]), r["pool"] or "–")
+        for r in facts["refusals"]
+    ]
+    head = ("Time (UTC)", "Queries", "Limit that did not allow them", "Pool")
+    return PaperSection("Refusals", rows=(head, *listed), widths=(0.24, 0.1, 0.36, 0.3))
+
+
+def _pools(facts: dict[str, Any]) -> PaperSection:
+    rows = [("Hospital / pool", "In this study", "In all studies, of cap", "At")]
+    for pool in facts["pools"]:
+        study, life = pool["study"], pool["lifetime"]
+        rows.append(
+            (
+                f"{pool['site']} / {pool['pool']}",
+                f"ε = {epsilon_text(study['epsilon'])} ({study['accountant']}), {_count(pool['releases'])}",
+                f"ε = {epsilon_text(life['epsilon'])} of {epsilon_text(pool['cap_epsilon'])} ({life['accountant']})",
+                f"δ = {delta_text(life['delta'])}, {life['unit']}, {life['relation']}",
+            )
+        )
+    said = "A budget belongs to a hospital's patient pool for life: all studies, editions and retrainings on it add up."
+    return PaperSection("What each patient pool has spent", (said,), rows=rows, widths=(0.2, 0.27, 0.22, 0.31))
+
+
+def _audited(facts: dict[str, Any]) -> PaperSection:
+    heading = "Audit"
+    if facts["audit"] is None:
+        return PaperSection(heading, ("No audit of the release mechanism was filed with this study.",))
+    points = [
+        f"{report['summary']} {report['runs']} {_ROADS.get(road, road)}, at confidence "
+        f"{100 * report['confidence']:g} %. An audit finds faults; it proves no privacy."
+        for road, report in facts["audit"].items()
+    ]
+    return PaperSection(heading, points=points)
+
+
+def _reported(facts: dict[str, Any]) -> PaperSection:
+    rows = []
+    for site in facts["sites"]:
+        spent = site["spent"][site["cap"]["accountant"]]
+        shorter = [
+            pool
+            for pool in facts["pools"]
+            if pool["pool"] == site["pool"]
+            and (pool["lifetime"]["delta"], pool["lifetime"]["accountant"]) == (spent["delta"], spent["accountant"])
+            and pool["lifetime"]["epsilon"] > spent["epsilon"]
+        ]
+        signed = f"signed {_time(site['signed'])}" if site["signed"] else "not signed"
+        remarks = [signed, *site["alarms"], *(["smaller than the server's figure"] if shorter else [])]
+        rows.append(
+            (
+                f"{site['site']} / {site['pool']}",
+                f"ε = {epsilon_text(spent['epsilon'])} of {epsilon_text(site['cap']['epsilon'])} "
+                f"({spent['accountant']}), δ = {delta_text(spent['delta'])}, {spent['unit']}, {spent['relation']}",
+                f"{site['queries_accepted']} / {site['receipted']}",
+                "; ".join(remarks),
+            )
+        )
+    if rows:
+        rows.insert(0, ("Hospital / pool", "By its own ledger", "Accepted / receipted", "Signed, alarms"))
+        notes = [
+            "As reported by the hospitals, in all studies. What was accepted and not receipted stays spent there, so a "
+            "hospital's own figure may be larger than the server's. A smaller one is older, or contradicts it. What is "
+            "signed bears the signature of the key that the hospital was admitted with; what is not is the word of "
+            "whoever filed it.",
+            *(
+                f"One patient of {site['site']}: {line}."
+                for site in facts["sites"]
+                for line in [*site["patient_is"], *site["patient"]]
+            ),
+        ]
+    else:
+        notes = ["No hospital's own report was filed; each has one: consilium site status."]
+    if aside := facts.get("reports_set_aside"):
+        notes.append(f"Set aside, for they are no reports of the sites they are named after: {', '.join(aside)}.")
+    widths = (0.2, 0.37, 0.2, 0.23) if rows else ()
+    return PaperSection("The hospitals' own figures", rows=rows, notes=notes, widths=widths)
+
+
+def _identity(facts: dict[str, Any], document_sha256: str) -> tuple[PaperSection, ...]:
+    ledger, head = facts["ledger"], facts["ledger"]["head"]
+    known = "checked against a key given from outside" if ledger["anchored"] else "consistent with the key named here"
+    rows = (
+        ("What", "Value"),
+        ("Ledger", ledger["id"]),
+        (f"Head, row {head['seq']}", head["hash"]),
+        ("Signature", head["signature"]),
+        *((f"Key from row {key['row']}", key["public_key"]) for key in ledger["keys"]),
+        *((name.capitalize(), value) for name, value in facts["hashes"].items()),
+        ("certificate.json", document_sha256),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())),
+    )
+    verified = (
+        f"Verified before this was written: {ledger['rows']} rows, {ledger['signatures_checked']} signatures, "
+        f"{ledger['answers_checked']} stored answers; {known}."
+    )
+    key = ledger["keys"][-1]["public_key"]
+    return (
+        PaperSection("Ledger, signature, versions", (verified,), rows=rows, widths=(0.2, 0.8)),
+        PaperSection(
+            "How to check this certificate",
+            (
+                "With a copy of the ledger and the public key as the hospitals know it; it fails if anything up to the "
+                "head above was changed since:",
+            ),
+            code=("consilium verify ledger.sqlite --head certificate.json --public-key \\", f"  {key}"),
+        ),
+        PaperSection(
+            "How a hospital checks it against its own receipts",
+            ("Without the server's ledger:",),
+            code=("consilium verify site-ledger.sqlite --server-key \\", f"  {key}"),
+        ),
+    )
+
+
+def _spent_line(facts: dict[str, Any]) -> str:
+    counted = ("releases", "answers", "reused_answers", "recovered_charges")
+    if not facts["spent"]["epsilon"] and not any(facts[name] for name in counted):
+        return "Nothing was released: nothing of it was spent"
+    spent, planned = facts["spent"], facts["study"]["planned_queries"]
+    said = "Spent of it" if spent["epsilon"] <= facts["study"]["budget_epsilon"] else "Spent, more than the budget"
+    return (
+        f"{said}: ε = {epsilon_text(spent['epsilon'])} at δ = {delta_text(spent['delta'])}, same accountant, unit "
+        f"and relation · {facts['answers']} of {planned} planned answers"
+    )
+
+
+def _count(releases: int) -> str:
+    return f"{releases} release{'' if releases == 1 else 's'}"
+
+
+def _time(text: str) -> str:
+    return f"{text[:10]} {text[11:16]} UTC"
+
+
+def _rows(batch: dict[str, Any]) -> str:
+    first, last = batch["first_row"], batch["last_row"]
+    return str(first) if first == last else f"{first}–{last}"

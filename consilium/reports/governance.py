@@ -1,0 +1,385 @@
+"""The papers a hospital and its ethics board ask for, from the study's facts: drafts for people who decide.
+
+A data protection impact assessment, a checklist by NIST SP 800-226, an entry for a registry of deployments, a record of
+what left, and the record of processing. Facts come from the verified ledger and the study alone; whatever these do not
+say is marked as to be filled in. A draft is no legal advice, and none of it says that a study may be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any
+
+from common.canonical import parse_rational
+from common.ledger.charges import ReleaseRecord, Roster, RosterRecord
+from common.ledger.records import parse_record
+from common.privacy.figures import delta_text, epsilon_text, noise_text
+from consilium.reports.certificate import Sources, certificate_facts
+from consilium.reports.papers import Blank, Paper, PaperSection, Row, Text
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """One charged query: when, in which row, by whom, how many noisy numbers, and its μ² under the study's terms."""
+
+    time: str
+    row: int
+    query: str
+    sites: tuple[str, ...]
+    coordinates: int
+    mu_squared: Fraction
+    draw: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "time_utc": self.time,
+            "row": self.row,
+            "query": self.query,
+            "sites": list(self.sites),
+            "coordinates": self.coordinates,
+            "mu_squared": str(self.mu_squared),
+            **({} if self.draw is None else {"draw": self.draw}),
+        }
+
+
+def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper, ...]:
+    """Every paper of a study; what :func:`~consilium.reports.certificate.certificate_facts` raises."""
+    made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
+    facts = certificate_facts(workspace, Sources(), clock=lambda: made)
+    left = tuple(_left(workspace, facts["study"]["id"]))
+    make = _Papers(facts, left, made, sealed="sealed_sum" in facts["study"])
+    return make.assessment(), make.checklist(), make.registry(), make.egress(), make.processing()
+
+
+def _left(workspace: Workspace, study: str) -> Iterator[Left]:
+    named: dict[str, Roster] = {}
+    with Ledger.open(workspace.ledger_file) as ledger:
+        for row in ledger.rows():
+            if row.kind not in ("roster", "release"):
+                continue
+            record = parse_record("server", row.kind, row.body)
+            if isinstance(record, RosterRecord):
+                named[record.id] = record.roster
+            elif isinstance(record, ReleaseRecord) and record.study_id == study:
+                sites = tuple(entry.site for entry in record.roster_in(named))
+                mu_squared = parse_rational(str(record.event["mu_squared"]))
+                size = record.query.mechanism.dimension
+                yield Left(row.time_utc, row.seq, record.query_id, sites, size, mu_squared, record.draw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Papers:
+    facts: dict[str, Any]
+    left: tuple[Left, ...]
+    made: datetime
+    sealed: bool
+
+    @property
+    def study(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.facts["study"]
+        return found
+
+    @property
+    def promised(self) -> str:
+        return _guarantee(self.facts["guarantee"])
+
+    @property
+    def spent(self) -> str:
+        return _guarantee(self.facts["spent"])
+
+    def paper(self, name: str, title: str, sections: Sequence[PaperSection], facts: dict[str, Any]) -> Paper:
+        about = {"study": self.study["name"], "study_id": self.study["id"], "ledger_head": self.facts["ledger"]["head"]}
+        return Paper(name, f"{title}: {self.study['name']}", self.made, (*sections, self._source()), about | facts)
+
+    def _source(self) -> PaperSection:
+        head = self.facts["ledger"]["head"]
+        return PaperSection(
+            "Where the facts are from",
+            [
+                f"Study {self.study['id']}; ledger {self.facts['ledger']['id']}, verified up to row {head['seq']}, "
+                f"hash {head['hash']}. Who holds the ledger can make this paper again; `consilium verify` checks it."
+            ],
+        )
+
+    def _terms(self) -> list[Row]:
+        study, terms = self.study, self.study["terms"]
+        return [
+            ("What", "By the study that the hospitals consented to"),
+            ("Structures that the model learns", ", ".join(study["structures"])),
+            ("Images", ", ".join(terms["data"].get("channels", ["MRI"])) + ", three-dimensional"),
+            ("Unit of privacy", f"{study['unit']}, {study['relation']} neighbours"),
+            ("Guarantee", self.promised),
+            ("Spent so far", f"{self.spent}, in {self.facts['answers']} answers"),
+            ("Who adds the noise", _who_adds(self.sealed)),
+            ("Least number of hospitals in a release", str(study["quorum"])),
+        ]
+
+    def _hospitals(self) -> list[Row]:
+        rows: list[Row] = [
+            ("Hospital", "Patient pool", "Spent in this study", "Spent in all its studies", "Lifetime cap")
+        ]
+        for pool in self.facts["pools"]:
+            own, life = _guarantee(pool["study"]), _guarantee(pool["lifetime"])
+            rows.append((pool["site"], pool["pool"], own, life, f"ε = {epsilon_text(pool['cap_epsilon'])}"))
+        return rows
+
+    def assessment(self) -> Paper:
+        risks: list[Row] = [
+            ("Risk", "How likely, by the ledger's figures", "What stands against it"),
+            (
+                f"Somebody who sees all releases tells whether one {self.study['unit']} took part",
+                self.facts["in_words"][1],
+                f"noise on every release, charged before it: {self.promised}",
+            ),
+            (
+                "The operator of the server sees a hospital's answer without noise",
+                "not covered by ε: "
+                + (
+                    "the server adds up masked answers and cannot read them"
+                    if self.sealed
+                    else "the operator opens the answers and is trusted to add the noise"
+                ),
+                "sealed sum" if self.sealed else Blank("agreement with the operator; or a study with a sealed sum"),
+            ),
+            (
+                "More is released than was agreed",
+                "not without a contradiction: each hospital charges in its own ledger when it accepts",
+                "caps and a veto at each hospital, signed receipts, a chain of rows that anybody can verify",
+            ),
+            (
+                "The model is wrong for some patients",
+                "not told by ε; hospitals evaluate the student on their own cases",
+                Blank("who decides on clinical use, and by which evaluation"),
+            ),
+            (
+                "Access to images at the hospital by the software",
+                "images are read by the hospital's own worker and do not leave",
+                Blank("access rights and location of the worker at this hospital"),
+            ),
+        ]
+        sections = [
+            PaperSection(
+                "What this is",
+                [
+                    "A draft of a data protection impact assessment (Article 35 GDPR). Figures are from the ledger; "
+                    "legal judgements are blanks, and are the controller's."
+                ],
+            ),
+            PaperSection(
+                "Who is responsible",
+                points=[
+                    Blank("controller, joint controllers and their arrangement (Article 26)"),
+                    Blank("processor and contract (Article 28), where there is one"),
+                    Blank("data protection officer consulted, and the advice (Article 35(2))"),
+                ],
+            ),
+            PaperSection("What is processed", rows=self._terms()),
+            PaperSection(
+                "What stays and what leaves",
+                [*self.facts["in_words"]],
+                points=[
+                    "Images, label maps and trained teachers stay at the hospital.",
+                    f"Noisy sums of codes left it: {len(self.left)} charged queries "
+                    f"({sum(one.coordinates for one in self.left)} numbers in all), listed in the egress record.",
+                    "Receipts, heads of ledgers and words of the protocol are exchanged; none depends on a patient.",
+                ],
+            ),
+            PaperSection(
+                "On which basis",
+                points=[
+                    Blank("lawful basis (Article 6) and condition for health data (Article 9)"),
+                    Blank("national research provisions and ethics vote, with number and date"),
+                    Blank("necessity and proportionality: why this purpose needs these data"),
+                    Blank("how patients are informed, and how they object"),
+                ],
+            ),
+            PaperSection("Hospitals and what each has spent", rows=self._hospitals()),
+            PaperSection("Risks, how likely, and measures", rows=risks),
+            PaperSection("What the ledger proves", points=list(self.facts["proves"])),
+            PaperSection("What nobody can prove by it", points=list(self.facts["cannot_prove"])),
+            PaperSection("Decision", points=[Blank("residual risk accepted or not, by whom, date, signature")]),
+        ]
+        return self.paper(
+            "dpia", "Data protection impact assessment (draft)", sections, {"guarantee": self.facts["guarantee"]}
+        )
+
+    def checklist(self) -> Paper:
+        study, mechanisms = self.study, self.facts["mechanisms"]
+        used = "; ".join(
+            f"{one['releases']} × {one['name']}: {one['coordinates']} coordinates, clipping norm "
+            f"{one['clipping_norm']:.4g}, noise multiplier {noise_text(one['noise_multiplier'], 4)}"
+            for one in mechanisms
+        )
+        audit = self.facts["audit"]
+        audited: Text = Blank("run `consilium audit` and file its report")
+        if audit is not None:
+            audited = "; ".join(f"{name}: {one['summary']}" for name, one in audit.items())
+        rows: list[Row] = [
+            ("Question", "Answer by study and ledger"),
+            (
+                "Which definition of differential privacy?",
+                "(ε, δ), by Gaussian mechanisms accounted as μ²-GDP, exactly",
+            ),
+            ("What are ε and δ?", f"{self.promised}; spent {self.spent}"),
+            ("Is ε small enough for the purpose?", Blank("judgement, beside the odds in the impact assessment")),
+            ("What is the unit of privacy?", f"{study['unit']}, neighbours by {study['relation']}"),
+            (
+                "May one person be in several units?",
+                "yes: a person known at several hospitals is protected at each, and adds up",
+            ),
+            (
+                "How do releases compose?",
+                f"Σμ² over all {len(self.left)} charged queries, all studies of a pool, for life",
+            ),
+            (
+                "Is the budget bounded and enforced?",
+                "yes: the ledger refuses a query past it; so does each hospital's own",
+            ),
+            ("Which mechanism, sensitivity and noise?", used or "no query was charged yet"),
+            (
+                "Is sensitivity enforced, and where?",
+                "codes are clipped at the hospital and, in an open sum, checked at the server",
+            ),
+            ("Floating point and randomness?", "rounded Gaussian on integers, from the operating system's CSPRNG"),
+            ("Timing and other side channels?", "replies leave at whole ticks; which tick remains (docs/privacy.md)"),
+            ("Who is trusted (model of deployment)?", _who_adds(self.sealed)),
+            ("What of utility was measured?", Blank("the study's report: student against controls, with intervals")),
+            ("What of bias was measured?", Blank("evaluation by subgroup at the hospitals")),
+            ("Was the implementation tested against its claim?", audited),
+            ("Who may read the data before noise?", "the hospital's own worker; codes are sealed on their way"),
+            (
+                "Is the data collection itself covered?",
+                Blank("consent and retention at each hospital; ε does not cover it"),
+            ),
+        ]
+        sections = [
+            PaperSection(
+                "What this is",
+                [
+                    "The questions that NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees) "
+                    "puts to a deployment: guarantee, unit, composition, algorithms, trust, implementation, data."
+                ],
+            ),
+            PaperSection("Checklist", rows=rows),
+        ]
+        return self.paper("nist-800-226", "Checklist by NIST SP 800-226", sections, {"mechanisms": mechanisms})
+
+    def registry(self) -> Paper:
+        study, guarantee = self.study, self.facts["guarantee"]
+        entry: dict[str, Text | float | int | list[str]] = {
+            "deployment_name": study["name"],
+            "data_curator": Blank("organisation that answers for the release"),
+            "data_product_type": "machine learning model: 3D segmentation",
+            "data_product_region": Blank("countries"),
+            "intended_use": Blank("in one sentence"),
+            "publication_date": Blank("date of the student's release"),
+            "dp_flavor": "approximate differential privacy (ε, δ), accounted by Gaussian differential privacy",
+            "privacy_loss_epsilon": guarantee["epsilon"],
+            "privacy_loss_delta": guarantee["delta"],
+            "privacy_unit": f"{study['unit']}, {study['relation']}",
+            "deployment_model": "federated; "
+            + ("secure aggregation, noise by the hospitals" if self.sealed else "trusted aggregator"),
+            "release_type": f"{self.facts['answers']} answers of {study['planned_queries']} planned",
+            "mechanisms": sorted({one["name"] for one in self.facts["mechanisms"]}),
+            "accountant": study["accountant"],
+            "implementation": f"Consilium {self.facts['versions']['consilium']}",
+            "justification": Blank("why this ε"),
+            "technical_documentation": Blank("address of the published documents"),
+        }
+        rows: list[Row] = [("Field", "Entry")]
+        for name, value in entry.items():
+            shown = value if isinstance(value, Blank) else ", ".join(value) if isinstance(value, list) else str(value)
+            rows.append((name.replace("_", " "), shown))
+        given = {name: None if isinstance(value, Blank) else value for name, value in entry.items()}
+        sections = [
+            PaperSection("What this is", ["An entry for a public registry of differential privacy deployments."]),
+            PaperSection("Entry", rows=rows),
+        ]
+        return self.paper("registry", "Entry for a registry of deployments", sections, {"entry": given})
+
+    def egress(self) -> Paper:
+        rows: list[Row] = [("Time (UTC)", "Row", "Query", "Hospitals", "Noisy numbers", "Charge μ²")]
+        for one in self.left:
+            query = one.query[:16] if one.draw is None else f"{one.query[:16]}, draw {one.draw}"
+            time, size = one.time[:19].replace("T", " "), str(one.coordinates)
+            rows.append((time, str(one.row), query, ", ".join(one.sites), size, f"{float(one.mu_squared):.6g}"))
+        refused: list[Row] = [("Time (UTC)", "Row", "Queries", "Reason", "Pool")]
+        for found in self.facts["refusals"]:
+            when = found["time_utc"][:19].replace("T", " ")
+            refused.append((when, str(found["row"]), str(found["queries"]), found["reason"], found["pool"]))
+        total = sum((one.mu_squared for one in self.left), Fraction(0))
+        sections = [
+            PaperSection(
+                "What this is",
+                [
+                    "Everything that left the hospitals under a charge, row by row of the ledger. Each row is a sum "
+                    "over the hospitals named, with noise. The charge μ² adds up; ε does not.",
+                    f"In all {len(self.left)} charged queries, Σμ² = {float(total):.6g}; spent {self.spent}."
+                    + (
+                        f" {self.facts['lost_draws']} charged draws gave no answer."
+                        if self.facts.get("lost_draws")
+                        else ""
+                    ),
+                ],
+            ),
+            PaperSection("What left", rows=rows) if self.left else PaperSection("What left", ["Nothing yet."]),
+            PaperSection("What was refused", rows=refused)
+            if len(refused) > 1
+            else PaperSection("What was refused", ["Nothing."]),
+            PaperSection("Checked before release by", points=[Blank("output checker, date, signature")]),
+        ]
+        facts = {
+            "left": [one.to_json() for one in self.left],
+            "refused": self.facts["refusals"],
+            "mu_squared": str(total),
+        }
+        return self.paper("egress", "Egress record", sections, facts)
+
+    def processing(self) -> Paper:
+        rows: list[Row] = [
+            ("Item (Article 30(1) GDPR)", "Entry"),
+            ("Controller and contact", Blank("name, representative, data protection officer")),
+            ("Purposes", Blank("purpose as approved; the study trains one segmentation model")),
+            ("Categories of data subjects", "patients of the pools below whose images the hospital uses"),
+            (
+                "Categories of personal data",
+                f"3D images and label maps of {', '.join(self.study['structures'])}; they stay",
+            ),
+            (
+                "Recipients",
+                "the study's server: " + ("masked sums" if self.sealed else "codes, to which it adds noise"),
+            ),
+            ("Transfers to third countries", Blank("where the server and the other hospitals are")),
+            (
+                "Erasure",
+                Blank("retention of images and teachers; `site withdraw-patient` takes a patient out of teachers"),
+            ),
+            (
+                "Security measures",
+                "TLS with a key for each hospital, sealed codes, a ledger that refuses; docs/deployment.md",
+            ),
+        ]
+        sections = [
+            PaperSection("What this is", ["The record of processing activities, for one hospital to complete."]),
+            PaperSection("Record", rows=rows),
+            PaperSection("Patient pools", rows=self._hospitals()),
+        ]
+        return self.paper("processing", "Record of processing", sections, {"pools": self.facts["pools"]})
+
+
+def _guarantee(found: dict[str, Any]) -> str:
+    return (
+        f"ε = {epsilon_text(found['epsilon'])} ({found['accountant']}), δ = {delta_text(found['delta'])}, "
+        f"unit {found['unit']}, relation {found['relation']}"
+    )
+
+
+def _who_adds(sealed: bool) -> str:
+    if sealed:
+        return "the hospitals, each a share (sealed sum); the server's operator is not trusted with any answer"
+    return "the server's operator, who is trusted to add it and to keep no answer"

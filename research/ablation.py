@@ -1,0 +1,183 @@
+"""What each idea of the joint recipe gives: the student again with one idea taken out, paired over seeds.
+
+Each variant is the whole way to a student, production functions with one argument changed, against the same roles,
+public images, budget and steps. Cells are kept, so a run that was stopped goes on. Refuses the recipe with one query a
+volume, which has none of these ideas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from common.canonical import sha256_bytes
+from common.config import TrainingConfig
+from common.errors import InvalidInput
+from common.privacy.mechanism import QuerySpec
+from common.privacy.quantise import quantise
+from common.protocols.frame import Frame, plan_frame
+from consilium.memory.asked import Drawn
+from research.asked import Vote, ask, noised
+from research.bench import Bench
+from research.kept import array_hash
+from research.setting import RECIPE
+from research.utility import Asked
+from server.protocols.joint.belief import believed
+from server.protocols.joint.kernel import coordinates
+from server.protocols.public_start import RESIDUAL, SPREAD, STUDENT_PASSES, TEMPERATURE, Start, codes_of
+from server.protocols.rounds import observation, round_query
+from server.public.material import CodecRecord
+
+FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
+"""What a teacher needs that does not begin from the public start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The recipe with something changed; the defaults are the recipe."""
+
+    what: str
+    kernel: str = "tangent"
+    leading: int | None = None
+    temperature: float = TEMPERATURE
+    spread: float = SPREAD
+    centred: bool = True
+    shrunk: bool = True
+    begun: bool = True
+    joint: bool = True
+    rounds: int | None = None
+    passes: int | None = None
+
+
+VARIANTS = {
+    "recipe": Variant("the recipe"),
+    "one-query-a-volume": Variant("one release a volume, a student from nothing", joint=False, begun=False),
+    "one-round": Variant("all in one round", rounds=1),
+    "one-pass": Variant("a student of the codec's labels alone", passes=1),
+    "teachers-from-nothing": Variant("teachers do not begin from the public start", begun=False),
+    "image-rows": Variant("volumes rotated by their images' likeness, no tangent kernel", kernel="images"),
+    "independent": Variant("every volume and coordinate for itself, no kernel", kernel="none"),
+    "leading-24": Variant("the kernel over 24 coordinates of a volume's 128", leading=24),
+    "not-sharpened": Variant("predictions encoded as they are", temperature=1.0),
+    "timid-start": Variant("the public start's spread not restored", spread=0.0),
+    "mean-shape-centre": Variant("codes relative to the public mean shape", centred=False),
+    "noisy-labels": Variant("observations taken as they are, not shrunk", shrunk=False),
+}
+
+
+def student(bench: Bench, name: str) -> float:
+    """Dice of the student of one variant on the held-out cases."""
+    variant, setting = VARIANTS[name], bench.setting
+    if variant.rounds is not None:
+        bench = bench.at(setting := replace(setting, rounds=variant.rounds))
+    if setting.recipe != "joint":
+        raise InvalidInput("recipe of an ablation", value=setting.recipe, limit="joint")
+    parts = [repr(setting), repr(variant), bench.seed, RECIPE, STUDENT_PASSES]
+    make = partial(_joint, bench, variant) if variant.joint else partial(_single, bench)
+    return bench.kept.number(f"variant-{name}", parts, make)
+
+
+def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
+    """Dice of every variant's student at one setting and seed."""
+    result = {}
+    for name in VARIANTS:
+        report(name)
+        result[name] = student(bench, name)
+    return result
+
+
+def _single(bench: Bench) -> float:
+    other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH, paired=0))
+    return Asked(other, None, other.codes(other.teachers(None))).arm("student")["student"]
+
+
+def _joint(bench: Bench, variant: Variant) -> float:
+    codec = bench.linear
+    start = bench.start(spread=variant.spread)
+    if variant.begun:
+        teachers = bench.teachers(start)
+    else:
+        teachers = bench.at(replace(bench.setting, teacher=FROM_SCRATCH)).teachers(None)
+    codes = bench.codes(teachers, temperature=variant.temperature)
+    centre = codes_of(start.model, bench.images, codec, temperature=variant.temperature)
+    frame = plan_frame(
+        kernel=_kernel(bench, variant, start, codec.powers),
+        centre=centre if variant.centred else np.zeros_like(centre),
+        variances=codec.powers,
+        residual=RESIDUAL if variant.centred else 1.0,
+        temperature=variant.temperature,
+        noise_std=bench.noise_std,
+        radius=bench.study.codec.radius,
+        codec=sha256_bytes(codec.to_bytes()),
+    )
+    found = (_told if variant.shrunk else _unshrunk)(bench, variant, start, frame, codes)
+    return bench.taught(start, found, passes=variant.passes)
+
+
+def _told(
+    bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
+) -> Float[np.ndarray, "n l"]:
+    """The volumes' codes after all rounds that begin with this frame."""
+    vote: Vote = lambda encoder, _query, voter: encoder.of_voter(codes[voter])  # noqa: E731
+    with bench.asking(start, frame) as public:
+        answers = ask(public, vote, voters=len(codes), draw=partial(_drawn, bench, variant))
+        return believed(public, answers)[1]
+
+
+def _unshrunk(
+    bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
+) -> Float[np.ndarray, "n l"]:
+    """The same where every round takes what it observes as it is: the one thing that no protocol does."""
+    study = bench.study
+    for number in range(1, bench.setting.rounds + 1):
+        query = round_query(
+            study,
+            codec=CodecRecord(frame.codec, bench.codec.dimension),
+            volumes=[array_hash(image) for image in bench.images],
+            frame=CodecRecord(sha256_bytes(frame.to_bytes()), frame.dimension),
+            number=number,
+        )
+        votes = [quantise(frame.encode(each), radius_int=query.mechanism.radius_int) for each in codes]
+        seen = observation(Drawn(query, _drawn(bench, variant, query, votes), len(codes)), frame)
+        final = frame.estimate(replace(seen, variance=np.zeros_like(seen.variance)))
+        frame = replace(frame.after(seen, noise_std=bench.noise_std, radius=study.codec.radius), centre=final)
+    return final
+
+
+def _drawn(
+    bench: Bench, variant: Variant, query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]
+) -> Int64[np.ndarray, "d"]:
+    """A noisy sum of the variant's own, drawn once."""
+    parts = [repr(bench.setting), variant.what, bench.seed, query.id, array_hash(*votes)]
+    return bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
+
+
+def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarray, "l"]) -> Float[np.ndarray, "k k"]:
+    volumes = len(bench.images)
+    size = coordinates(len(powers), volumes=volumes)
+    match variant.kernel:
+        case "images":
+            return np.kron(likeness(bench.images), np.diag(powers[:size]))
+        case "none":
+            return np.kron(np.eye(volumes), np.diag(powers[:size]))
+    kernel = bench.kernel(start, temperature=variant.temperature)
+    if variant.leading is None:
+        return kernel
+    kept = (np.arange(volumes)[:, None] * size + np.arange(min(variant.leading, size))).ravel()
+    part: np.ndarray = kernel[np.ix_(kept, kept)]
+    return part
+
+
+def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:
+    """A covariance of the volumes whose leading directions are those of their images: singular values to the third
+    power, a tenth spread evenly."""
+    flat = images.reshape(len(images), -1).astype(np.float64)
+    values, vectors = np.linalg.eigh((flat - flat.mean(axis=0)) @ (flat - flat.mean(axis=0)).T)
+    spread = np.maximum(values, 0) ** 1.5
+    shares = 0.9 * spread / spread.sum() + 0.1 / len(images)
+    result: np.ndarray = (vectors * shares) @ vectors.T
+    return result

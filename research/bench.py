@@ -1,0 +1,302 @@
+"""What the arms of one setting and seed share: codec, public start, frame, teachers and their codes, each made once.
+
+All arms of a seed have the same roles, teachers, public start and steps. One seed sets the rotation, the start and the
+student, which in a study have one fixed seed too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+
+from common.canonical import digest, sha256_bytes
+from common.codecs import Codec, fit_codec, load_codec
+from common.codecs.pca import PcaCodec
+from common.config import DataConfig, TrainingConfig
+from common.metrics import score
+from common.models.fit import NEAR, fit, near, one_hot, predict
+from common.models.unet import build_unet, load_weights, save_weights
+from common.objects import ObjectStore, write_atomically
+from common.protocols.appearance import AppearanceEncoder, window_of
+from common.protocols.frame import Frame
+from common.study_mechanism import study_mechanism
+from research.kept import Kept, array_hash, weights_hash
+from research.roles import Cases, Roles
+from research.scores import at_site, own_cases, scored
+from research.setting import PER_VOLUME, RECIPE, Setting, study_of
+from server.protocols.appearance.labels import LABELS, placed
+from server.protocols.appearance.look import first_frame
+from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
+from server.protocols.paired import Paired
+from server.protocols.public_start import (
+    SPREAD,
+    STUDENT_PASSES,
+    TEMPERATURE,
+    Beside,
+    Start,
+    codes_of,
+    joint_frame,
+    public_start,
+    refine,
+    refine_paired,
+)
+from server.protocols.rounds import FRAMES, keep_frame
+from server.public.kept import KeptInFolder
+from server.public.material import START_FILE, CodecRecord, Public
+
+
+class Bench:
+    """One setting at one seed. ``cache`` keeps what is expensive by the hash of all it depends on."""
+
+    def __init__(self, setting: Setting, roles: Roles, data: DataConfig, *, seed: int, cache: Path) -> None:
+        self.setting, self.roles, self.seed = setting, roles, seed
+        self.study = study_of(setting, data)
+        self.joint = setting.recipe == "joint"
+        self.images = roles.public.images[: setting.queries if setting.recipe in PER_VOLUME else None]
+        self.paired = None
+        if setting.paired and roles.paired is not None:
+            self.paired = Paired(roles.paired.images, roles.paired.labels, self.classes)
+        self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in roles.parts]))
+
+    def at(self, setting: Setting) -> Bench:
+        """The same roles, seed and cache at another setting."""
+        return Bench(setting, self.roles, self.study.data, seed=self.seed, cache=self.kept.folder)
+
+    @property
+    def classes(self) -> int:
+        return len(self.study.data.labels)
+
+    @property
+    def schooling(self) -> list[object]:
+        """Constants that shape a student and its controls: what is kept of them is named by these too."""
+        if self.paired is not None:
+            return [NEAR]
+        if self.setting.recipe == "appearance":
+            return [LABELS]
+        return [STUDENT_PASSES] if self.joint else []
+
+    @property
+    def begun(self) -> bool:
+        """Whether teachers and student begin from a public start."""
+        return self.joint or (self.setting.recipe == "appearance" and placed(self.linear))
+
+    @property
+    def voters(self) -> int:
+        return self.setting.hospitals * self.setting.voters
+
+    @property
+    def noise_std(self) -> float:
+        """Of the noise on every coordinate of a release's mean code."""
+        return study_mechanism(self.study, dimension=1).mean_noise_std(voters=self.voters)
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The study's codec, fitted on the public maps; kept, for an autoencoder takes minutes."""
+        maps = list(self.roles.maps.labels)
+        if self.study.codec.name == PcaCodec.name:
+            return fit_codec(self.study, maps, noise_std=self.noise_std, seed=0)
+        parts = [repr(self.study.codec), repr(self.study.data), self.noise_std.hex(), array_hash(*maps)]
+        path = self.kept.file("codec", parts, ".npz")
+        if not path.exists():
+            write_atomically(path, fit_codec(self.study, maps, noise_std=self.noise_std, seed=0).to_bytes())
+        return load_codec(path.read_bytes())
+
+    @property
+    def linear(self) -> PcaCodec:
+        """The codec of a joint query."""
+        assert isinstance(self.codec, PcaCodec)
+        return self.codec
+
+    @cached_property
+    def codec_hash(self) -> str:
+        """Of what the codec does, not of the noise it was planned for: settings that share it share what is kept."""
+        codec = self.codec
+        if not isinstance(codec, PcaCodec):
+            return sha256_bytes(codec.to_bytes())
+        arrays = (codec.basis, codec.centre, codec.metric, codec.variances, codec.powers)
+        return digest("bench-codec", [array_hash(array) for array in arrays])
+
+    # --- what is public before anything is asked
+
+    def start_file(self) -> Path:
+        """Where :meth:`start` keeps its weights."""
+        return self.kept.file("start", [self.codec_hash, repr(self.setting.student), self.seed], ".pt")
+
+    def start(self, *, spread: float = SPREAD) -> Start:
+        """The public start of a joint query, trained once a seed."""
+        codec = self.linear
+        path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
+        if not path.exists():
+            start = public_start(
+                self.images,
+                codec,
+                codec.powers,
+                self.setting.student,
+                seed=self.seed,
+                spread=spread,
+                paired=self.paired,
+            )
+            save_weights(path, start.model)
+        model = self.empty(self.setting.student)
+        load_weights(path, model)
+        return Start(model=model, codes=codes_of(model, self.images, codec, temperature=TEMPERATURE))
+
+    def kernel(self, start: Start, *, temperature: float) -> Float[np.ndarray, "k k"]:
+        """The tangent kernel of a start, kept: settings and variants of an ablation share one."""
+        parts = [self.codec_hash, weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
+        make = partial(tangent_kernel, start.model, self.images, self.linear, temperature=temperature)
+        return self.kept.array("kernel", parts, make)
+
+    def frame(self, start: Start) -> Frame:
+        """The frame of a joint query's first round, planned once a seed."""
+        path = self.kept.file("frame", [self.codec_hash, weights_hash(start.model), self.noise_std.hex(), RECIPE], "")
+        if not path.exists():
+            kernel, radius = self.kernel(start, temperature=TEMPERATURE), self.study.codec.radius
+            frame = joint_frame(start, self.linear, kernel=kernel, noise_std=self.noise_std, radius=radius)
+            write_atomically(path, frame.to_bytes())
+        return Frame.from_bytes(path.read_bytes())
+
+    def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> Public:
+        """What is public of the study, kept in ``folder`` as a study's directory keeps it.
+
+        ``start`` and ``frame`` of a joint query. Volumes are named by their voxels and are in no store.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        objects = ObjectStore(folder / "objects")
+        codec = CodecRecord(objects.put(self.codec.to_bytes()), self.codec.dimension)
+        looked_at = self.setting.recipe == "appearance"
+        images = {array_hash(image): image for image in self.images}
+        public = Public(self.study, codec, tuple(images), objects, KeptInFolder(folder), images=images)
+        if looked_at and start is not None:
+            save_weights(folder / START_FILE, start.model)
+        if looked_at and not (folder / FRAMES).exists():
+            keep_frame(public, first_frame(self.study, codec=codec.sha256, noise_std=self.noise_std), after=())
+        if start is not None and frame is not None and not (folder / FRAMES).exists():
+            save_weights(folder / START_FILE, start.model)
+            keep_frame(public, frame, after=())
+        return public
+
+    @contextmanager
+    def asking(self, start: Start, frame: Frame) -> Iterator[Public]:
+        """The study of a joint query that begins with this frame; nothing of it is kept."""
+        with tempfile.TemporaryDirectory(prefix="consilium-bench-") as folder:
+            yield self.public(Path(folder), start=start, frame=frame)
+
+    # --- at the sites
+
+    def teachers(self, start: Start | None) -> list[torch.nn.Module]:
+        """One teacher a voter that has patients; with ``start`` trained on from its weights, which are public.
+
+        A hospital of fewer patients than voters leaves the others' slots empty: they send zero codes.
+        """
+        weights = None if start is None else weights_hash(start.model)
+        models = []
+        for hospital, site in enumerate(self.roles.private):
+            for voter in range(min(self.setting.voters, len(site))):
+                part = site[np.arange(voter, len(site), self.setting.voters)]
+                seed = 1000 * hospital + voter
+                parts = [repr(self.setting.teacher), array_hash(part.images, part.labels), seed, weights or "random"]
+                parts += [NEAR] if self.paired is not None and start is not None else []
+                path = self.kept.file("teacher", parts, ".pt")
+                make = partial(self._teacher, part, start, seed=seed)
+                models.append(self.kept.network(path, self.empty(self.setting.teacher), make))
+        return models
+
+    def _teacher(self, part: Cases, start: Start | None, *, seed: int) -> torch.nn.Module:
+        model = self.empty(self.setting.teacher, seed=seed)
+        if start is not None:
+            model.load_state_dict(start.model.state_dict())
+        targets = np.stack([one_hot(label, self.classes) for label in part.labels])
+        fit(model, part.images, targets, self.setting.teacher, seed=seed)
+        if start is not None and self.paired is not None:
+            near(start.model.state_dict(), model)
+        return model
+
+    def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:
+        """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
+        if self.setting.recipe == "appearance":
+            return np.stack([self._looks(model) for model in teachers])
+        if temperature is None:
+            temperature = TEMPERATURE if self.joint else 1.0
+        result = []
+        for model in teachers:
+            parts = [self.codec_hash, weights_hash(model), len(self.images), temperature]
+            make = partial(codes_of, model, self.images, self.codec, temperature=temperature)
+            result.append(self.kept.array("codes", parts, make))
+        return np.stack(result)
+
+    def _looks(self, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
+        """A teacher's codes of an appearance query, whatever its frame."""
+        frame = first_frame(self.study, codec=self.codec_hash, noise_std=self.noise_std)
+        window, channels = window_of(self.codec), self.images.shape[1]
+        encoder = AppearanceEncoder(frame, window, labels=self.classes, channels=channels)
+
+        def make() -> np.ndarray:
+            return np.stack([encoder.of_volume(predict(model, one), partial(np.asarray, one)) for one in self.images])
+
+        return self.kept.array("looks", [weights_hash(model), array_hash(window), len(self.images)], make)
+
+    # --- students
+
+    def taught(self, start: Start, codes: Float[np.ndarray, "n l"], *, passes: int | None = None) -> float:
+        """Dice of a joint query's student of these codes."""
+        parts = [self.codec_hash, weights_hash(start.model), repr(self.setting.student), self.seed, array_hash(codes)]
+        parts += self.schooling if passes is None else [passes]
+        make = partial(self.refined, start, codes, passes=passes)
+        return self.kept.number("taught", parts, lambda: self.dice(make(), self.roles.held_out))
+
+    def refined(self, start: Start, codes: Float[np.ndarray, "n l"], *, passes: int | None = None) -> torch.nn.Module:
+        """A joint query's student of these codes."""
+        recipe, beside = self.setting.student, None
+        if self.paired is not None:
+            beside = Beside(self.paired, self.alone(start))
+        return refine(
+            start.model, self.images, self.linear, codes, recipe, seed=self.seed, beside=beside, passes=passes
+        )
+
+    def alone(self, start: Start) -> torch.nn.Module:
+        """The network of the paired cases alone, kept."""
+        assert self.paired is not None
+        recipe = self.setting.student
+        path = self.kept.file("pairs", [weights_hash(start.model), repr(recipe), self.seed], ".pt")
+        make = partial(refine_paired, start.model, self.paired, recipe, seed=self.seed)
+        return self.kept.network(path, self.empty(recipe), make)
+
+    def dice(self, model: torch.nn.Module, cases: Cases) -> float:
+        return score(segmented(model, cases), cases.labels, self.study.data.members).mean
+
+    def scored(self, arm: str, model: torch.nn.Module) -> dict[str, float]:
+        """Every metric of a network on the held-out cases, and its Dice on each hospital's own of them."""
+        held_out, labels = self.roles.held_out, segmented(model, self.roles.held_out)
+        values = scored(arm, labels, held_out.labels, self.study.data)
+        for site in self.roles.sites:
+            rows = own_cases(site, self.roles.held_out_sites)
+            if len(rows):
+                own = score(labels[rows], held_out.labels[rows], self.study.data.members).mean
+                values[at_site(f"{arm} on its own", site)] = own
+        return values
+
+    def empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
+        """A network of the recipe before training."""
+        channels = len(self.study.data.channels)
+        return build_unet(
+            recipe.channels, network=recipe.network, in_channels=channels, out_channels=self.classes, seed=seed
+        )
+
+
+def segmented(model: torch.nn.Module, cases: Cases) -> UInt8[np.ndarray, "n x y z"]:
+    """A network's label maps of the cases."""
+    return hard(np.stack([predict(model, image) for image in cases.images]))
+
+
+def hard(probabilities: Float[np.ndarray, "n k x y z"]) -> UInt8[np.ndarray, "n x y z"]:
+    """The most likely labels."""
+    result: np.ndarray = probabilities.argmax(axis=1).astype(np.uint8)
+    return result

@@ -1,0 +1,444 @@
+"""``consilium bench``: what a recipe is worth, measured with its controls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, DataConfig, TrainingConfig
+from common.errors import InvalidInput
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.protocol_terms import MAX_JOINT_ROUNDS
+from consilium.cli import options
+from consilium.cli.options import names
+from consilium.cli.say import say
+from research.command_private import private
+from research.command_shared import as_text, show, study_data
+
+if TYPE_CHECKING:
+    from research.roles import Source
+    from research.setting import Setting
+
+app = typer.Typer(help="Measure what a recipe is worth.")
+
+
+Data = Annotated[Path, typer.Option("--data", help="A dataset, in any layout: private, public and validation cases.")]
+Layout = Annotated[str, typer.Option("--layout", help="The data's layout; recognised if not given.")]
+Sites = Annotated[
+    Path | None,
+    typer.Option("--sites", help="Table with the columns case_id and site: real hospitals, however uneven."),
+]
+Hospitals = Annotated[
+    int | None, typer.Option("--hospitals", help="Number of sites, dealt at random; 8 if the data name none.", min=2)
+]
+PublicImages = Annotated[int, typer.Option("--public-images", help="Public volumes, without labels.", min=1)]
+PublicMaps = Annotated[int, typer.Option("--public-maps", help="Public label maps, of other patients.", min=2)]
+Paired = Annotated[int, typer.Option("--paired", help="Public volumes with their labels.", min=0)]
+Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; by default that of the public maps.")]
+Spacing = Annotated[str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")]
+Labels = Annotated[str, typer.Option("--labels", help="Label names, background first; by default those of the data.")]
+Channels = Annotated[str, typer.Option("--channels", help="Channel names; by default those of the data.")]
+Epsilon = Annotated[float, typer.Option("--epsilon", help="Budget ε of the whole study.")]
+Delta = Annotated[float, typer.Option("--delta", help="Budget δ.")]
+UnitHidden = Annotated[Unit, typer.Option("--unit", help="Unit of privacy: patient or hospital.")]
+TeacherSteps = Annotated[int, typer.Option("--teacher-steps", help="Training steps of a teacher.", min=1)]
+StudentSteps = Annotated[int, typer.Option("--student-steps", help="Training steps of the student.", min=8)]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", help="Number of parallel processes, one thread each; by default one per core.", min=1),
+]
+Cache = Annotated[
+    Path, typer.Option("--cache", help="Folder for trained networks and finished cells; keep it to resume.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Write the table's JSON here as well, with data, command and commit.")
+]
+TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
+
+
+class Recipe(StrEnum):
+    """How answers are asked for: what structures look like, where they lie in all volumes together, or in each."""
+
+    APPEARANCE = "appearance"
+    JOINT = "joint"
+    PCA = "pca"
+
+
+app.command("private")(private)
+
+
+@app.command("papers")
+def papers(
+    data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for results; results already there are used again.")],
+    seeds: Annotated[int, typer.Option(help="Number of seeds for each cell.", min=1)] = 3,
+    only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a field of these cells' recipes, e.g. order=2; results are kept as cells of their own.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Train nothing; print tables of the finished cells.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
+) -> None:
+    """Reproduce the DP-MAC paper's tables and figures with the product's private trainers, and compare them in 3D.
+
+    Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
+    Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
+    Example: consilium bench papers --data data --out bench-out --only hippocampus
+    Example: consilium bench papers --data data --out bench-out --only mnist/dp-mac/8 --set order=2 --set output=bce
+    Example: consilium bench papers --data data --out bench-out --only hippocampus/dp-sgd/8 --set clip=0.05
+    """
+    from research.papers import papers as reproduce
+
+    fields = dict(pair.partition("=")[::2] for pair in changes or ())
+    made = reproduce(data, out, seeds=seeds, only=only, changes=fields, threads=threads, report_only=report_only)
+    say(json.dumps(made.rows) if as_json else made.text, nl=as_json)
+
+
+@app.command("utility")
+def utility(
+    data: Data,
+    test: Annotated[
+        Path | None, typer.Option("--test", help="A second dataset to score on; it is read once, at the end.")
+    ] = None,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    hospitals: Hospitals = None,
+    public_images: PublicImages = 30,
+    public_maps: PublicMaps = 10,
+    paired: Paired = 0,
+    grid: Grid = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
+    recipe: Annotated[
+        Recipe | None, typer.Option(help="How the teachers are asked; by default the planner's recommendation.")
+    ] = None,
+    voters: Annotated[
+        int | None,
+        typer.Option(
+            help="Teachers of each site, on disjoint patients; by default the planner's recommendation.", min=1
+        ),
+    ] = None,
+    epsilon: Epsilon = 8.0,
+    delta: Delta = 1e-3,
+    unit: UnitHidden = Unit.HOSPITAL,
+    aggregation: Annotated[
+        str, typer.Option(help="Who adds the noise: open (the server) or sealed-sum (the sites).")
+    ] = OPEN,
+    colluders: options.Colluders = 1,
+    queries: Annotated[int, typer.Option(help="Volumes asked about, one release each (recipe pca).", min=1)] = 16,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
+    ] = JOINT_ROUNDS,
+    teacher_steps: Annotated[int | None, typer.Option(help="Of a teacher [the recipe's].", min=1)] = None,
+    student_steps: Annotated[int | None, typer.Option(help="Of the student [the recipe's].", min=8)] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Number of repetitions; without --test each uses another fifth for validation.")
+    ] = 5,
+    central: Annotated[
+        bool, typer.Option("--central", help="Also train with DP-SGD on all patients in one place.")
+    ] = False,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Also run a control with the releases shuffled between volumes.")
+    ] = False,
+    bounds: Annotated[
+        bool,
+        typer.Option(
+            "--bounds/--no-bounds",
+            help="Also train networks without privacy: teachers, one on all patients, a student without noise.",
+        ),
+    ] = True,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Instead, train the student without each idea of the recipe in turn.")
+    ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Score the report's patients, which no recipe is chosen on; counted before it begins."
+        ),
+    ] = False,
+    jobs: Jobs = None,
+    cache: Cache = Path("bench-cache"),
+    out: Out = None,
+    as_json: TableAsJson = False,
+) -> None:
+    """Train teachers and students at one setting and compare the student with its controls, paired over seeds.
+
+    A hash of its name decides whether a patient is scored here or with --report, never in both.
+    Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
+    Example: consilium bench utility --data tumours --sites tumours/sites.csv --unit patient --delta 1e-5 --paired 8
+    """
+    from common.data.split import SplitCounts
+    from research.jobs import ABLATION
+    from research.reports import DEVELOPMENT, REGISTER, REPORT, Register
+    from research.roles import Source
+    from research.setting import Setting
+    from research.table import ablation_summary, render, render_ablation, summary
+    from research.utility import OFFSETS, PARTS
+    from server.planning.recommend import training_for
+
+    if aggregation not in (OPEN, SEALED_SUM):
+        raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
+    if paired and recipe not in (None, Recipe.JOINT):
+        raise InvalidInput(
+            "--paired", value=paired, limit=f"none with recipe {recipe}", remedy="recipe joint learns from them"
+        )
+    if report and ablate:
+        raise InvalidInput("--report with --ablate", limit="one of them", remedy="choose on development cases")
+    counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps, paired=paired)
+    scored = REPORT if report else DEVELOPMENT
+    source = _source(Source(data, counts, layout, sites, test, names(labels), names(channels), scored=scored))
+    patients = source.hospitals()
+    voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
+    on = study_data(source, grid=grid, spacing=spacing)
+    recipe = recipe or _planned_recipe(source, on, paired=paired)
+    joint = recipe is Recipe.JOINT
+    teacher, student = _recipes(150, 600, joint=False) if recipe is Recipe.PCA else training_for(recipe)
+    recipes = (
+        replace(teacher, steps=teacher_steps or teacher.steps),
+        replace(student, steps=student_steps or student.steps),
+    )
+    terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
+    setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
+    measured = PARTS if bounds else tuple(part for part in PARTS if part != "bounds")
+    parts = (ABLATION,) if ablate else (*measured, OFFSETS) if offsets and joint else measured
+    said: dict[str, object] = {"scored": scored}
+    register = Register(REGISTER, data=data.resolve().name, names=source.names()) if report else None
+    if register is not None:
+        said["report"] = register.begin(setting, seeds=seeds)
+    rows = _measure(setting, parts, source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
+    summed, rendered = (ablation_summary, render_ablation) if ablate else (summary, render)
+    show(summed(setting, rows) | said, rendered, data=data, out=out, as_json=as_json)
+    if register is not None:
+        register.finish()
+
+
+@app.command("pate")
+def pate(
+    data: Data,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    hospitals: Annotated[int, typer.Option(help="Number of hospitals K, each with one teacher.", min=2)] = 8,
+    queries: Annotated[int, typer.Option(help="Number N of volumes to ask about.", min=2)] = 80,
+    public_maps: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of public label maps of other patients; 0 uses those of the N volumes asked about, "
+            "as the paper does.",
+        ),
+    ] = 0,
+    test_cases: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Number of cases to score on, dealt anew for every seed; 0 scores on a fifth in rotation."
+        ),
+    ] = 84,
+    grid: Grid = "64,64,64",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
+    epsilon: Epsilon = 8.0,
+    delta: Delta = 1e-3,
+    network: Annotated[str, typer.Option(help="Network of the teachers, the student and DP-SGD.")] = "paper-unet",
+    width: Annotated[
+        str, typer.Option("--width", help="Feature maps at each level of the network.")
+    ] = "32,64,128,256,320",
+    teacher_steps: TeacherSteps = 4000,
+    student_steps: StudentSteps = 4000,
+    seeds: Annotated[int, typer.Option(help="Number of repetitions; each deals the cases anew.", min=1)] = 3,
+    jobs: Jobs = None,
+    cache: Cache = Path("bench-cache"),
+    out: Out = None,
+    as_json: TableAsJson = False,
+) -> None:
+    """Repeat the PATE paper's experiment beside its printed numbers: both algorithms, DP-SGD, and controls.
+
+    Stop it and run it again at will. At the defaults the 484 cases of Task01 are dealt as in the paper: 8 teachers of
+    40, 80 to ask about, whose label maps fit the codec, and 84 to score on. Options make smaller experiments.
+    Example: consilium bench pate --data Task01_BrainTumour --spacing 3,3,3
+    Example: consilium bench pate --data TCGA_LGG --grid 64,64,32 --queries 12 --public-maps 10 --test-cases 0
+    """
+    from common.data.split import SplitCounts
+    from research.jobs import PATE
+    from research.pate import pate_markdown, pate_summary
+    from research.roles import Source
+    from research.setting import Setting
+
+    counts = SplitCounts(hospitals, public_images=queries, label_maps=public_maps)
+    source = _source(Source(data, counts, layout, sites, None, names(labels), names(channels), test_cases))
+    shape = {"channels": tuple(int(part) for part in names(width)), "network": network, "augmentation": "rotate-mirror"}
+    teacher = TrainingConfig(steps=teacher_steps, **shape)  # type: ignore[arg-type]
+    student = TrainingConfig(steps=student_steps, learning_rate=2e-3, **shape)  # type: ignore[arg-type]
+    terms = (len(source.hospitals()), 1, epsilon, delta, Unit.HOSPITAL, queries)
+    setting = Setting("paper-ae", *terms, teacher, student)
+    on = study_data(source, grid=grid, spacing=spacing)
+    rows = _measure(setting, (PATE,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
+    document = pate_summary(setting, on, rows)
+    show(document, as_text(pate_markdown), data=data, out=out, as_json=as_json)
+
+
+@app.command("networks")
+def networks(
+    data: Data,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    public_images: PublicImages = 16,
+    public_maps: PublicMaps = 10,
+    grid: Grid = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
+    seconds: Annotated[float, typer.Option(help="Processor seconds of every training.", min=1)] = 60,
+    seeds: Annotated[
+        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", min=1)
+    ] = 3,
+    jobs: Jobs = None,
+    cache: Cache = Path("bench-cache"),
+    out: Out = None,
+    as_json: TableAsJson = False,
+) -> None:
+    """Compare the networks a study may name, as teacher and as student, at equal processor time.
+
+    Example: consilium bench networks --data Task04_Hippocampus --seconds 60 --seeds 3
+    """
+    from common.data.split import SplitCounts
+    from research.jobs import NETWORKS
+    from research.networks import networks_markdown, networks_summary
+    from research.roles import Source
+    from research.setting import Setting
+
+    counts = SplitCounts(2, public_images=public_images, label_maps=public_maps)
+    source = Source(data, counts, layout, sites, None, names(labels), names(channels))
+    on = study_data(source, grid=grid, spacing=spacing)
+    terms = (2, 1, 8.0, 1e-3, Unit.HOSPITAL, public_images)
+    setting = Setting("pca", *terms, *_recipes(TrainingConfig().steps, 8, joint=False))
+    rows = _measure(setting, (NETWORKS,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs, seconds=seconds)
+    document = networks_summary(setting, on, seconds, rows)
+    show(document, as_text(networks_markdown), data=data, out=out, as_json=as_json)
+
+
+@app.command("poison")
+def poison(
+    data: Data,
+    layout: Layout = "auto",
+    sites: Sites = None,
+    hospitals: Hospitals = None,
+    public_images: PublicImages = 30,
+    public_maps: PublicMaps = 10,
+    grid: Grid = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
+    voters: Annotated[
+        int,
+        typer.Option(
+            help="Teachers of each site, on disjoint patients; a poisoned site poisons all of its teachers.", min=1
+        ),
+    ] = 1,
+    epsilon: Epsilon = 8.0,
+    delta: Delta = 1e-3,
+    unit: UnitHidden = Unit.HOSPITAL,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a release about all volumes.", min=1, max=MAX_JOINT_ROUNDS)
+    ] = JOINT_ROUNDS,
+    teacher_steps: TeacherSteps = 150,
+    student_steps: StudentSteps = 600,
+    seeds: Annotated[
+        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", min=1)
+    ] = 3,
+    jobs: Jobs = None,
+    cache: Cache = Path("bench-cache"),
+    out: Out = None,
+    as_json: TableAsJson = False,
+) -> None:
+    """Measure what one and two poisoned sites do to the labels and the student of a joint study.
+
+    With a cache of `consilium bench utility` at the same setting nothing but the poisoned students is trained.
+    Example: consilium bench poison --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 3
+    """
+    from common.data.split import SplitCounts
+    from research.jobs import POISON
+    from research.poison import poison_summary, render_poison
+    from research.roles import Source
+    from research.setting import Setting
+
+    counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps)
+    source = _source(Source(data, counts, layout, sites, None, names(labels), names(channels)))
+    recipes = _recipes(teacher_steps, student_steps, joint=True)
+    setting = Setting("joint", len(source.hospitals()), voters, epsilon, delta, unit, 16, *recipes, rounds=rounds)
+    on = study_data(source, grid=grid, spacing=spacing)
+    rows = _measure(setting, (POISON,), source=source, data=on, cache=cache, seeds=seeds, jobs=jobs)
+    show(poison_summary(setting, rows), render_poison, data=data, out=out, as_json=as_json)
+
+
+def _recipes(teacher_steps: int, student_steps: int, *, joint: bool) -> tuple[TrainingConfig, TrainingConfig]:
+    teacher = TrainingConfig(steps=teacher_steps, learning_rate=5e-3 if joint else 1e-2)
+    return teacher, TrainingConfig(steps=student_steps, learning_rate=2e-3)
+
+
+def _source(source: Source) -> Source:
+    """With the usual number of hospitals where neither the data nor anybody says how many."""
+    from research.roles import HOSPITALS
+
+    named = {case.hospital for case in source.read().labelled}
+    if source.sites is None and source.counts.hospitals is None and (None in named or len(named) < 2):
+        return replace(source, counts=replace(source.counts, hospitals=HOSPITALS))
+    return source
+
+
+def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
+    """The planner's for the first seed's public label maps."""
+    from common.data.volume import load_label
+    from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice
+    from server.planning.recommend import protocol_for
+
+    maps = [case.label for case in source.split(source.read(), seed=0).label_maps if case.label is not None]
+    if paired or len(maps) < LEAST_MAPS:
+        return Recipe.JOINT
+    return Recipe(protocol_for(mean_shape_dice([load_label(each, data) for each in maps], labels=len(data.labels))))
+
+
+def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:
+    """As many as suit the hospital in the middle."""
+    from server.planning.recommend import recommend
+
+    return recommend(
+        budget=budget,
+        accountant=AccountantName.EXACT,
+        protection=Protection(unit, Relation.REPLACE_ONE),
+        hospitals=len(patients),
+        patients=sorted(patients)[len(patients) // 2],
+    ).voters
+
+
+def _measure(
+    setting: Setting,
+    parts: Sequence[str],
+    *,
+    source: Source,
+    data: DataConfig,
+    cache: Path,
+    seeds: int,
+    jobs: int | None,
+    seconds: float = 0.0,
+) -> list[dict[str, float]]:
+    from client.training.side_by_side import default_jobs
+    from research.jobs import Job, run_jobs
+
+    cache.mkdir(parents=True, exist_ok=True)
+    work = [[Job(setting, source, data, cache, seed, part, seconds) for part in parts] for seed in range(seeds)]
+    return run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))

@@ -1,0 +1,67 @@
+"""``consilium bench private``: the private strategies beside each other at one site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.config import TrainingConfig
+from consilium.cli.options import names
+from research.command_shared import as_text, show, study_data
+
+
+def private(
+    data: Annotated[Path, typer.Option("--data", help="A dataset, in any layout: one site's cases and public ones.")],
+    layout: Annotated[str, typer.Option("--layout", help="The data's layout; recognised if not given.")] = "auto",
+    public_images: Annotated[int, typer.Option("--public-images", help="Public volumes of the start.", min=1)] = 12,
+    public_maps: Annotated[int, typer.Option("--public-maps", help="Public label maps of the start.", min=2)] = 8,
+    grid: Annotated[str, typer.Option("--grid", help="Grid in voxels; by default that of the public maps.")] = "",
+    spacing: Annotated[
+        str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")
+    ] = "",
+    labels: Annotated[
+        str, typer.Option("--labels", help="Label names, background first; by default those of the data.")
+    ] = "",
+    channels: Annotated[str, typer.Option("--channels", help="Channel names; by default those of the data.")] = "",
+    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of every training.")] = 8.0,
+    delta: Annotated[float, typer.Option("--delta", help="δ of every training.")] = 1e-5,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Steps of every training; without it each strategy's own.", min=1)
+    ] = None,
+    network: Annotated[str, typer.Option("--network", help="The teachers' network.")] = "unet",
+    width: Annotated[str, typer.Option("--width", help="Feature maps at each level of the network.")] = "16,32,64",
+    methods: Annotated[str, typer.Option("--methods", help="Methods to compare; by default all four.")] = "",
+    starts: Annotated[
+        str, typer.Option("--starts", help="Start from the public start, from random weights, or from both.")
+    ] = "public,random",
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Number of repetitions; each holds out another fifth.", min=1)
+    ] = 3,
+    cache: Annotated[
+        Path, typer.Option("--cache", help="Folder for starts and finished cells; keep it to resume.")
+    ] = Path("bench-cache"),
+    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON here as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """DP-SGD, DP-SGD with a clip a layer, DP-BBB and DP-MAC at one site, from a public start and from random weights.
+
+    Dice on a held-out fifth, processor time a step, and what DP-MAC's blocks hear beside back-propagation.
+    Stop it and run it again at will: finished cells are kept.
+    Example: consilium bench private --data Task04_Hippocampus --seeds 3
+    Example: consilium bench private --data TCGA_LGG --grid 32,32,16 --seeds 3 --out tumours.json
+    """
+    from common.data.split import SplitCounts
+    from research.private_volumes import METHODS, Terms, measure, private_markdown
+    from research.roles import Source
+
+    counts = SplitCounts(1, public_images=public_images, label_maps=public_maps)
+    source = Source(data, counts, layout, None, None, names(labels), names(channels))
+    on = study_data(source, grid=grid, spacing=spacing)
+    widths = tuple(int(part) for part in names(width))
+    terms = Terms(epsilon, delta, steps, TrainingConfig(channels=widths, network=network))
+    document = measure(
+        source, on, terms, seeds=seeds, cache=cache, methods=names(methods) or METHODS, starts=names(starts)
+    )
+    show(document, as_text(private_markdown), data=data, out=out, as_json=as_json)

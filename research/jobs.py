@@ -1,0 +1,126 @@
+"""The parts of a benchmark's seeds, run side by side in processes of one thread.
+
+How sums are split over threads changes their last bits, and with them what is found in the cache: so it is always
+processes of one thread, however many. A part that fails ends the run; what the others finished is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from client.training.side_by_side import THREAD_SETTINGS
+from common.config import DataConfig
+from common.errors import InvalidInput
+from research.ablation import ablate
+from research.bench import Bench
+from research.networks import measure_networks
+from research.pate import measure_pate
+from research.poison import measure
+from research.roles import ROTATIONS, Source
+from research.setting import Setting
+from research.utility import run_part
+
+ABLATION = "ablation"
+POISON = "poison"
+PATE = "pate"
+NETWORKS = "networks"
+REFRESH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One of :data:`~research.utility.PARTS` of one seed, its offsets, or all of another benchmark's seed.
+
+    ``seconds`` of processor time for every training of :data:`NETWORKS`.
+    """
+
+    setting: Setting
+    source: Source
+    data: DataConfig
+    cache: Path
+    seed: int
+    part: str
+    seconds: float = 0.0
+
+
+def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
+    """Each row's results, its parts' together. A row's first part trains what its others read, so they wait for it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    results: list[dict[str, float]] = [{} for _ in work]
+    os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))
+    context = get_context("spawn")
+    stages: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
+    with (
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_tell, initargs=(stages,)) as pool,
+    ):
+        bar = progress.add_task("", total=sum(map(len, work)))
+        pending = {pool.submit(run_job, parts[0]): (row, parts[1:]) for row, parts in enumerate(work)}
+        while pending:
+            finished = wait(pending, timeout=REFRESH_S, return_when=FIRST_COMPLETED).done
+            while not stages.empty():
+                seed, stage = stages.get()
+                progress.update(bar, description=f"seed {seed}: {stage}")
+            for future in finished:
+                row, rest = pending.pop(future)
+                results[row] |= future.result()
+                progress.advance(bar)
+                pending |= {pool.submit(run_job, job): (row, []) for job in rest}
+    return results
+
+
+_stages: SimpleQueue[tuple[int, str]] | None = None
+
+
+def _tell(stages: SimpleQueue[tuple[int, str]]) -> None:
+    """In a new process: where :func:`run_job` says what it is at."""
+    global _stages
+    _stages = stages
+
+
+def run_job(job: Job) -> dict[str, float]:
+    """Run one part in this process, on one thread."""
+    torch.set_num_threads(1)
+    bench = _bench(job.setting, job.source, job.data, job.cache, job.seed)
+
+    def report(stage: str) -> None:
+        if _stages is not None:
+            _stages.put((job.seed, stage))
+
+    match job.part:
+        case "ablation":
+            return ablate(bench, report)
+        case "poison":
+            return measure(bench, report)
+        case "pate":
+            return measure_pate(bench, report)
+        case "networks":
+            return measure_networks(bench, job.seconds, report)
+        case part:
+            return run_part(bench, part, report)
+
+
+@lru_cache(maxsize=ROTATIONS)
+def _bench(setting: Setting, source: Source, data: DataConfig, cache: Path, seed: int) -> Bench:
+    """Kept for the seed's other parts: reading the cases and fitting the codec take seconds."""
+    roles = source.roles(data, seed=seed)
+    largest = max(len(site) for site in roles.private)
+    if largest < setting.voters:
+        raise InvalidInput("voters a site", value=setting.voters, limit=f"at most the {largest} cases of the largest")
+    return Bench(setting, roles, data, seed=seed, cache=cache)

@@ -1,0 +1,377 @@
+"""DP-SGD, DP-MAC and DP-BBB on the papers' fully connected networks, as strategies of the engine.
+
+Data are tensors of all examples, row = slot. What a strategy computes from a batch before the sum is sensitive; what
+:meth:`apply` receives is private, and all that follows is post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from client.training.private.bbb import PosteriorDescent, Prior, WeightPosterior
+from client.training.private.clipped_sums import Parts, one_part
+from client.training.private.descent import Rate, descend
+from common.errors import InvalidInput
+from research.grid import SUMMED_NORM, grid_sum
+from research.mlp import (
+    Layers,
+    Shape,
+    act,
+    backprop,
+    clipped_layer_sum,
+    forward,
+    initial_weights,
+    output_bend,
+    output_factor,
+    output_loss,
+    residual_bend,
+    residual_factor,
+    slope,
+    with_bias,
+)
+from research.sensitivity import hidden_bounds, output_bounds
+
+OPTIMIZERS = ("adam", "sgd")
+ROWS_AT_ONCE = 1000
+"""Examples whose coordinates move together: as many as stay in a processor's cache."""
+
+
+class _Descending:
+    """A network's weights from their seed, moved by Adam (or plain SGD), with the examples they learn from."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        rate: Rate,
+        seed: int,
+        optimizer: str = "adam",
+    ) -> None:
+        if optimizer not in OPTIMIZERS:
+            raise InvalidInput("optimizer", value=optimizer, limit=", ".join(OPTIMIZERS))
+        self.shape, self.x, self.y, self.rate = shape, x, y, rate
+        self.weights = [w.requires_grad_() for w in initial_weights(shape, seed=seed, dtype=x.dtype)]
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.Adam(self.weights) if optimizer == "adam" else torch.optim.SGD(self.weights)
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for weight, saved in zip(self.weights, state["weights"], strict=True):
+                weight.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class MlpSgd(_Descending):
+    """DP-SGD: one clip for the whole network, or ``per_layer`` one a layer; Adam or SGD on the private mean."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        clip: float,
+        rate: Rate,
+        seed: int,
+        per_layer: bool = False,
+        optimizer: str = "adam",
+    ) -> None:
+        super().__init__(shape, x, y, rate=rate, seed=seed, optimizer=optimizer)
+        layers = tuple((name,) for name in shape.names)
+        self.parts = Parts(layers, (clip,) * len(layers)) if per_layer else one_part(shape.names, clip)
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        rows = torch.from_numpy(batch)
+        with torch.no_grad():
+            inputs, factors = backprop(self.weights, self.x[rows], self.y[rows], self.shape)
+        return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        descend(self.weights, [mean[name] for name in self.shape.names], self.optimizer, self.rate(step, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTerms:
+    """Of each example: ∂T = ``inputs`` ⊗ ``factors``, ∂²T_h = ``bends``_h·iiᵀ, ``constants`` T − ŵ·∂T + ½ŵᵀ∂²Tŵ.
+
+    The last two are empty at order 1.
+    """
+
+    inputs: torch.Tensor
+    factors: torch.Tensor
+    bends: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    constants: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True, slots=True)
+class MacTerms:
+    """What DP-MAC releases of a layer, and how its coordinates and weights move.
+
+    ``clip`` is Θ for g = Σ∂T. ``curvature_clip``, the bound of ½∂²T, adds the partition C = ½Σ∂²T (order 2), on whose
+    noisy quadratic ``w_steps`` are taken. ``value_bound`` Θ_a adds the third partition a (M = 3), which no optimiser
+    needs. With ``t`` every z and layer input is projected to norm T and the corrected analytic sensitivities hold too;
+    the smaller of the two bounds is used.
+    """
+
+    clip: float
+    z_rate: float
+    z_steps: int = 30
+    w_steps: int = 1
+    curvature_clip: float | None = None
+    value_bound: float | None = None
+    t: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.value_bound is not None and self.curvature_clip is None:
+            raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
+
+
+class MlpMac(_Descending):
+    """DP-MAC with the partitions of ``terms``."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        terms: MacTerms,
+        *,
+        rate: Rate,
+        seed: int,
+    ) -> None:
+        if terms.t is not None and shape.activation != "softplus":
+            raise InvalidInput(
+                "analytic sensitivities",
+                value=shape.activation,
+                limit="softplus layers",
+                remedy="--set activation=softplus",
+            )
+        super().__init__(shape, x, y, rate=rate, seed=seed)
+        self.terms = terms
+
+    @property
+    def partitions(self) -> int:
+        """M: coefficients released a layer."""
+        return 1 + (self.terms.curvature_clip is not None) + (self.terms.value_bound is not None)
+
+    @property
+    def parts(self) -> Parts:
+        """One part a layer and coefficient, all with r = √(MK); analytic bounds follow the current (public) weights."""
+        names: list[tuple[str, ...]] = []
+        clips: list[float] = []
+        for k, name in enumerate(self.shape.names):
+            bounds = None if self.terms.t is None else self._bounds(k)
+            names.append((name,))
+            clips.append(self.terms.clip if bounds is None else min(self.terms.clip, bounds[0]))
+            if self.terms.curvature_clip is not None:
+                names.append((f"{name}.c",))
+                clips.append(self.terms.curvature_clip if bounds is None else min(self.terms.curvature_clip, bounds[1]))
+            if self.terms.value_bound is not None:
+                names.append((f"{name}.a",))
+                clips.append(self.terms.value_bound if bounds is None else min(self.terms.value_bound, bounds[2]))
+        return Parts(tuple(names), tuple(clips))
+
+    def _bounds(self, k: int) -> tuple[float, float, float]:
+        assert self.terms.t is not None
+        weights = self.weights[k].detach().double().numpy()
+        if k < self.shape.layers - 1:
+            hidden = hidden_bounds(weights, t=self.terms.t)
+            return hidden.g, hidden.c, hidden.a
+        if self.shape.output != "bce":
+            raise InvalidInput("analytic sensitivities of the output", value=self.shape.output, limit="bce")
+        output = output_bounds(weights, t=self.terms.t)
+        return output.g, output.c, output.a
+
+    def coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
+        """z_1 … z_K of these examples after the Z-step; never released. Starts at the forward pass.
+
+        ``z_steps`` of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss. The objective is a sum over examples and Adam
+        works entry by entry, so no example sees another.
+        """
+        rows = zip(x.split(ROWS_AT_ONCE), y.split(ROWS_AT_ONCE), strict=True)
+        each = [self._coordinates(*some) for some in rows]
+        return [torch.cat(layer) for layer in zip(*each, strict=True)]
+
+    def _coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
+        weights = [w.detach() for w in self.weights]
+        _, preacts = forward(weights, x, self.shape.activation)
+        z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
+        if not z:
+            return z
+        first = act(preacts[0], self.shape.activation)  # of data, not of coordinates: it never changes
+        adam = torch.optim.Adam(z, lr=self.terms.z_rate, fused=True)
+        for _ in range(self.terms.z_steps):
+            for entry, gradient in zip(z, coordinate_gradients(weights, first, y, z, self.shape), strict=True):
+                entry.grad = gradient
+            adam.step()
+        return z
+
+    def layer_terms(self, x: torch.Tensor, y: torch.Tensor, z: Layers) -> list[LayerTerms]:
+        """The per-example Taylor terms of every layer's objective at the current weights."""
+        feeds, f, result = [x, *z], self.shape.activation, []
+        for k, w in enumerate(self.weights):
+            i = self._projected(with_bias(feeds[k]))
+            u = i @ w.detach()
+            hidden = k < self.shape.layers - 1
+            target = self._projected(z[k]) if hidden else y
+            factor = residual_factor(target, u, f) if hidden else output_factor(u, y, self.shape.output)
+            if self.terms.curvature_clip is None:
+                result.append(LayerTerms(i, factor))
+                continue
+            bends = residual_bend(target, u, f) if hidden else output_bend(u, self.shape.output)
+            value = (target - act(u, f)).square().sum(dim=1) if hidden else output_loss(u, y, self.shape.output)
+            constant = value - (u * factor).sum(dim=1) + (u.square() * bends).sum(dim=1) / 2
+            result.append(LayerTerms(i, factor, bends, constant))
+        return result
+
+    def _projected(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self.terms.t is None else onto_ball(rows, self.terms.t)
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        rows = torch.from_numpy(batch)
+        x, y = self.x[rows], self.y[rows]
+        parts, names = self.parts, self.shape.names
+        bound = {name: (parts.clips[k], parts.shares[k]) for k, (name,) in enumerate(parts.names)}
+        with torch.no_grad():
+            terms = self.layer_terms(x, y, self.coordinates(x, y))
+            first = Parts(
+                tuple((name,) for name in names),
+                tuple(bound[name][0] for name in names),
+                tuple(bound[name][1] for name in names),
+            )
+            inputs, factors = [t.inputs for t in terms], [t.factors for t in terms]
+            whole = sum(w.numel() for w in self.weights)
+            curvatures = sum(w.shape[0] ** 2 * w.shape[1] for w in self.weights)
+            beside = curvatures * (self.terms.curvature_clip is not None)
+            beside += len(names) * (self.terms.value_bound is not None)
+            result = clipped_layer_sum(inputs, factors, first, names, beside=beside)
+            for name, term in zip(names, terms, strict=True):
+                if self.terms.curvature_clip is not None:
+                    result[f"{name}.c"] = _curvature_sum(
+                        term.inputs, term.bends, *bound[f"{name}.c"], coordinates=whole + beside
+                    )
+                if self.terms.value_bound is not None:
+                    result[f"{name}.a"] = _value_sum(term.constants, *bound[f"{name}.a"])
+        return {name: result[name] for name in parts.order}
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        rate = self.rate(step, steps)
+        start = [w.detach().clone() for w in self.weights]
+        for _ in range(self.terms.w_steps):
+            gradients = []
+            for k, name in enumerate(self.shape.names):
+                gradient = mean[name]
+                if self.terms.curvature_clip is not None:
+                    moved = (self.weights[k].detach() - start[k]).double()
+                    gradient = gradient + 2 * torch.einsum("hde,eh->dh", _symmetric(mean[f"{name}.c"]), moved)
+                gradients.append(gradient)
+            descend(self.weights, gradients, self.optimizer, rate)
+
+    def gradient_ratios(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
+        """‖Σ∂T_k‖_F of each layer over the last one's: the diagnostic of vanishing layer gradients.
+
+        Of the un-noised sums: for public data only.
+        """
+        with torch.no_grad():
+            terms = self.layer_terms(x, y, self.coordinates(x, y))
+            norms = [float((t.inputs.double().T @ t.factors.double()).norm()) for t in terms]
+        return tuple(norm / norms[-1] for norm in norms)
+
+
+class MlpBbb:
+    """DP-BBB: one weight sample a step, DP-SGD's clipped sum at that sample, and the data-free KL (corrected step)."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        x: Float[torch.Tensor, "n d"],
+        y: Float[torch.Tensor, "n k"],
+        *,
+        clip: float,
+        rate: Rate,
+        seed: int,
+        prior: Prior,
+        initial_std: float,
+    ) -> None:
+        self.shape, self.x, self.y, self.rate = shape, x, y, rate
+        self.parts = one_part(shape.names, clip)
+        start = dict(zip(shape.names, initial_weights(shape, seed=seed, dtype=torch.float64), strict=True))
+        self.descent = PosteriorDescent(WeightPosterior.around(start, std=initial_std), prior, seed=seed + 1)
+
+    @property
+    def posterior(self) -> WeightPosterior:
+        return self.descent.posterior
+
+    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        sample, rows = self.descent.sample(), torch.from_numpy(batch)
+        with torch.no_grad():
+            weights = [sample[name].to(self.x.dtype) for name in self.shape.names]
+            inputs, factors = backprop(weights, self.x[rows], self.y[rows], self.shape)
+        return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
+
+    def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        self.descent.apply(mean, self.rate(step, steps))
+
+    def state(self) -> dict[str, Any]:
+        return self.descent.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.descent.restore(state)
+
+
+def coordinate_gradients(
+    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
+) -> Layers:
+    """∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus what layer k + 1 sends back.
+
+    ``first`` is f_1 of the examples.
+    """
+    preacts = [torch.addmm(w[-1], feed, w[:-1]) for feed, w in zip(z, weights[1:], strict=True)]
+    values = [first, *(act(u, shape.activation) for u in preacts[:-1])]
+    over = [entry - value for entry, value in zip(z, values, strict=True)]
+    back = [(rest * slope(u, shape.activation), -2) for rest, u in zip(over[1:], preacts, strict=False)]
+    back.append((output_factor(preacts[-1], y, shape.output), 1))
+    return [
+        torch.addmm(rest, factor, w[:-1].T, beta=2, alpha=sign)
+        for rest, (factor, sign), w in zip(over, back, weights[1:], strict=True)
+    ]
+
+
+def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
+    """Each row projected to norm ``radius``."""
+    norms = rows.norm(dim=1, keepdim=True)
+    return rows * torch.clamp(radius / norms.clamp_min(1e-30), max=1.0)
+
+
+def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float, *, coordinates: int) -> torch.Tensor:
+    """Σ_n c_n·½ s_nh·iiᵀ as integers [h, D, D]; ‖½∂²T_n‖_F = ½‖i‖²‖s‖ clipped to Θ."""
+    i, s = i.double(), s.double()
+    norm = i.square().sum(dim=1) * s.norm(dim=1) / 2
+    factor = torch.clamp(clip / norm, max=1.0) * (SUMMED_NORM / (clip * share))
+    good = torch.isfinite(factor) & torch.isfinite(norm)
+    factor = torch.where(good, factor, torch.zeros_like(factor))
+    i, s = (torch.where(good[:, None], entry, torch.zeros_like(entry)) for entry in (i, s))
+    total = torch.einsum("nh,nd,ne->hde", s * (factor / 2)[:, None], i, i)
+    return torch.from_numpy(grid_sum(total.numpy().ravel(), coordinates=coordinates)).reshape(total.shape)
+
+
+def _value_sum(values: torch.Tensor, clip: float, share: float) -> torch.Tensor:
+    kept = torch.nan_to_num(values.double(), nan=0.0, posinf=0.0, neginf=0.0).clamp(-clip, clip)
+    total = (kept * (SUMMED_NORM / (clip * share))).sum()
+    return torch.from_numpy(grid_sum(total.reshape(1).numpy(), coordinates=1))
+
+
+def _symmetric(c: torch.Tensor) -> torch.Tensor:
+    return (c + c.transpose(1, 2)) / 2

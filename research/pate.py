@@ -1,0 +1,163 @@
+"""The experiment of Fay et al. 2021 beside its printed numbers, with controls it lacks and what its noise truly costs.
+
+One seed is one job: Algorithms 1 and 2 with the paper's noise, their zero-code, shuffled-code and public-only students,
+the students of noiseless codes, teachers and ensemble, one network on everybody's patients, and DP-SGD with every layer
+clipped to 4, at the printed σ² = 6 and at the noise that the exact accountant plans. Every arm is kept when it is done.
+
+What differs from the paper: codes are of probabilities, the codec is fitted on unpaired public maps, DP-SGD learns from
+the teachers' patients alone, and σ² is read as Abadi et al. have it: a multiple of the clip, in every layer.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from client.records.journal import TrainingJournal, TrainingPlan
+from client.training.contract import Part
+from client.training.private.settings import PrivateSettings, defaults
+from client.training.private.strategies_3d import layer_parts
+from client.training.private.teachers import train_privately
+from common.config import DataConfig
+from common.privacy.accounting import compose, epsilon_exact, epsilon_paper, epsilon_rdp
+from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
+from common.study_mechanism import study_mechanism
+from research.bench import Bench
+from research.kept import Cell
+from research.scores import named
+from research.setting import Setting, settings_json, study_of
+from research.utility import PAPER_CLIP, PARTS, Report, run_part
+
+ALGORITHMS = {"Algorithm 1": "paper-pca", "Algorithm 2": "paper-ae"}
+PRINTED = {"Algorithm 2: student": 0.561, "mean_teacher": 0.547, "DP-SGD, printed noise": 0.53}
+PRINTED_VARIANCE = 6
+DP_SGD = ("DP-SGD, printed noise", "DP-SGD, planned noise")
+_COST = "ε"
+
+
+def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
+    """One seed's metrics by arm; ``bench`` stands at any setting of a per-volume recipe."""
+    values: dict[str, float] = {}
+    for name, recipe in ALGORITHMS.items():
+        at = bench.at(replace(bench.setting, recipe=recipe))
+        for part in PARTS:
+            for key, value in run_part(at, part, report).items():
+                own = part != "bounds" or key.partition("|")[0] == "non_private"  # the other bounds ask nobody
+                values[f"{name}: {key}" if own else key] = value
+    cell = Cell(bench.kept.file("pate", [repr(bench.setting), bench.seed], ".json"))
+    for arm in DP_SGD:
+        if arm not in cell.values():
+            report(arm)
+            cell.add(dp_sgd(bench, arm))
+    return values | cell.values()
+
+
+def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
+    """DP-SGD on all private patients in one place, every layer clipped to 4: its metrics and its ε by relation.
+
+    The paper does not print its steps: the recipe's, or a teacher's where those are fewer.
+    """
+    setting, sites = bench.setting, bench.roles.private
+    images, labels = (np.concatenate([getattr(site, f) for site in sites]) for f in ("images", "labels"))
+    own = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta)
+    steps = min(own.steps, setting.teacher.steps)
+    settings = replace(own, clip=PAPER_CLIP, per_layer=True, neighbours=Neighbours.REPLACE_ONE, steps=steps)
+    plan = settings.plan(patients=len(images)) if arm == DP_SGD[1] else printed_plan(bench, settings, len(images))
+    trained = train_privately(
+        Part(images, labels, bench.classes), setting.teacher, settings, TrainingJournal(plan), seed=bench.seed
+    )
+    costs = {
+        f"{arm}|{_COST}|{relation}": epsilon_of(plan.event, delta=setting.delta, neighbours=relation)
+        for relation in Neighbours
+    }
+    return bench.scored(arm, trained.model) | costs
+
+
+def printed_plan(bench: Bench, settings: PrivateSettings, patients: int) -> TrainingPlan:
+    """σ² = 6 in every one of L layers is a multiplier √(6/L) of the whole vector; charged what it costs."""
+    layers = len(layer_parts(bench.empty(bench.setting.teacher), PAPER_CLIP).names)
+    noise = Fraction((PRINTED_VARIANCE / layers) ** 0.5).limit_denominator(1000)
+    event = TrainingEvent(Sampling.POISSON, settings.rate, noise, settings.steps)
+    cost = epsilon_of(event, delta=settings.delta, neighbours=settings.neighbours)
+    return TrainingPlan(event, cost, settings.delta, settings.neighbours, patients)
+
+
+def pate_summary(setting: Setting, data: DataConfig, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Every arm's mean and deviation over seeds, by structure and in all, and what noise costs by each accountant."""
+    arms = [key for key in rows[0] if "|" not in key and "@" not in key]
+    found = []
+    for arm in arms:
+        row: dict[str, Any] = {"arm": arm, "printed": PRINTED.get(arm), "seeds": len(rows)}
+        keys = {"mean": arm, **{name: named(arm, "dice", name) for name in data.structures}}
+        for name, key in keys.items():
+            values = [r[key] for r in rows if not np.isnan(r.get(key, np.nan))]
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            row[name] = {"mean": statistics.fmean(values) if values else None, "sd": spread}
+        costs = {str(relation): rows[0].get(f"{arm}|{_COST}|{relation}") for relation in Neighbours}
+        found.append(row | ({"training_epsilon": costs} if arm in DP_SGD else {}))
+    return {"setting": settings_json(setting), "arms": found, "costs": costs_of(setting, data)}
+
+
+def costs_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
+    """What each algorithm's releases cost by every accountant, and the most they can tell."""
+    costs: dict[str, Any] = {}
+    for name, recipe in ALGORITHMS.items():
+        study = study_of(replace(setting, recipe=recipe), data)
+        mechanism = study_mechanism(study, dimension=1)
+        mu = compose([mechanism] * setting.queries, study.privacy.protection)
+        voters = setting.hospitals * setting.voters
+        costs[name] = {
+            "noise_on_the_mean": mechanism.mean_noise_std(voters=voters),
+            "paper": epsilon_paper(mu, setting.delta),
+            "rdp": epsilon_rdp(mu, setting.delta),
+            "exact": epsilon_exact(mu, setting.delta),
+            # each of K codes in a ball: power (K·R)² against σ², for as many coordinates as one likes
+            "ceiling_bits": float(mu) * voters**2 / 8 / np.log(2),
+        }
+    return costs
+
+
+def pate_markdown(document: dict[str, Any]) -> str:
+    """The table for people, and under it what the printed noise costs and can carry."""
+    setting = document["setting"]
+    structures = [
+        key for key in document["arms"][0] if key not in ("arm", "printed", "seeds", "mean", "training_epsilon")
+    ]
+    lines = [
+        f"K = {setting['hospitals']}, N = {setting['queries']}, claimed ε {epsilon_text(setting['epsilon'])}, "
+        f"δ {delta_text(setting['delta'])}, unit hospital, relation replace-one; DP-SGD: unit patient",
+        "",
+        f"| arm | printed | Dice | {' | '.join(structures)} | ε by the exact accountant |",
+        f"|{'---|' * (len(structures) + 4)}",
+    ]
+    for row in document["arms"]:
+        cost = "–"
+        if "training_epsilon" in row:
+            cost = ", ".join(
+                f"{epsilon_text(value, 3)} {relation}" for relation, value in row["training_epsilon"].items()
+            )
+        elif row["arm"].endswith(": student") or row["arm"].endswith(": shuffled_codes"):
+            cost = epsilon_text(document["costs"][row["arm"].partition(":")[0]]["exact"], 3)
+        cells = [_shown(row[name]) for name in ("mean", *structures)]
+        printed = "–" if row["printed"] is None else f"{row['printed']:g}"
+        lines.append(f"| {row['arm'].replace('_', ' ')} | {printed} | {' | '.join(cells)} | {cost} |")
+    lines.append("")
+    for name, cost in document["costs"].items():
+        by = ", ".join(f"{epsilon_text(cost[how], 3)} by {how}" for how in ("paper", "rdp", "exact"))
+        lines.append(
+            f"{name}: noise {noise_text(cost['noise_on_the_mean'], 4)} on the mean code; ε {by}; all its answers "
+            f"together carry at most {cost['ceiling_bits']:.0f} bits about the codes"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _shown(value: dict[str, float | None]) -> str:
+    if value["mean"] is None:
+        return "–"
+    return f"{value['mean']:.3f}" + ("" if value["sd"] is None else f" ± {value['sd']:.3f}")

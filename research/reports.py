@@ -1,0 +1,130 @@
+"""Choosing apart from reporting: which patients are scored while a recipe is chosen, which only in a report, and how
+often a report was made.
+
+The SHA-256 of a patient's name decides, so the part does not depend on seed, deal or the rest of the dataset. A patient
+of either part may be private, a public image or a label map in both. The register is a file a dataset in the clone; it
+is written before anything is trained, so a report that was looked at and thrown away stays counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common.canonical import digest
+from common.objects import write_atomically
+from research.setting import Setting
+
+DEVELOPMENT, REPORT = "development", "report"
+
+ROOT = Path(__file__).resolve().parents[1]
+REGISTER = ROOT / "benchmarks" / "results" / "reports"
+RECIPE_SOURCES = (
+    "common/codecs",
+    "common/models",
+    "common/protocols",
+    "server/protocols",
+    "server/planning/recommend.py",
+)
+"""The code that a recipe is, below the clone; its comments and docstrings do not count."""
+
+
+def part_of(name: str) -> str:
+    """Say where a patient may be scored.
+
+    Args:
+        name: The patient's name, or the case's own where it names no patient.
+
+    Returns:
+        :data:`REPORT` if the first bit of the name's SHA-256 is 0, else :data:`DEVELOPMENT`.
+
+    >>> part_of("patient021"), part_of("TCGA_FG_5964")
+    ('report', 'report')
+    """
+    return REPORT if hashlib.sha256(name.encode()).digest()[0] < 128 else DEVELOPMENT
+
+
+def recipe_hash(setting: Setting) -> str:
+    """Hash a recipe: the protocol, its trainings and rounds, and the code that makes labels and students.
+
+    Args:
+        setting: The row of the table; its budget, hospitals and voters do not count.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
+    terms = [setting.recipe, setting.rounds, bool(setting.paired), asdict(setting.teacher), asdict(setting.student)]
+    return digest("recipe", [repr(terms), [_meaning(path) for path in _sources()]])[:16]
+
+
+class Register:
+    """The reports that were made of one dataset, in ``folder``.
+
+    Args:
+        folder: Where registers lie, a file a dataset.
+        data: What the dataset is called.
+        names: Its patients; those of the report part name the file, so a copy of the dataset has the same register.
+    """
+
+    def __init__(self, folder: Path, *, data: str, names: Iterable[str]) -> None:
+        scored = sorted(name for name in set(names) if part_of(name) == REPORT)
+        self._path = folder / f"{digest('report-cases', scored)[:16]}.json"
+        self._data, self._scored = data, len(scored)
+        held = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {"reports": []}
+        self.reports: list[dict[str, Any]] = held["reports"]
+
+    def begin(self, setting: Setting, *, seeds: int) -> dict[str, Any]:
+        """Count a report before anything of it is trained; one that was begun and not finished goes on as the same.
+
+        Args:
+            setting: What is reported.
+            seeds: Its rotations.
+
+        Returns:
+            What the report's record says: ``recipe``, ``times`` this dataset was reported on, this time among them, and
+            ``recipes``: how often by each recipe's hash.
+        """
+        recipe, terms = recipe_hash(setting), digest("reported-setting", [repr(setting), seeds])[:16]
+        if not any(not one["finished"] and one["setting"] == terms and one["recipe"] == recipe for one in self.reports):
+            day = datetime.now(UTC).date().isoformat()
+            self.reports.append({"date": day, "recipe": recipe, "setting": terms, "finished": False})
+            self._write()
+        counted = Counter(one["recipe"] for one in self.reports)
+        return {"recipe": recipe, "times": len(self.reports), "recipes": dict(sorted(counted.items()))}
+
+    def finish(self) -> None:
+        """Mark the newest report as finished: the same command is another report from now on."""
+        self.reports[-1]["finished"] = True
+        self._write()
+
+    def _write(self) -> None:
+        held = {"data": self._data, "report_patients": self._scored, "reports": self.reports}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, (json.dumps(held, indent=1) + "\n").encode())
+
+
+def _sources() -> Iterator[Path]:
+    for name in RECIPE_SOURCES:
+        path = ROOT / name
+        yield from (path,) if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def _meaning(path: Path) -> str:
+    """A module's code without comments and docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,100 @@
+"""One row of a utility benchmark: a recipe under a guarantee, the study it stands for, and what it is compared with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from common.codecs.paper import codec_terms
+from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.protocols.frame import FRAME, MAX_COORDINATES
+from server.planning.recommend import joint_noise
+from server.protocols.controls import CONTROLS
+from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS
+from server.protocols.public_start import RESIDUAL, TEMPERATURE
+from server.protocols.query_protocol import check_study
+
+SHARED = "shuffled_offsets"
+ARMS = ("student", *CONTROLS, "non_private")
+CENTRAL = "central_dp_sgd"
+CENTRAL_PAPER = "central_dp_sgd_clip_4"
+BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
+RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
+"""The joint recipe's constants: what is kept is named by them too."""
+
+
+PER_VOLUME = {"pca": "pca", "paper-pca": "paper-pca", "paper-ae": "ball-ae"}
+"""Recipes of one query a volume, and their codecs; the paper's have its noise too, eq (15)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``recipe``: ``joint``, ``appearance`` or one of :data:`PER_VOLUME`.
+
+    ``rounds`` of the first two, ``queries`` of the others. ``central``: also train on all patients in one place with
+    DP-SGD, at the same (ε, δ) for one patient. ``paired``: public cases with their labels, of a joint query.
+    ``colluders`` of a sealed sum, whose noise is drawn at the sites; None for an open one.
+    """
+
+    recipe: str
+    hospitals: int
+    voters: int
+    epsilon: float
+    delta: float
+    unit: Unit
+    queries: int
+    teacher: TrainingConfig
+    student: TrainingConfig
+    central: bool = False
+    rounds: int = JOINT_ROUNDS
+    paired: int = 0
+    colluders: int | None = None
+
+
+def study_of(setting: Setting, data: DataConfig) -> Study:
+    """The study this setting stands for. Every round is one release about all volumes.
+
+    InvalidInput for terms that its protocol cannot run.
+    """
+    protocol = setting.recipe if setting.recipe == "appearance" else ""
+    codec = PER_VOLUME.get(setting.recipe)
+    study = Study(
+        name="bench-utility",
+        data=data,
+        privacy=PrivacyConfig(
+            epsilon=setting.epsilon,
+            delta=setting.delta,
+            planned_queries=setting.rounds if codec is None else setting.queries,
+            accountant=AccountantName.PAPER if setting.recipe.startswith("paper-") else AccountantName.EXACT,
+            quorum=setting.hospitals,
+            unit=setting.unit,
+            voters_per_site=setting.voters,
+            aggregation=OPEN if setting.colluders is None else SEALED_SUM,
+            colluders=1 if setting.colluders is None else setting.colluders,
+        ),
+        codec=CodecConfig(joint=setting.recipe == "joint", protocol=protocol, paired=setting.paired)
+        if codec is None
+        else codec_terms(codec, labels=len(data.labels), grid=data.grid),
+        teacher=setting.teacher,
+        student=setting.student,
+    )
+    check_study(study)
+    return study
+
+
+def mean_noise(setting: Setting) -> float:
+    """The noise on every coordinate of the mean code if one release spent the budget, in units of the clipping norm."""
+    return joint_noise(
+        budget=Budget(setting.epsilon, setting.delta),
+        accountant=AccountantName.EXACT,
+        protection=Protection(setting.unit, Relation.REPLACE_ONE),
+        hospitals=setting.hospitals,
+        voters=setting.voters,
+        colluders=setting.colluders,
+    )
+
+
+def settings_json(setting: Setting) -> dict[str, object]:
+    """The setting as plain JSON."""
+    return json.loads(json.dumps(asdict(setting), default=str))  # type: ignore[no-any-return]

@@ -1,0 +1,185 @@
+"""The utility benchmark on any dataset: roles by number or by real sites, every structure and hospital in its table."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from rich.console import Console
+
+from common.config import TrainingConfig
+from common.data.msd import Case, write_dataset
+from common.data.split import SplitCounts
+from common.errors import InvalidInput
+from common.privacy.mechanism import Unit
+from research.bench import Bench
+from research.reports import Register
+from research.roles import Source
+from research.setting import ARMS, Setting
+from research.table import render, summary
+from research.utility import run
+from server.protocols.controls import CONTROLS
+
+COUNTS = SplitCounts(public_images=4, label_maps=4, paired=3)
+HOSPITALS = ["A"] * 15 + ["B"] * 7 + ["C"]
+SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
+
+
+def boxes(folder: Path) -> Source:
+    """23 scans of two channels and two structures, slices twice as thick: hospitals of 14, 7 and 1 patients.
+
+    Two scans of A are of one patient.
+    """
+    rng = np.random.default_rng(0)
+    (folder / "raw").mkdir(parents=True)
+    cases = []
+    for number, hospital in enumerate(HOSPITALS):
+        label = np.zeros((14, 14, 7), dtype=np.uint8)
+        (x, y, z), (across, along) = rng.integers(2, 4, 3), rng.integers(5, 8, 2)
+        label[x : x + across, y : y + along, z : z + 3] = 1
+        label[x : x + 3, y : y + along, z : z + 3] = 2
+        image = (label[..., None] * [1.0, -1.0] + rng.normal(0, 0.2, (*label.shape, 2))).astype(np.float32)
+        files = [folder / "raw" / f"{hospital}{number:02d}-{kind}.nii.gz" for kind in ("image", "label")]
+        for path, array in zip(files, (image, label), strict=True):
+            nib.save(nib.Nifti1Image(array, np.diag([1.0, 1.0, 2.0, 1.0])), path)
+        cases.append(Case(f"{hospital}{number:02d}", *files, patient=f"patient-{max(1, number)}"))
+    write_dataset(
+        folder / "set", name="boxes", labels=["background", "left", "right"], channels=["T1", "FLAIR"], cases=cases
+    )
+    rows = [f"{case.id},{hospital}" for case, hospital in zip(cases, HOSPITALS, strict=True)]
+    (folder / "sites.csv").write_text("\n".join(["case_id,site", *rows]))
+    return Source(folder / "set", COUNTS, sites=folder / "sites.csv")
+
+
+def test_grid_spacing_channels_and_classes_are_the_datas(tmp_path: Path) -> None:
+    source = boxes(tmp_path)
+    data = source.study_data()
+    assert (data.labels, data.channels) == (("background", "left", "right"), ("T1", "FLAIR"))
+    assert (data.spacing_mm, data.grid) == ((1.0, 1.0, 2.0), (16, 16, 8))
+    assert source.study_data(grid=(8, 8, 8)).grid == (8, 8, 8)
+    assert source.study_data(spacing_mm=(2, 2, 2)).grid == (8, 8, 8)
+    assert source.roles(data, seed=0).public.images.shape == (4, 2, 16, 16, 8)
+
+
+@pytest.mark.parametrize("scored", ["development", "report"])
+def test_nobody_plays_two_parts_and_five_rotations_test_on_the_patients_of_one_part(
+    tmp_path: Path, scored: str
+) -> None:
+    source = replace(boxes(tmp_path), scored=scored)
+    dataset = source.read()
+    tested: list[Case] = []
+    for seed in range(5):
+        split = source.split(dataset, seed=seed)
+        parts = [*split.sites.values(), split.public_images, split.label_maps, split.paired, split.test]
+        assert sorted(case.id for part in parts for case in part) == sorted(case.id for case in dataset.cases)
+        homes = [{case.patient for case in part} for part in parts]
+        assert sum(map(len, homes)) == len(set().union(*homes)) == 22
+        assert [case.id for case in split.sites["C"]] == ["C22"]
+        assert len(split.paired) >= 3
+        assert {case.hospital for case in split.sites["B"]} == {"B"}
+        tested += split.test
+    names = [str(case.patient) for case in tested]
+    assert len(tested) == len({case.id for case in tested}) >= 5
+    # the oracle: the first hexadecimal digit of the name's SHA-256, 0 to 7 in a report
+    assert {sha256(name.encode()).hexdigest()[0] in "01234567" for name in names} == {scored == "report"}
+
+
+def test_no_patient_is_scored_both_while_a_recipe_is_chosen_and_in_a_report(tmp_path: Path) -> None:
+    """Whatever the seed, the deal at random included; every patient may still be private or public in either."""
+    made = boxes(tmp_path)
+    both = [replace(made, scored=part) for part in ("development", "report")]
+    dataset = both[0].read()
+    tested, other = [], []
+    for source in (*both, *(replace(each, tested=3) for each in both)):
+        splits = [source.split(dataset, seed=seed) for seed in range(10)]
+        tested.append({case.patient for split in splits for case in split.test})
+        other.append({case.patient for split in splits for case in (*split.public_images, *split.label_maps)})
+    assert not (tested[0] | tested[2]) & (tested[1] | tested[3])
+    assert all(each & tested[0] and each & tested[1] for each in other)
+
+
+def test_a_report_is_counted_before_it_begins_by_dataset_and_recipe(tmp_path: Path) -> None:
+    names = [f"patient-{number}" for number in range(40)]
+
+    def register(called: str = "tumours") -> Register:
+        return Register(tmp_path / "register", data=called, names=names)
+
+    setting = Setting("pca", 3, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
+    first = register().begin(setting, seeds=5)
+    assert register("a copy").begin(setting, seeds=5) == first, "stopped, and gone on with: the same report"
+    assert (first["times"], first["recipes"]) == (1, {first["recipe"]: 1})
+    again = register()
+    again.begin(setting, seeds=5)
+    again.finish()
+    at_epsilon_2 = register().begin(replace(setting, epsilon=2.0), seeds=5)
+    assert (at_epsilon_2["times"], at_epsilon_2["recipes"]) == (2, {first["recipe"]: 2})
+    longer = register().begin(replace(setting, student=replace(SMALL, steps=10)), seeds=5)
+    assert longer["times"] == 3
+    assert longer["recipes"] == {first["recipe"]: 2, longer["recipe"]: 1}
+    assert Register(tmp_path / "register", data="hearts", names=names[:20]).reports == []
+
+
+def test_task01_is_dealt_to_eight_teachers_of_forty_eighty_students_and_eighty_four_tests(tmp_path: Path) -> None:
+    """The paper's 320, 80 and 84 of 484 cases; its codec is fitted on the label maps of the 80."""
+    grid = np.zeros((8, 8, 8), np.uint8)
+    cases = []
+    for number in range(484):
+        label = grid.copy()
+        label[2:5, 2:5, 2:4] = 1
+        label.flat[number] ^= 1  # every case another scan
+        image, drawn = tmp_path / f"i{number}.nii", tmp_path / f"l{number}.nii"
+        for path, array in ((image, label.astype(np.float32)), (drawn, label)):
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+        cases.append(Case(id=f"BRATS_{number:03d}", image=image, label=drawn))
+    write_dataset(tmp_path / "set", name="Task01", labels=["background", "x"], channels=["c"], cases=cases)
+    source = Source(tmp_path / "set", SplitCounts(8, public_images=80, label_maps=0), tested=84)
+    dataset = source.read()
+    one, other = (source.split(dataset, seed=seed) for seed in (0, 1))
+    assert [len(part) for part in one.sites.values()] == [40] * 8
+    assert (len(one.public_images), len(one.test)) == (80, 84)
+    assert one.label_maps == one.public_images
+    assert {case.id for case in one.test} != {case.id for case in other.test}
+    placed = [case.id for part in (*one.sites.values(), one.public_images, one.test) for case in part]
+    assert len(placed) == len(set(placed)) == 484
+
+
+def test_a_table_of_sites_must_name_every_case_once(tmp_path: Path) -> None:
+    source = boxes(tmp_path)
+    assert source.sites is not None
+    text = source.sites.read_text()
+    for rows, complaint in ((text.replace("C22,C", ""), "without a site"), (text + "\nC22,A", "two sites")):
+        source.sites.write_text(rows)
+        with pytest.raises(InvalidInput, match=complaint):
+            source.read()
+    source.sites.write_text(text.replace("A01,A", "A01,B"))  # the patient's other scan stays with A
+    with pytest.raises(InvalidInput, match="two hospitals"):
+        source.split(source.read(), seed=0)
+
+
+@pytest.mark.slow
+def test_uneven_hospitals_are_each_beside_the_student_in_table_and_json(tmp_path: Path) -> None:
+    """The hospital with one patient has one teacher of its two, and no case held out to be scored on."""
+    source = replace(boxes(tmp_path), tested=4)
+    data = source.study_data()
+    roles = source.roles(data, seed=1)
+    setting = Setting("pca", 3, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
+    bench = Bench(setting, roles, data, seed=1, cache=tmp_path / "cache")
+    assert (len(bench.teachers(None)), bench.voters) == (5, 6)
+    row = run(bench, lambda _stage: None)
+    document = summary(setting, [row, row])
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["structures"].keys() == {"left", "right"}
+    assert document["structures"]["left"].keys() >= {*ARMS, *CONTROLS, "labels", "ensemble", "all_data"}
+    assert [site["cases"] for site in document["sites"].values()] == [len(part) for part in roles.private]
+    assert document["sites"]["A"]["gain"]["mean"] == pytest.approx(row["student"] - row["teacher@A"])
+    assert "on_its_own" in document["sites"]["A"]
+    assert "on_its_own" not in document["sites"]["C"]
+    text = io.StringIO()
+    render(document, Console(file=text, width=200))
+    assert all(name in text.getvalue() for name in ("left", "right", "HD95", "its own teacher", "on its own cases"))

@@ -1,0 +1,247 @@
+"""What a student is worth under a guarantee, beside everything it must be compared with.
+
+The protocols of a study do the work: what they ask, the labels and the networks they make of the answers, and how those
+are stored, are a run's own. Left out are the daemons, the sealing and the ledger, which change no number. Each part of
+a seed is one cell whose arms are computed once and kept, so a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from client.records.journal import TrainingJournal
+from client.training.contract import Part
+from client.training.private.settings import defaults
+from client.training.private.teachers import train_privately
+from common.canonical import sha256_bytes
+from common.config import TrainingConfig
+from common.metrics import mean_present
+from common.models.fit import fit, one_hot, predict
+from common.privacy.mechanism import QuerySpec
+from common.privacy.training import Neighbours
+from common.protocols.site_protocol import Encoder
+from consilium.memory.asked import Drawn
+from research.asked import ask, noised
+from research.bench import Bench, hard
+from research.kept import Cell, array_hash, weights_hash
+from research.roles import Cases
+from research.scores import at_site, scored
+from research.setting import CENTRAL, CENTRAL_PAPER, SHARED
+from server.postprocess.labels import label_file
+from server.postprocess.networks import fit_once
+from server.protocols.public_start import Start
+from server.protocols.query_protocol import FitFiles, Lesson, protocol_of
+from server.protocols.stored_labels import StoredLabels, as_stored, store_label
+from server.protocols.student_fit import train_student
+from server.public.material import Public
+
+Report = Callable[[str], None]
+PAPER_CLIP = 4.0
+"""Of every layer of its own: Fay et al. 2021, "Baseline"."""
+PARTS = ("student", "controls", "bounds")
+"""A seed's work, in pieces that may run side by side once the first is done: it trains what the others read."""
+OFFSETS = "offsets"
+"""One piece more, when it is asked for: :data:`~research.setting.SHARED`."""
+_ARMS_OF: dict[str, tuple[str, ...]] = {
+    "student": ("student", "zero_code", "public_only"),
+    "controls": ("shuffled_codes",),
+    "bounds": ("non_private",),
+    OFFSETS: (SHARED,),
+}
+
+
+def run(bench: Bench, report: Report) -> dict[str, float]:
+    """Metrics of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
+    done: dict[str, float] = {}
+    for part in PARTS:
+        done |= run_part(bench, part, report)
+    return done
+
+
+def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
+    """One of :data:`PARTS`, or :data:`OFFSETS`. Done arms are kept, so a part that was stopped goes on."""
+    start = bench.start() if bench.begun else None
+    report("teachers")
+    teachers = bench.teachers(start)
+    named = [repr(bench.setting), bench.seed, bench.codec_hash, "" if start is None else weights_hash(start.model)]
+    named += bench.schooling
+    cell = Cell(bench.kept.file("cell", [*named, part], ".json"))
+    if part == "bounds":
+        bounds(bench, teachers, start, cell, report)
+    report("frame")
+    study = Asked(bench, start, bench.codes(teachers))
+    for arm in _ARMS_OF[part]:
+        if arm not in cell.values():
+            report(arm)
+            cell.add(study.arm(arm))
+    return cell.values()
+
+
+class Asked:
+    """A setting's study with its answers, drawn once and kept: the student and its controls read one release."""
+
+    def __init__(self, bench: Bench, start: Start | None, codes: Float[np.ndarray, "k n l"]) -> None:
+        self._bench, self._start, self._codes = bench, start, codes
+        frame = bench.frame(start) if bench.joint and start is not None else None
+        asked = bench.codec_hash if frame is None else sha256_bytes(frame.to_bytes())
+        folder = bench.kept.file("study", [repr(bench.setting), bench.seed, asked, array_hash(codes)], "")
+        self.folder, self.public = folder, bench.public(folder, start=start, frame=frame)
+        self.protocol = protocol_of(bench.study)
+        self._rows = {volume: row for row, volume in enumerate(self.public.volumes)}
+        self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
+        self._lesson = Lesson(
+            self.public,
+            self.answers,
+            self._labels(self.folder, self.public, self.answers),
+            self._image,
+            seed=bench.seed,
+            paired=bench.paired,
+        )
+
+    def arm(self, name: str) -> dict[str, float]:
+        """An arm's metrics on the held-out cases; with the student those of the labels on their own volumes."""
+        bench = self._bench
+        values = bench.scored(name, self._unprotected() if name == "non_private" else self._trained(name))
+        if name == "student":
+            labels = hard(np.stack(list(self._lesson.labels.values())))
+            values |= scored("labels", labels, bench.roles.public.labels[: len(labels)], bench.study.data)
+        return values
+
+    def _trained(self, name: str) -> torch.nn.Module:
+        training = self.protocol.finish(replace(self._lesson, trained=self._trained), name)
+        assert training is not None  # a benchmark asks about two volumes or more
+        files = FitFiles.at(self.folder / "networks", name)
+        fit_once(training, files=files, on_step=lambda _step, _loss: None)
+        empty = self._bench.empty(self._bench.setting.student)
+        return self._bench.kept.network(files.weights, empty, lambda: empty)
+
+    def _unprotected(self) -> torch.nn.Module:
+        """The student of the teachers' mean codes as they are: no frame, no clip, no noise."""
+        bench, codes = self._bench, self._codes.mean(axis=0)
+        if bench.setting.recipe == "appearance":
+            return self._silently_asked()
+        if self._start is not None:
+            return bench.refined(self._start, codes)
+        labels = np.stack([as_stored(bench.codec.decode(code, noise_std=0.0)) for code in codes])
+        return train_student(bench.images, labels, bench.setting.student, seed=bench.seed)[0]
+
+    def _silently_asked(self) -> torch.nn.Module:
+        """The student of an appearance query whose sums are released as they are."""
+        folder = self.folder / "exact"
+        public = self._bench.public(folder, start=self._start, frame=None)
+        drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
+        labels = self._labels(folder, public, drawn)
+        lesson = Lesson(public, drawn, labels, self._image, seed=self._bench.seed)
+        files = FitFiles.at(folder, "student")
+        training = self.protocol.finish(lesson, "student")
+        assert training is not None
+        return training.train(files, lambda _step, _loss: None)
+
+    def _vote(self, encoder: Encoder, query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
+        if voter >= len(self._codes):  # a slot without a patient
+            return np.zeros(query.mechanism.dimension)
+        return encoder.of_voter(self._codes[voter, [self._rows[volume] for volume in query.volumes]])
+
+    def _draw(self, query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]) -> Int64[np.ndarray, "d"]:
+        parts = [repr(self._bench.setting), self._bench.seed, query.id, array_hash(*votes)]
+        return self._bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
+
+    def _labels(self, folder: Path, public: Public, answers: Sequence[Drawn]) -> StoredLabels:
+        files = {volume: label_file(folder / "labels", volume) for volume in public.volumes}
+        for label in self.protocol.aggregate(public, answers).labels():
+            store_label(files[label.volume], label.probabilities)
+        return StoredLabels(files)
+
+    def _image(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+        image: np.ndarray = self._bench.images[self._rows[volume]]
+        return image
+
+
+def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Cell, report: Report) -> None:
+    """What the student is compared with besides its controls: teachers, and networks on everybody's patients."""
+    if "ensemble" not in cell.values():
+        cell.add(of_teachers(bench, teachers))
+    if not any(name.startswith(at_site("teacher", "")) for name in cell.values()):
+        report("one teacher a site")
+        one = bench.at(replace(bench.setting, voters=1))
+        alone = one.teachers(start)
+        if bench.setting.voters > 1:
+            cell.add(of_teachers(one, alone, suffix="_m1"))
+        cell.add(of_sites(one, alone))
+    if "all_data" not in cell.values():
+        report("all_data")
+        cell.add(bench.scored("all_data", all_data(bench)))
+    for name, clip in ((CENTRAL, None), (CENTRAL_PAPER, PAPER_CLIP)):
+        if bench.setting.central and name not in cell.values():
+            report(name)
+            cell.add(bench.scored(name, central(bench, start, layer_clip=clip)))
+
+
+def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = "") -> dict[str, float]:
+    """The teachers' metrics in the mean, and those of their mean prediction."""
+    held_out, data = bench.roles.held_out, bench.study.data
+    total = np.zeros((len(held_out), bench.classes, *data.grid), dtype=np.float32)
+    each = []
+    for model in teachers:
+        probabilities = np.stack([predict(model, image) for image in held_out.images])
+        each.append(scored(f"mean_teacher{suffix}", hard(probabilities), held_out.labels, data))
+        total += probabilities
+    means = {name: mean_present(values[name] for values in each) for name in each[0]}
+    return means | scored(f"ensemble{suffix}", hard(total), held_out.labels, data)
+
+
+def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
+    """Cases of every hospital, and the mean Dice of its own teacher, trained on all of them."""
+    values: dict[str, float] = {}
+    for site, cases, model in zip(bench.roles.sites, bench.roles.private, teachers, strict=True):
+        found = bench.scored("teacher", model)
+        own = at_site("teacher on its own", site)
+        values |= {at_site("cases", site): float(len(cases)), at_site("teacher", site): found["teacher"]}
+        values |= {own: found[own]} if own in found else {}
+    return values
+
+
+def all_data(bench: Bench) -> torch.nn.Module:
+    """One network on everybody's patients: what no hospital may do. The same at every setting, and kept."""
+    student = bench.setting.student
+    recipe = TrainingConfig(steps=student.steps, channels=student.channels, network=student.network)
+
+    def train() -> torch.nn.Module:
+        pooled, model = _pooled(bench), bench.empty(recipe, seed=bench.seed)
+        targets = np.stack([one_hot(label, bench.classes) for label in pooled.labels])
+        fit(model, pooled.images, targets, recipe, seed=bench.seed)
+        return model
+
+    path = bench.kept.file("all-data", [repr(recipe), bench.seed], ".pt")
+    return bench.kept.network(path, bench.empty(recipe), train)
+
+
+def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> torch.nn.Module:
+    """DP-SGD on everybody's patients in one place, replace-one, from the same public start: its default recipe.
+
+    ``layer_clip``: every layer is clipped to it, in place of the recipe's one clip of all. The unit is the patient
+    also where the study's is the hospital, which it could not hide at all.
+    """
+    setting, pooled = bench.setting, _pooled(bench)
+    settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
+    settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
+    if layer_clip is not None:
+        settings = replace(settings, clip=layer_clip, per_layer=True)
+    return train_privately(
+        Part(pooled.images, pooled.labels, bench.classes),
+        setting.teacher,
+        settings,
+        TrainingJournal(settings.plan(patients=len(pooled))),
+        seed=bench.seed,
+        start=None if start is None else bench.start_file(),
+    ).model
+
+
+def _pooled(bench: Bench) -> Cases:
+    return Cases(*(np.concatenate([getattr(site, f) for site in bench.roles.private]) for f in ("images", "labels")))

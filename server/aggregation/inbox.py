@@ -1,0 +1,182 @@
+"""Replies on their way from SuperLink to the core, each read by itself and within a time of its own.
+
+Flower's ``pull_messages`` reads all replies in one call: one of them that names an object it did not bring raises, and
+one that announces an object that never comes is waited for, with everybody's. Here a reply is asked for object by
+object, without waiting: what is not there yet is asked for at the next turn, until :data:`READ_S` have passed since it
+was announced. Whatever goes wrong while one is read makes that one ``malformed``, and it is deleted at SuperLink.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from flwr.serverapp import Grid
+
+from common.engine import (
+    RUNTIME_CLIENT,
+    ConfirmMessageReceivedRequest,
+    MessageProto,
+    Node,
+    ObjectTree,
+    PullAppMessagesRequest,
+    PullObjectRequest,
+    RunNotRunningException,
+)
+from common.errors import InvalidInput
+from common.wire import KINDS, body_in, check_object
+
+READ_S = 120.0
+"""From the first sight of a reply until all of it must be there: 64 MiB at half a mebibyte a second."""
+
+SERVER = Node(node_id=1)
+
+log = logging.getLogger(__name__)
+
+
+_Announced = tuple[MessageProto, ObjectTree]
+
+
+class Post(Protocol):
+    """What is asked of SuperLink: three calls of its runtime interface."""
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> Any: ...  # noqa: N802
+
+    def PullObject(self, request: PullObjectRequest) -> Any: ...  # noqa: N802
+
+    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> Any: ...  # noqa: N802
+
+
+def post_of(grid: Grid) -> Post:
+    """The runtime client of a ServerApp's Grid; InvalidInput where Flower has moved it."""
+    client = getattr(grid, RUNTIME_CLIENT, None)
+    if client is None:
+        raise InvalidInput("Flower's Grid", value=type(grid).__name__, limit="that of Flower 1.41")
+    return cast(Post, client)
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A reply that was announced: its objects' names from the root on, and those that are here."""
+
+    node: int
+    ids: tuple[str, ...]
+    until: float
+    objects: list[bytes] = field(default_factory=list)
+
+
+class Inbox:
+    """The replies to the messages of one question, of which ``nodes`` has the node by the message's id."""
+
+    def __init__(self, post: Post, nodes: Mapping[str, int], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._post, self._waiting, self._clock = post, dict(nodes), clock
+        self._coming: list[_Coming] = []
+
+    def arrived(self, *, last: bool = False) -> Iterator[tuple[int, bytes | str]]:
+        """Node and body of each reply that is whole now, or a word for what it is instead: once for each node.
+
+        The ``last`` time, what was announced and is not whole is malformed.
+        """
+        announced, unreadable = self._announced()
+        for node in unreadable:
+            yield node, "malformed"
+        for message, tree in announced:
+            if (node_id := self._waiting.pop(message.metadata.reply_to_message_id, None)) is None:
+                continue
+            ids = _chain(tree)
+            if ids is None or ids[0] != message.metadata.message_id:
+                self._delete(tree.object_id)
+                yield node_id, "malformed"
+                continue
+            self._coming.append(_Coming(node_id, ids, self._clock() + READ_S))
+        for reply in list(self._coming):
+            found = self._read(reply, until=self._clock() if last else reply.until)
+            if found is not None:
+                self._coming.remove(reply)
+                self._delete(reply.ids[0])
+                yield reply.node, found
+
+    def close(self) -> None:
+        """Give up what is still on its way."""
+        for reply in self._coming:
+            self._delete(reply.ids[0])
+        self._coming, self._waiting = [], {}
+
+    def _announced(self) -> tuple[list[_Announced], list[int]]:
+        """Replies that SuperLink has by now, each told once, and the nodes whose reply alone it cannot tell."""
+        asked = list(self._waiting)
+        if not asked:
+            return [], []
+        try:
+            return self._told(asked), []
+        except RunNotRunningException:
+            raise
+        except Exception as error:  # noqa: BLE001 - of which one, only asking for each shows
+            log.warning("event=unreadable-replies cause=%s", type(error).__name__)
+        found: list[_Announced] = []
+        failed = []
+        for sent in asked:
+            try:
+                found += self._told([sent])
+            except RunNotRunningException:
+                raise
+            except Exception:  # noqa: BLE001
+                failed.append(sent)
+        if len(failed) == len(asked):  # SuperLink's own trouble: they are asked for again
+            return [], []
+        return found, [self._waiting.pop(sent) for sent in failed]
+
+    def _told(self, sent: list[str]) -> list[_Announced]:
+        told = self._post.PullMessages(PullAppMessagesRequest(message_ids=sent))
+        return list(zip(told.messages_list, told.message_object_trees, strict=True))
+
+    def _read(self, reply: _Coming, *, until: float) -> bytes | str | None:
+        """The reply's body or what is wrong with it; None while some of it is on its way."""
+        try:
+            while len(reply.objects) < len(reply.ids):
+                at = len(reply.objects)
+                found = self._object(reply.ids[at])
+                if found.object_found and not found.object_available and self._clock() < until:
+                    if reply.objects and self._object(reply.ids[0]).object_content != reply.objects[0]:
+                        raise InvalidInput("reply", limit="the bytes that SuperLink stored")
+                    return None
+                if not found.object_available:
+                    raise InvalidInput("object of a Flower message is missing", limit="a message with all its objects")
+                child = reply.ids[at + 1] if at + 1 < len(reply.ids) else ""
+                check_object(found.object_content, kind=KINDS[at], child=child)
+                reply.objects.append(found.object_content)
+            return body_in(reply.objects, reply.ids) if len(reply.ids) == len(KINDS) else _error(reply.objects[0])
+        except RunNotRunningException:  # this run was stopped, by nobody at a site
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is that reply's
+            log.warning("event=unreadable-reply node=%d cause=%s", reply.node, type(error).__name__)
+            return "malformed"
+
+    def _object(self, name: str) -> Any:
+        return self._post.PullObject(PullObjectRequest(node=SERVER, object_id=name))
+
+    def _delete(self, root: str) -> None:
+        try:
+            self._post.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=SERVER, message_object_id=root))
+        except RunNotRunningException:
+            raise
+        except Exception as error:  # noqa: BLE001 - it goes with its run
+            log.warning("event=not-deleted cause=%s", type(error).__name__)
+
+
+def _chain(tree: ObjectTree) -> tuple[str, ...] | None:
+    """The names from the root on; None for a tree that is not a message's: three objects in a row, or one."""
+    ids = [tree.object_id]
+    while len(tree.children) == 1 and len(ids) <= len(KINDS):
+        tree = tree.children[0]
+        ids.append(tree.object_id)
+    return tuple(ids) if len(ids) in (1, len(KINDS)) and not tree.children and len(set(ids)) == len(ids) else None
+
+
+def _error(content: bytes) -> str:
+    """Flower's code for why there is no answer."""
+    message = MessageProto.FromString(check_object(content, kind=KINDS[0], child=""))
+    return f"flower-{message.error.code}" if message.HasField("error") else "malformed"

@@ -1,0 +1,143 @@
+"""Several studies behind one port: a request goes to the study that admitted the key which signed it.
+
+The gateway of one study, the *host*, listens. It has a folder with one small file for each study that stands behind
+its port. Every study keeps its own SuperLink, core, ledger, objects and list of admitted nodes, so a site of one study
+reaches nothing of another. A request that no known key signed goes to the host's own study, which refuses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.canonical import check_hash
+from common.document import Document
+from common.errors import InvalidInput
+from common.node_auth import Gatekeeper, claimed_key
+from common.reading import parse_json
+from server.public.kept import write_record
+
+BEHIND = "behind"
+"""The folder that lists the studies behind a port, beside the list of nodes of the host's own study."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BehindPort(Document):
+    """A study behind the port: its id, its directory, and what of it the gateway reads, as absolute paths."""
+
+    study: str
+    directory: str
+    objects: str
+    nodes: str
+    fleet: str
+
+
+def write_behind(folder: Path, entry: BehindPort) -> None:
+    """Put a study behind the port whose gateway reads ``folder``."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_record(folder / f"{check_hash(entry.study)}.json", entry.to_json())
+
+
+def read_behind(folder: Path) -> tuple[BehindPort, ...]:
+    """The studies behind a port, by study id; a file that cannot be read raises InvalidInput."""
+    return tuple(
+        BehindPort.from_json(parse_json(path.read_bytes(), what="study behind the port", value=str(path)))
+        for path in sorted(folder.glob("*.json"))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A study that is served: whose keys it admits, its application, and the client that must be closed with it."""
+
+    keys: Gatekeeper
+    app: ASGIApp
+    upstream: httpx.AsyncClient
+
+
+Serve = Callable[[BehindPort, Gatekeeper], tuple[ASGIApp, httpx.AsyncClient]]
+
+
+class OnePort:
+    """The ASGI application of the port.
+
+    Args:
+        own: The host's study: what the gateway read when it started.
+        folder: Where the other studies are listed; it is read again whenever it changes.
+        serve: Makes the application of one study, which admits the keys it is given, and the client by which it reaches
+            that study's SuperLink.
+    """
+
+    def __init__(self, own: BehindPort, *, folder: Path, serve: Serve) -> None:
+        self._own, self._folder, self._serve = own, folder, serve
+        self._served: dict[BehindPort, _Served] = {}
+        self._version: int | None = None
+        self._closing: list[asyncio.Task[None]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        served = self._all()
+        if not served:  # the host's own directory is away
+            await PlainTextResponse("the server is starting\n", status_code=503)(scope, receive, send)
+            return
+        await _of(scope, served).app(scope, receive, send)
+
+    def _all(self) -> list[_Served]:
+        """Every study that is served now, the host's first."""
+        version = self._folder.stat().st_mtime_ns if self._folder.is_dir() else 0  # entries are put there whole
+        if version != self._version:
+            self._version = version
+            try:
+                listed = [self._own, *read_behind(self._folder)]
+            except (InvalidInput, OSError) as error:
+                log.error("event=study-unreadable cause=%s", type(error).__name__)
+                listed = [self._own, *(entry for entry in self._served if entry != self._own)]
+            before = self._served
+            self._served = {entry: one for entry in listed if (one := before.get(entry) or self._begin(entry))}
+            for entry in before.keys() - self._served.keys():
+                self._closing.append(asyncio.create_task(before[entry].upstream.aclose()))
+        return list(self._served.values())
+
+    def _begin(self, entry: BehindPort) -> _Served | None:
+        keys = Gatekeeper(Path(entry.nodes))
+        try:
+            app, upstream = self._serve(entry, keys)
+        except OSError:  # its directory is away; the next request tries again
+            log.warning("event=study-away study=%s", entry.study[:12])
+            self._version = None
+            return None
+        return _Served(keys, app, upstream)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._all()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                for one in self._served.values():
+                    await one.upstream.aclose()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+def _of(scope: Scope, served: Sequence[_Served]) -> _Served:
+    """The study that admitted the key which the request names; the host's own where none did."""
+    if len(served) > 1:
+        with contextlib.suppress(KeyError, ValueError):
+            key = claimed_key(Headers(scope=scope))
+            return next((one for one in served if one.keys.knows(key)), served[0])
+    return served[0]

@@ -1,0 +1,149 @@
+"""The server's security events: its ledger's rows, the event log, refused requests, and its daemons' starts and ends.
+
+Of each only what the schema has a field for is taken (:mod:`common.security_log.events`). As a program it follows a
+study's directory and sends each event to the targets given. It needs to read the ledger, and no key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from common.document import Document
+from common.ledger.charges import ReleaseRecord
+from common.ledger.records import (
+    BooksRecord,
+    LostRecord,
+    PoolRecord,
+    RecoveredRecord,
+    ReuseRecord,
+    StudyRecord,
+)
+from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
+from common.security_log.events import Found
+from common.security_log.follow import Known, LedgerSource, LinesSource, Source, daemon_fact, logged_event, utc_time
+from common.security_log.program import follow_program
+from common.security_log.rows import Facts, shared_row
+from common.supervision import FACTS
+from server.study.workspace import Workspace
+
+SILENT = frozenset({"roster"})
+"""Kinds of rows that are no security event: a roster's sites are counted in each charge."""
+
+NOT_LOGGED = frozenset(
+    {
+        "stage-started",
+        "stage-progress",
+        "stage-finished",
+        "batch-dispatched",
+        "reply-received",
+        "released",
+        "budget-refused",
+        "draw-lost",
+        "receipts-held",
+        "label-decoded",
+        "answers-weighed",
+        "student-step",
+        "student-trained",
+        "control-trained",
+    }
+)
+"""Kinds of the event log that are progress, or that the ledger's own rows tell."""
+
+_FIELDS: dict[str, dict[str, str]] = {
+    "run-started": {"run": "run"},
+    "run-finished": {"run": "run"},
+    "run-failed": {"run": "run"},
+    "stop-requested": {"run": "run"},
+    "quorum-missed": {"batch": "batch", "accepted": "accepted", "needed": "needed"},
+    "code-refused": {"batch": "batch", "site": "site", "reason": "reason"},
+    "reply-missing": {"batch": "batch", "site": "site", "reason": "reason"},
+    "ledger-contradicted": {"site": "site", "row": "ledger_row"},
+    "receipts-missing": {"site": "site"},
+    "witnessed": {"site": "site", "row": "size"},
+    "witness-missing": {"site": "site", "reason": "reason", "row": "size"},
+    "bundle-exported": {"bundle": "sha256"},
+    "verdict-taken": {"site": "site", "word": "word", "bundle": "bundle"},
+}
+"""For each kind of the event log that is logged under the same name: its fields there, by the security event's."""
+
+_LINES: Known = {
+    ("server.operations.gateway", "refused"): (
+        "request-refused",
+        re.compile(r"reason=(?P<reason>\S+) path=.* peer=(?P<peer>\S*) more=(?P<more>\d+)(?: site=\S+)?"),
+    ),
+    ("server.operations.gateway", "certificate-renewed"): ("certificate-renewed", re.compile("")),
+    ("server.operations.gateway", "certificate-unusable"): ("certificate-unusable", re.compile("")),
+    ("server.aggregation.core", "connection-refused"): (
+        "connection-refused",
+        re.compile(r"uid=(?P<uid>\d+) gid=(?P<gid>\d+)"),
+    ),
+}
+
+
+def read_row(record: Document) -> tuple[str, Facts] | None:
+    """The event of a row of the server's ledger, or None for a kind of :data:`SILENT`."""
+    match record:
+        case StudyRecord():
+            return "study-registered", {"study": record.study_id}
+        case PoolRecord():
+            return "pool-declared", {"pool": record.declaration.pool}
+        case BooksRecord():
+            return "pool-books-named", {"pool": record.pool}
+        case ReleaseRecord():
+            facts: Facts = {"study": record.study_id, "query": record.query_id, "batch": record.batch_id}
+            facts["sites"] = record.voters // record.query.mechanism.voters_per_site
+            return "charge", facts | ({} if record.draw is None else {"draw": record.draw})
+        case RecoveredRecord():
+            release = record.release
+            return "charge-recovered", {
+                "study": release.study_id,
+                "query": release.query_id,
+                "site": record.origin,
+            }
+        case LostRecord():
+            return "ledger-restored", {}
+        case ReuseRecord():
+            return "charge-reused", {"study": record.study_id, "queries": len(record.query_ids)}
+        case AnswerRecord():
+            return "answer-stored", {"query": record.query_id, "draw": record.draw}
+        case LostDrawRecord():
+            return "draw-lost", {"draw": record.draw, "queries": len(record.query_ids), "reason": record.reason}
+    return shared_row(record)
+
+
+def read_event(line: str) -> Found | None:
+    """The event of a line of the study's event log, or None for a kind of :data:`NOT_LOGGED`."""
+    record: dict[str, Any] = json.loads(line)
+    event, time = record["event"], utc_time(record["time"])
+    if event == "offer-answered":
+        word = "accepted" if record["accepted"] else str(record["reason"])
+        return Found(event, time, {"batch": record["batch"][:64], "decision": word, "site": record["site"]})
+    if event == "peers-unconfirmed":
+        return Found(event, time, {"site": record["site"], "peers": len(record["peers"])})
+    if event == "witness-disagrees":
+        facts: Facts = {"site": record["site"], "row": record["size"], "ledgers": len(record["ledgers"])}
+        return Found(event, time, facts)
+    if event in NOT_LOGGED:
+        return None
+    return Found(event, time, {field: record[name] for field, name in _FIELDS[event].items()})
+
+
+def server_sources(directory: Path) -> tuple[str, list[Source]]:
+    """The study's name, and the records in its directory whose new entries go to the security log."""
+    workspace = Workspace(directory)
+    flower = workspace.flower_dir / "logs"
+    return workspace.study().name, [
+        LedgerSource(workspace.ledger_file, role="server", read=read_row),
+        LinesSource(workspace.events_file, read=read_event),
+        LinesSource(flower / "gateway.log", read=lambda line: logged_event(line, _LINES)),
+        LinesSource(workspace.root / "logs" / "core.log", read=lambda line: logged_event(line, _LINES)),
+        LinesSource(workspace.root / "logs" / FACTS, read=daemon_fact),
+        LinesSource(flower / FACTS, read=daemon_fact, name=f"network-{FACTS}"),
+    ]
+
+
+if __name__ == "__main__":
+    follow_program("server", server_sources)

@@ -1,0 +1,273 @@
+"""Limits what a site may store at SuperLink, and queues access to SuperLink's database.
+
+Flower 1.41 keeps whatever tree of objects a node announces, for every message it repeats, until somebody asks for the
+run after its end; and its threads write into one SQLite file side by side, where one waits for five seconds and is then
+told ``database is locked``, which ends a ServerApp. Here, within SuperLink's own process:
+
+1. A reply is announced as a message's objects: three in a row from ``message_id`` on, or one alone. All that comes with
+   an announcement is stored in one transaction or not at all.
+2. An object is taken from the node that announced it, if its head says the kind and the child that were announced.
+3. What a node has announced and stored is counted before it may add to it: :data:`MAX_OBJECTS`, :data:`MAX_BYTES`.
+4. Replies that came too late to be asked for are deleted when their node announces another; all of a run's objects
+   within :data:`SWEEP_S` of its end.
+5. Transactions wait for each other in the order in which they came.
+
+What is refused is answered as Flower answers a reply it does not want: an honest SuperNode drops it and goes on. A
+reply of which an object was refused for its shape or the quota is unreadable from then on, and named for it at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from logging import WARNING
+from typing import Any
+
+from sqlalchemy import text
+
+from common.engine import (
+    ObjectTree,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    Reconnect,
+    SqlMixin,
+    fleet_handlers,
+    int64_to_uint64,
+    log,
+    uint64_to_int64,
+)
+from common.errors import InvalidInput
+from common.wire import KINDS, check_object
+
+MAX_BYTES = 192 << 20
+"""Of one node: the reply to the question in hand and two that came too late, each of 64 MiB at most."""
+MAX_OBJECTS = 3_072
+"""Of one node: a thousand replies. Names alone take room, too."""
+SWEEP_S = 10.0
+
+_CREATE = (
+    "CREATE TABLE IF NOT EXISTS consilium_stored (object_id VARCHAR NOT NULL, node_id BIGINT NOT NULL, "
+    "kind INTEGER NOT NULL, child VARCHAR NOT NULL, root VARCHAR NOT NULL, PRIMARY KEY (object_id, node_id))"
+)
+_GONE = "DELETE FROM consilium_stored WHERE node_id = :node AND object_id NOT IN (SELECT object_id FROM objects)"
+_ANNOUNCED = "SELECT kind, child, root FROM consilium_stored WHERE object_id = :id AND node_id = :node"
+_HAS = (
+    "SELECT COUNT(*), COALESCE(SUM(LENGTH(content)), 0) FROM consilium_stored JOIN objects USING (object_id) "
+    "WHERE node_id = :node"
+)
+_LATE = (
+    "SELECT r.message_id FROM message_res r LEFT JOIN message_ins i ON i.message_id = r.reply_to_message_id "
+    "WHERE r.src_node_id = :node AND (i.message_id IS NULL OR i.created_at + i.ttl <= :now)"
+)
+_OVER = (
+    "SELECT DISTINCT o.run_id FROM run_objects o JOIN run r ON r.run_id = o.run_id "
+    "JOIN task t ON t.task_id = r.primary_task_id WHERE t.finished_at IS NOT NULL"
+)
+
+State = Any
+"""Flower's SqlLinkState: a ``session()``, and what it does with runs and messages."""
+
+
+class _NotStored(Exception):
+    """Undoes a transaction."""
+
+
+def install() -> None:
+    """Put the rules above in front of Flower's own handlers; AttributeError where Flower has moved them."""
+    storage = Storage(fleet_handlers.push_messages, fleet_handlers.push_object)
+    heartbeat = fleet_handlers.send_node_heartbeat
+
+    def send_node_heartbeat(request: Any, state: State) -> Any:
+        storage.sweep(state)
+        return heartbeat(request, state)
+
+    fleet_handlers.push_messages = storage.push_messages
+    fleet_handlers.push_object = storage.push_object
+    fleet_handlers.send_node_heartbeat = send_node_heartbeat
+    SqlMixin.session = in_turn(SqlMixin.session, Turns())
+
+
+class Storage:
+    """The two handlers by which a node stores something, around Flower's own."""
+
+    def __init__(
+        self,
+        push_messages: Callable[[PushMessagesRequest, State], PushMessagesResponse],
+        push_object: Callable[[PushObjectRequest, State], PushObjectResponse],
+    ) -> None:
+        self._push_messages, self._push_object = push_messages, push_object
+        self._swept = 0.0
+        self._said: dict[tuple[int, str], float] = {}
+
+    def push_messages(self, request: PushMessagesRequest, state: State) -> PushMessagesResponse:
+        """Announce one reply, as Flower does, once it is one and the node has room for it."""
+        self.sweep(state)
+        node = request.node.node_id
+        objects = announced(request)
+        if objects is None:
+            return self._refused(request, node, "shape")
+        self._drop_late(state, node)
+        try:
+            with state.session() as session:
+                held, size = self._held(session, node)
+                if held + len(objects) > MAX_OBJECTS or size >= MAX_BYTES:
+                    return self._refused(request, node, "quota")
+                answer = self._push_messages(request, state)
+                row = {"id": objects[0], "node": uint64_to_int64(node)}
+                if not session.execute(
+                    text("SELECT 1 FROM message_res WHERE message_id = :id AND src_node_id = :node"), row
+                ).first():
+                    raise _NotStored
+                for place, (name, child) in enumerate(zip(objects, (*objects[1:], ""), strict=True)):
+                    session.execute(
+                        text("INSERT OR REPLACE INTO consilium_stored VALUES (:id, :node, :kind, :child, :root)"),
+                        row | {"id": name, "kind": place, "child": child, "root": objects[0]},
+                    )
+                return answer
+        except _NotStored:
+            return self._refused(request, node, "no-question")
+
+    def push_object(self, request: PushObjectRequest, state: State) -> PushObjectResponse:
+        """Store one object, as Flower does, if this node announced it and has room for it."""
+        node, content, reason = request.node.node_id, request.object_content, "content"
+        row = {"id": request.object_id, "node": uint64_to_int64(node)}
+        try:
+            with state.session() as session:
+                self._prepare(session)
+                place = session.execute(text(_ANNOUNCED), row).first()
+                if place is None or not request.session_id:
+                    reason = "not-announced"
+                    raise _NotStored
+                if self._held(session, node)[1] + len(content) > MAX_BYTES:
+                    reason = "quota"
+                    raise _NotStored
+                try:
+                    check_object(content, kind=KINDS[place.kind], child=place.child)
+                except InvalidInput as error:
+                    reason = "shape"
+                    raise _NotStored from error
+                answer = self._push_object(request, state)
+                if not answer.stored:
+                    raise _NotStored
+                return answer
+        except _NotStored:
+            self._say(node, reason)
+        if reason in ("shape", "quota"):
+            self._spoil(state, place.root)
+        return PushObjectResponse(stored=False)
+
+    def _spoil(self, state: State, root: str) -> None:
+        """Make the reply one that cannot be read, so that nobody waits for the rest of it.
+
+        Its root names the node that sent it, so no other node's reply has it.
+        """
+        with state.session() as session:
+            session.execute(
+                text("UPDATE objects SET content = :refused, is_available = 1 WHERE object_id = :root"),
+                {"refused": b"refused", "root": root},
+            )
+
+    def sweep(self, state: State) -> None:
+        """Delete what runs that are over left behind; every :data:`SWEEP_S` at most."""
+        if (now := time.monotonic()) - self._swept < SWEEP_S:
+            return
+        self._swept = now
+        with state.session() as session:
+            over = [int64_to_uint64(run) for (run,) in session.execute(text(_OVER))]
+        for run in over:
+            state.cleanup_run(run)
+
+    def _drop_late(self, state: State, node: int) -> None:
+        with state.session() as session:
+            row = {"node": uint64_to_int64(node), "now": time.time()}
+            late = [name for (name,) in session.execute(text(_LATE), row)]
+            for name in late:
+                state.object_store.delete(name)
+                session.execute(text("DELETE FROM message_res WHERE message_id = :id"), {"id": name})
+
+    def _held(self, session: Any, node: int) -> tuple[int, int]:
+        """How many objects a node has announced that are not deleted yet, and their bytes."""
+        self._prepare(session)
+        row = {"node": uint64_to_int64(node)}
+        session.execute(text(_GONE), row)
+        held, size = session.execute(text(_HAS), row).one()
+        return int(held), int(size)
+
+    def _prepare(self, session: Any) -> None:
+        session.execute(text(_CREATE))
+
+    def _refused(self, request: PushMessagesRequest, node: int, reason: str) -> PushMessagesResponse:
+        self._say(node, reason)
+        names = [message.metadata.message_id for message in request.messages_list[:1]]
+        return PushMessagesResponse(reconnect=Reconnect(reconnect=5), results=dict.fromkeys(names, 0))
+
+    def _say(self, node: int, reason: str) -> None:
+        """Once a second at most for each node and reason: nobody fills the log's disk."""
+        if (now := time.monotonic()) - self._said.get((node, reason), -1.0) >= 1.0:
+            self._said[node, reason] = now
+            log(WARNING, "event=not-stored node=%d reason=%s", node, reason)
+
+
+def announced(request: PushMessagesRequest) -> tuple[str, ...] | None:
+    """The names of the objects of the one reply that a request announces, from the root on; None for anything else."""
+    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+        return None
+    tree: ObjectTree = request.message_object_trees[0]
+    names = [tree.object_id]
+    while len(tree.children) == 1 and len(names) <= len(KINDS):
+        tree = tree.children[0]
+        names.append(tree.object_id)
+    whole = len(names) in (1, len(KINDS)) and not tree.children and len(set(names)) == len(names)
+    return tuple(names) if whole and names[0] == request.messages_list[0].metadata.message_id else None
+
+
+class Turns:
+    """A lock that is had in the order in which it was asked for."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[threading.Event] = deque()
+        self._guard = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold it."""
+        mine = threading.Event()
+        with self._guard:
+            self._waiting.append(mine)
+            if self._waiting[0] is mine:
+                mine.set()
+        mine.wait()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._waiting.popleft()
+                if self._waiting:
+                    self._waiting[0].set()
+
+
+def in_turn(session: Callable[[Any], Any], turns: Turns) -> Callable[[Any], Any]:
+    """``SqlMixin.session``, one outermost session after the other."""
+    inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+    @contextmanager
+    def waiting(self: Any) -> Iterator[Any]:
+        if inside.get():
+            with session(self) as found:
+                yield found
+            return
+        with turns.turn():
+            token = inside.set(True)
+            try:
+                with session(self) as found:
+                    yield found
+            finally:
+                inside.reset(token)
+
+    return waiting

@@ -1,0 +1,139 @@
+"""The student and its controls, trained as the study's protocol has it, and kept.
+
+Each is whole files and can be repeated; what is finished for the same answers is not repeated, what was interrupted
+goes on from its checkpoint. Refuses to train without a single label.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from common.config import Study
+from common.data.volume import onto_grid, volume_from_bytes
+from common.errors import InvalidInput
+from common.events import EventLog
+from common.models.fit import OnStep
+from common.models.unet import load_weights, network_for, save_weights
+from common.objects import write_atomically
+from server.postprocess.labels import Released
+from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.paired import read_paired
+from server.protocols.query_protocol import FitFiles, Lesson, NetworkTraining, protocol_of
+
+PROGRESS_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A training run that was done now: the SHA-256 of its weights, and its seconds."""
+
+    weights: str
+    seconds: float
+
+
+def fit_student(released: Released, *, events: EventLog) -> None:
+    """Train the student on what was released; weights land in ``student/weights.pt``."""
+    training = protocol_of(released.public.study).finish(lesson_of(released), STUDENT)
+    assert training is not None  # every protocol has a student
+
+    def on_step(step: int, loss: float) -> None:
+        if step % PROGRESS_STEPS == 0 or step == training.steps:
+            events.emit("student-step", step=step, total=training.steps, loss=round(loss, 5))
+
+    fitted = fit_once(training, files=FitFiles.at(released.student_dir), on_step=on_step)
+    if fitted is not None:
+        events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
+
+
+def fit_controls(released: Released, *, events: EventLog) -> None:
+    """Train every control; weights land in ``student/controls/<name>.pt``."""
+    study = released.public.study
+    lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
+    for index, name in enumerate(CONTROLS):  # in this order: the last one's are the first one's predictions
+        training = protocol_of(study).finish(lesson, name)
+        if training is None:
+            control_files(released.student_dir, name).discard()  # an earlier training's is no control of this student
+            continue
+        on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
+        fitted = fit_once(training, files=control_files(released.student_dir, name), on_step=on_step)
+        if fitted is not None:
+            events.emit("control-trained", name=name, weights=fitted.weights, seconds=fitted.seconds)
+
+
+def lesson_of(released: Released) -> Lesson:
+    """What the student and its controls may learn from."""
+    public, labels, data = released.public, released.labels(), released.public.study.data
+    if not labels:
+        raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
+
+    def onto(volume: str, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k u v w"]:
+        if data.finer == 1:
+            return label
+        content = public.objects.get(volume)
+        return onto_grid(label, volume_from_bytes(content, data), volume_from_bytes(content, data.student))
+
+    return Lesson(
+        public, released.answers, labels, partial(public.image, finer=True), paired=read_paired(public), onto=onto
+    )
+
+
+def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> Fitted | None:
+    """Train and keep the weights, unless weights for these inputs are kept already: then None."""
+    if files.weights.exists() and files.inputs.exists() and files.inputs.read_text(encoding="utf-8") == training.inputs:
+        return None
+    files.weights.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    name = save_weights(files.weights, training.train(files, on_step))
+    write_atomically(files.inputs, training.inputs.encode())
+    return Fitted(weights=name, seconds=round(time.monotonic() - started, 3))
+
+
+def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
+    """The trained student, ready to predict."""
+    path = FitFiles.at(student_dir).weights
+    if not path.exists():
+        raise InvalidInput("there is no student yet", remedy="run `consilium student train`")
+    return _network(study, path)
+
+
+def load_control(study: Study, student_dir: Path, name: str) -> torch.nn.Module:
+    """A trained control, ready to predict."""
+    if not control_trained(student_dir, name):
+        raise InvalidInput("there is no such control yet", value=name, remedy="run `consilium study resume`")
+    return _network(study, control_files(student_dir, name).weights)
+
+
+def control_trained(student_dir: Path, name: str) -> bool:
+    """Whether this control has weights."""
+    return control_files(student_dir, name).weights.exists()
+
+
+def control_files(student_dir: Path, name: str) -> FitFiles:
+    return FitFiles.at(student_dir / "controls", name)
+
+
+def _network(study: Study, weights: Path) -> torch.nn.Module:
+    """A network of the study's student recipe with these weights."""
+    data = study.data
+    model = network_for(study.student, data)
+    load_weights(weights, model)
+    model.eval()
+    return model
+
+
+def _told(events: EventLog, *, before: int, steps: int) -> Callable[[int, float], None]:
+    """Tells of a control's steps, counted on from those of the controls ``before`` it."""
+
+    def on_step(step: int, _loss: float) -> None:
+        if step % PROGRESS_STEPS == 0 or step == steps:
+            events.emit("stage-progress", stage="controls", done=before + step, total=len(CONTROLS) * steps)
+
+    return on_step

@@ -1,0 +1,28 @@
+"""An appearance query rehearsed: its public start, if any, and the student of the looks nobody was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from common.codecs.codec import LinearCodec
+from common.config import TrainingConfig
+from common.models.fit import predict
+from server.protocols.appearance.labels import labelled, placed
+from server.protocols.appearance.look import unasked
+from server.protocols.public_start import public_start
+from server.protocols.query_protocol import STUDENT_SEED
+from server.protocols.rehearsal import PublicCases
+from server.protocols.student_fit import train_student
+
+
+def begin(
+    cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
+) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+    """See :data:`~server.protocols.rehearsal.Begin`: no pairs are learnt from."""
+    look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
+    if placed(codec):
+        begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED).model
+        said = [predict(begun, image) for image in cases.images]
+    targets = np.stack(list(labelled(list(cases.images), codec, look, begun=said)))
+    return begun, train_student(cases.images, targets, recipe, seed=STUDENT_SEED, start=begun)[0]

@@ -1,0 +1,26 @@
+"""A joint query rehearsed: its public start, and the student that nobody's answers make."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from common.codecs.codec import LinearCodec
+from common.config import TrainingConfig
+from server.protocols.paired import Paired
+from server.protocols.public_start import public_start, refine
+from server.protocols.query_protocol import STUDENT_SEED
+from server.protocols.rehearsal import PublicCases
+
+
+def begin(
+    cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
+) -> tuple[torch.nn.Module | None, torch.nn.Module]:
+    """See :data:`~server.protocols.rehearsal.Begin`: the start refined from its own codes, or made of the pairs."""
+    known = None
+    if pairs is not None:
+        known = Paired(cases.images[pairs], cases.labels[pairs], len(cases.data.labels))
+    start = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, paired=known)
+    if pairs is not None:
+        return start.model, start.model
+    return start.model, refine(start.model, cases.images, codec, start.codes, recipe, seed=STUDENT_SEED)

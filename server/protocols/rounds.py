@@ -1,0 +1,156 @@
+"""Rounds: one release about all public volumes each, asked relative to what those before it said.
+
+A round's frame is made of the one before it and of that one's stored answer: post-processing. It is part of the query's
+id, so it is made once and kept by hash before anything is asked: a run that resumes asks the same question, and another
+frame would be another charge. Free of torch: this happens while the ledger is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from common.codecs import load_codec
+from common.codecs.codec import LinearCodec
+from common.config import Study
+from common.errors import InvalidInput
+from common.privacy.mechanism import GRID_BITS, QuerySpec
+from common.protocols.frame import Frame, Observation
+from common.study_mechanism import study_mechanism
+from server.protocols.plausible import Silence
+from server.protocols.query_protocol import Agenda, Answer, AnswerOf, QueryProtocol, query_about
+from server.public.kept import parse_record, record_bytes
+from server.public.material import CodecRecord, Public
+
+FRAMES = "frames.json"
+"""Hash and dimension of the frame of every round so far, the first one's from before it."""
+
+
+class InRounds(QueryProtocol):
+    """The part of a protocol that asks about all public volumes at once, in rounds."""
+
+    def agenda(self, study: Study) -> Agenda:
+        planned, prospects = study.privacy.planned_queries, study.codec.terms.prospects
+        times = "" if planned == 1 else f", up to {planned} times"
+        plan = f"{prospects.asked if prospects else 'a query'} in {planned} round(s)"
+        return Agenda(plan, which="the", each=f"all of them together{times},")
+
+    def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+        return ask_rounds(public, answer_of)
+
+
+def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+    """The study's rounds in turn, until all are asked or one is left without an answer.
+
+    Where all are answered already the last is given again: its receipts may be owed.
+    """
+    planned = public.study.privacy.planned_queries
+    answers = answered_rounds(public, answer_of)
+    if len(answers) == planned:
+        yield (answers[-1].query,)
+    while len(answers) < planned:
+        query = query_after(public, answers)
+        yield (query,)
+        answer = answer_of(query.id)
+        if answer is None:
+            return
+        answers = (*answers, answer)
+
+
+def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
+    """The stored answers of the rounds so far, in order."""
+    answers = []
+    for number, frame in enumerate(frames(public), start=1):
+        answer = answer_of(_query(public, frame, number).id)
+        if answer is None:
+            break
+        answers.append(answer)
+    return tuple(answers)
+
+
+def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
+    """The query of the round after ``answers``; makes and keeps its frame if there is none yet."""
+    kept = frames(public)
+    if len(kept) == len(answers):
+        kept = keep_frame(public, _next(public, answers[-1]), after=kept)
+    return _query(public, kept[len(answers)], len(answers) + 1)
+
+
+def round_query(
+    study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord, number: int = 1
+) -> QuerySpec:
+    """The query of a round about all volumes, relative to a frame."""
+    return query_about(
+        study, volumes, codec=codec.sha256, dimension=frame.dimension, number=number, centre=frame.sha256
+    )
+
+
+def frames(public: Public) -> tuple[CodecRecord, ...]:
+    """Hash and dimension of every round's frame so far."""
+    records = parse_record(public.kept.read(FRAMES), name=FRAMES, remedy="make the first with `consilium codec fit`")
+    return tuple(CodecRecord.from_json(record) for record in records)
+
+
+def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
+    """Keep a round's frame as a public object, on record ``after`` those of the rounds before it; all their records."""
+    record = CodecRecord(sha256=public.objects.put(frame.to_bytes()), dimension=frame.dimension)
+    kept = (*after, record)
+    public.kept.write(FRAMES, record_bytes([{"sha256": one.sha256, "dimension": one.dimension} for one in kept]))
+    return kept
+
+
+def frame_of(public: Public, answer: Answer) -> Frame:
+    """The frame that an answer is relative to."""
+    return Frame.from_bytes(public.objects.get(answer.query.centre))
+
+
+def observation(answer: Answer, frame: Frame) -> Observation:
+    """What an answer says about the offsets along its frame."""
+    noise_std = answer.query.mechanism.mean_noise_std(voters=answer.voters)
+    return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
+
+
+def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Silence]:
+    """Compare the squared length of the answers with what was expected before they came.
+
+    A round's frame is centred on the answers before it, so the rounds' figures are independent and add up.
+
+    Args:
+        public: What everybody in the study can read.
+        answers: The released answers, one a round.
+
+    Returns:
+        The sum over rounds of each squared coordinate over its expected variance, the number of coordinates in it,
+        and what noise alone would make of it.
+    """
+    total, dimension, silence = 0.0, 0, Silence()
+    for answer in answers:
+        frame = frame_of(public, answer)
+        seen = observation(answer, frame)
+        total, dimension = total + frame.surprise(seen), dimension + frame.dimension
+        silence += Silence.of(frame.noise_shares(seen))
+    return total, dimension, silence
+
+
+def codec_of(public: Public) -> LinearCodec:
+    """The study's codec, which a frame can be laid over."""
+    name = public.codec.sha256
+    codec = load_codec(public.objects.get(name), expected_hash=name)
+    if codec.linear is None:
+        raise InvalidInput("codec of a query about all volumes", value=codec.name, limit="a linear one, such as pca")
+    return codec.linear
+
+
+def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    """The stored answers of the rounds so far, in order."""
+    return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
+
+
+def _next(public: Public, answer: Answer) -> Frame:
+    """As many voters as the last round had are expected in the next."""
+    study, frame = public.study, frame_of(public, answer)
+    noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=answer.voters)
+    return frame.after(observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
+
+
+def _query(public: Public, frame: CodecRecord, number: int) -> QuerySpec:
+    return round_query(public.study, codec=public.codec, volumes=public.volumes, frame=frame, number=number)

@@ -1,0 +1,103 @@
+"""Small public files that belong to a study, by name: in its directory, or in memory.
+
+A query protocol keeps its public start and the record of its frames here. Refuses a record that is missing or no JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.errors import InvalidInput
+from common.objects import MAX_OBJECT_BYTES, read_regular, write_atomically
+from common.reading import parse_json
+
+MAX_RECORD_BYTES = 1 << 26
+
+
+class Kept(Protocol):
+    """Files of a study by name."""
+
+    def read(self, name: str) -> bytes | None:
+        """The file's bytes; None where there is none."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write the file, whole or not at all."""
+        ...
+
+    def discard(self, name: str) -> None:
+        """Delete the file, if there is one."""
+        ...
+
+    def checkpoint(self, name: str) -> Path | None:
+        """Where a training may keep a checkpoint of this name; None where nothing is kept on disk."""
+        ...
+
+
+class KeptInFolder:
+    """:class:`Kept` files in a folder, such as a study's directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return read_regular(self._folder / name, most_bytes=MAX_OBJECT_BYTES)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        write_atomically(self._folder / name, content)
+
+    def discard(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def checkpoint(self, name: str) -> Path | None:
+        return self._folder / name
+
+
+class KeptInMemory:
+    """:class:`Kept` files that end with the process."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def read(self, name: str) -> bytes | None:
+        return self._files.get(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._files[name] = content
+
+    def discard(self, name: str) -> None:
+        self._files.pop(name, None)
+
+    def checkpoint(self, name: str) -> Path | None:
+        return None
+
+
+def read_record(path: Path, *, remedy: str) -> Any:
+    """Read a small JSON file of a study's directory; InvalidInput with ``remedy`` where it is missing or no JSON."""
+    try:
+        content = read_regular(path, most_bytes=MAX_RECORD_BYTES)
+    except FileNotFoundError:
+        content = None
+    return parse_record(content, name=path.name, remedy=remedy)
+
+
+def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
+    """Parse the content of such a file; InvalidInput with ``remedy`` for None (a missing file) or what is no JSON."""
+    if content is None:
+        raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy)
+    return parse_json(content, what=f"{name} is not valid JSON", limit="", remedy=remedy)
+
+
+def write_record(path: Path, value: object) -> None:
+    """Write a value as a JSON file that :func:`read_record` reads, whole or not at all."""
+    write_atomically(path, record_bytes(value))
+
+
+def record_bytes(value: object) -> bytes:
+    """The bytes that :func:`write_record` writes for a value."""
+    return (json.dumps(value, indent=1) + "\n").encode()

@@ -1,0 +1,62 @@
+"""A study file that a person wrote: what it does not say is filled in as ``consilium study init`` would.
+
+Files of studies that exist say what they are, and there a missing ``privacy.aggregation`` means an open study, as
+always. Refuses a file whose section [privacy] cannot be found to be filled in.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common.config import GateConfig, Study, parse_study, usual_aggregation
+from common.errors import InvalidInput
+from common.pool_config import PoolConfig
+from common.reading import MAX_TOML_BYTES, parse_toml, read_text
+from common.study_mechanism import pool_sentence, usual_pool_epsilon, usual_verdicts
+
+_PRIVACY = re.compile(r"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A study, and a sentence for each setting that its file left to the default."""
+
+    study: Study
+    filled_in: tuple[str, ...]
+
+
+def read_draft(path: Path) -> Draft:
+    """The study in a file that is no study's yet; every mistake names the key, its value and the limit."""
+    return parse_draft(read_text(path, what="study file", most_bytes=MAX_TOML_BYTES, remedy="check the path"))
+
+
+def parse_draft(text: str) -> Draft:
+    """The study in the text of such a file (TOML)."""
+    document = parse_toml(text, what="study file", remedy="see `consilium study init` for a valid one")
+    said: list[str] = []
+    quorum = _table(document, "privacy").get("quorum")
+    if "aggregation" not in _table(document, "privacy") and type(quorum) is int:
+        usual = usual_aggregation(quorum)
+        if not _PRIVACY.search(text):
+            raise InvalidInput(
+                "privacy.aggregation", limit="a value stated in the study file", remedy=f'aggregation = "{usual}"'
+            )
+        text = _PRIVACY.sub(lambda found: f'{found[0]}\naggregation = "{usual}"', text, count=1)
+        said.append(f"aggregation: {usual}, as is usual for a quorum of {quorum}; the study file does not say")
+    study = parse_study(text)
+    if "gate" not in document and study.privacy.sealed:
+        verdicts = usual_verdicts(study.privacy.quorum, sealed=True)
+        study = replace(study, gate=GateConfig(verdicts))
+        said.append(f"verdicts that release the student: {verdicts}, most of the quorum; the study file does not say")
+    if "pool" not in document:
+        study = replace(study, pool=PoolConfig(usual_pool_epsilon(study.privacy.accountant, study.privacy.budget)))
+        said.append(f"{pool_sentence(study)} The study file does not say")
+    return Draft(study, tuple(said))
+
+
+def _table(document: Any, name: str) -> dict[str, Any]:
+    found = document.get(name, {})
+    return found if isinstance(found, dict) else {}

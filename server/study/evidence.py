@@ -1,0 +1,57 @@
+"""Keeps what sites signed in sealed sums, for a dispute: one folder a draw, one file a site.
+
+Words are uniform to whoever lacks the masks, so a stolen folder shows no code. Refuses nothing: what a site sent was
+checked against its signature before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.errors import InvalidInput
+from common.evidence import DrawEvidence, SiteWords
+from common.objects import write_atomically
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
+
+
+def keep_words(folder: Path, words: SiteWords) -> None:
+    """Keep one site's words of a draw. A disk that fails ends the run: a draw without evidence is not added up."""
+    write_atomically(_file(folder, words.roster, words.site), words.render(), mode=0o600)
+
+
+def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
+    """Everything an auditor needs of one draw beside the sites' disclosures.
+
+    Args:
+        draw: The roster's id, or its first twelve digits or more.
+
+    Raises:
+        InvalidInput: If there is no such draw, or no site's words of it are kept.
+    """
+    with Ledger.open(workspace.ledger_file) as ledger:
+        found = ledger.drawn(workspace.study().id, draw)
+    names = [name for name in found.roster.sites if _file(workspace.evidence_dir, found.roster.id, name).exists()]
+    kept = [_file(workspace.evidence_dir, found.roster.id, name).read_bytes() for name in names]
+    if not kept:
+        raise InvalidInput(
+            "evidence of this draw", value=draw[:16], limit="a draw for which at least one site sent masked codes"
+        )
+    evidence = DrawEvidence(found.roster, found.queries, tuple(map(SiteWords.parse, kept)))
+    evidence.check()
+    return evidence
+
+
+def draws(workspace: Workspace) -> Iterator[str]:
+    """A line a draw: its id, what became of it, and whose signed words are kept."""
+    study = workspace.study()
+    with Ledger.open(workspace.ledger_file) as ledger:
+        lost = {draw.masks: draw.reason for draw in ledger.ended_without_answer(study.id)}
+        for roster, sites in ledger.rosters_drawn(study.id).items():
+            kept = sum(_file(workspace.evidence_dir, roster, name).exists() for name in sites)
+            yield f"{roster[:16]}  {lost.get(roster, 'answered or open')}  words of {kept} of {len(sites)} sites"
+
+
+def _file(folder: Path, roster: str, site: str) -> Path:
+    return folder / roster / f"{site.replace('/', '%2f')}.json"

@@ -1,0 +1,16 @@
+"""What reading something costs, for attacks that would have it cost much."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most memory that Python held at once for ``work``."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,104 @@
+"""One admitted hospital on rosters: by what it says or does not say, whom it keeps from answering, and for how long.
+
+| threat | what stands against it |
+|---|---|
+| it says that nobody there has confirmed an honest site's keys | one word evicts whoever says it |
+| it accepts every offer and then sends nothing | it is waited for once a run, and told of |
+| it sends some of the codes it was asked for | what did not come with the others counts as zero at once |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.config import CollectionConfig
+from common.messages import CodesReply, CodesRequest, OfferReply, Several, decode, encode
+from tests.federation import Federation, make_study, part
+
+LIAR, HONEST = 100, "site-3"
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[Federation]:
+    study = make_study(quorum=3, planned_queries=4, aggregation="sealed-sum", spare_draws=4)
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    federation = Federation(tmp_path, study=replace(study, collection=collection), sites=4)
+    yield federation
+    federation.close()
+
+
+@pytest.mark.parametrize("named", [(HONEST,), (HONEST, "site-2"), ("site-1", "site-2", HONEST)])
+def test_one_word_of_a_dishonest_site_keeps_no_honest_one_from_any_roster(
+    sealed: Federation, named: tuple[str, ...]
+) -> None:
+    def lie(node: int, body: bytes, reply: bytes) -> bytes:
+        message = decode(reply)
+        if node != LIAR:
+            return reply
+        parts = message.parts if isinstance(message, Several) else (message,)
+        told = [
+            dataclasses.replace(each, unconfirmed=named) if isinstance(each, OfferReply) else each for each in parts
+        ]
+        return encode(Several(tuple(told)) if isinstance(message, Several) else told[0])
+
+    sealed.transport.intercept = lie
+    sealed.core().run(sealed.transport)
+    answers = sealed.core().answers()
+    assert len(answers) == 4
+    assert {tuple(entry.site for entry in answer.roster) for answer in answers} == {("site-1", "site-2", HONEST)}
+    assert {event["site"] for event in sealed.events("peers-unconfirmed")} == {"site-0"}
+
+
+@pytest.fixture
+def open_sum(tmp_path: Path) -> Iterator[Federation]:
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    federation = Federation(tmp_path, study=replace(make_study(), collection=collection), sites=3)
+    yield federation
+    federation.close()
+
+
+@pytest.mark.parametrize("how", ["no reply", "no codes", "nonsense"])
+def test_a_site_that_accepts_and_sends_nothing_is_waited_for_once_a_run_and_named(
+    open_sum: Federation, how: str
+) -> None:
+    def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
+        request = part(body, CodesRequest)
+        if node != LIAR or request is None:
+            return reply
+        empty = encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=()),)))
+        return {"no reply": None, "no codes": empty, "nonsense": b"nonsense"}[how]
+
+    open_sum.transport.intercept = silent
+    open_sum.core().run(open_sum.transport)
+    answers = open_sum.core().answers()
+    assert len(answers) == 6
+    assert [len(answer.roster) for answer in answers] == [3, 3, 2, 2, 2, 2]
+    waited = [event for event in open_sum.events("reply-missing") if event["reason"] == "patience"]
+    assert [event["site"] for event in waited] == ["site-0"]
+    told = {event["reason"] for event in open_sum.events("reply-missing")} - {"patience"}
+    assert told == {{"no reply": "deadline", "no codes": "unfinished", "nonsense": "malformed"}[how]}
+    left = [event for event in open_sum.events("offer-answered") if event["reason"] == "left-out"]
+    assert {event["site"] for event in left} == {"site-0"}
+
+
+def test_some_of_the_codes_are_a_sites_last_word_on_all_of_them(open_sum: Federation) -> None:
+    asked: list[int] = []
+
+    def some(node: int, body: bytes, reply: bytes) -> bytes:
+        request = part(body, CodesRequest)
+        if node != LIAR or request is None:
+            return reply
+        asked.append(request.attempt)
+        codes = part(reply, CodesReply)
+        assert codes is not None
+        return encode(Several((replace(codes, codes=codes.codes[:1]),)))
+
+    open_sum.transport.intercept = some
+    open_sum.core().run(open_sum.transport)
+    assert asked == [1, 1, 1]
+    assert {event["codes"] for event in open_sum.events("reply-received") if event["site"] == "site-0"} == {1}

@@ -1,0 +1,152 @@
+"""Whoever writes a file that is read here: a consortium, a hospital, a scanner, or somebody on the way.
+
+| threat | what stands against it |
+|---|---|
+| a file that is read wrongly ends a command, a worker or a run | every parser's errors are InvalidInput |
+| a file nested, numbered or named without end costs hours or gigabytes | sizes, counts and depths are bounded first |
+| half a surrogate pair is read, and cannot be written again | refused where it is read, and in canonical JSON |
+
+Files are made of valid ones by a seed (tests/attacks/parsers.py). Found ones are kept below.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
+from tests.attacks import parsers
+from tests.attacks.parsers import DEEP, HEADERS, Parser
+
+THOROUGH_S = float(os.environ.get("CONSILIUM_FUZZ_SECONDS", "20"))
+"""Seconds of changed files in the slow tests; `make test-fuzz` takes ten minutes."""
+
+EACH = 40
+SECONDS = 3.0
+"""Of processor time, which no file may take."""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parser]:
+    return parsers.parsers(tmp_path_factory.mktemp("parsers"))
+
+
+def attack(name: str, parser: Parser, data: bytes) -> None:
+    """Read a file: it is good, or InvalidInput that says something, soon."""
+    started = time.thread_time()
+    said = "good"
+    try:
+        parser.read(data)
+    except ConsiliumError as error:
+        said = str(error)
+        assert isinstance(error, InvalidInput | LedgerCorrupt), name  # noqa: PT017
+    except Exception as error:
+        error.add_note(f"{name}: {data[:2_000]!r}")
+        raise
+    assert 0 < len(said) < 3_000, name
+    assert said.isprintable(), (name, said)
+    assert time.thread_time() - started < SECONDS, (name, data[:500])
+
+
+def test_what_the_parsers_are_tried_on_is_read_as_it_is(known: dict[str, Parser]) -> None:
+    for name, parser in known.items():
+        try:
+            parser.read(parser.valid)
+        except InvalidInput as error:
+            raise AssertionError(name) from error
+
+
+def test_no_changed_file_is_answered_with_anything_but_what_is_wrong_with_it(known: dict[str, Parser]) -> None:
+    for name, parser in known.items():
+        draw = random.Random(zlib.crc32(name.encode()))
+        for _ in range(EACH):
+            attack(name, parser, parser.changed(draw))
+
+
+@pytest.mark.slow
+def test_many_changed_files_are_answered_with_what_is_wrong_with_them(known: dict[str, Parser]) -> None:
+    ends = time.monotonic() + THOROUGH_S
+    for seed in itertools.count(int(time.time()) if "CONSILIUM_FUZZ_SECONDS" in os.environ else 1):
+        for name, parser in known.items():
+            draw = random.Random(f"{seed} {name}")
+            for _ in range(20):
+                attack(name, parser, parser.changed(draw))
+            if time.monotonic() > ends:
+                return
+
+
+Made = Callable[[bytes], bytes]
+
+
+def table(row: str) -> Made:
+    return lambda valid: valid + row.encode()
+
+
+def replaced(old: bytes, new: bytes) -> Made:
+    def made(valid: bytes) -> bytes:
+        assert old in valid
+        return valid.replace(old, new, 1)
+
+    return made
+
+
+FOUND: tuple[tuple[str, Made], ...] = (
+    ("study.toml", replaced(b"epsilon = 8.0", b"epsilon = " + b"9" * 400)),
+    ("study.toml", replaced(b"epsilon = 8.0", b"epsilon = nan")),
+    ("study.toml", replaced(b"epsilon = 8.0", b"epsilon = " + b"9" * 5_000)),
+    ("study.toml", replaced(b"labels = [", b"labels = [" + DEEP.encode() + b",")),
+    ("study.toml", table("a." * 100_000 + "a = 1")),
+    ("study.toml", table("x = " + "{a=" * 900 + "1" + "}" * 900)),
+    ("site.toml", replaced(b"[caps]", b"[caps]\nqueries_per_day = " + b"9" * 400)),
+    ("site.toml", replaced(b"epsilon = 8.0", b"epsilon = " + b"9" * 400)),
+    ("site.toml", table("x = " + DEEP)),
+    ("oidc.toml", table("x = " + DEEP)),
+    ("oidc.toml", replaced(b"https://id", b"https://[id")),
+    ("names.toml", table("x = " + DEEP)),
+    ("patients.csv", table("a," + "x" * 200_000)),
+    ("patients.csv", table('"' + "x" * 200_000)),
+    ("patients.csv", table("," * 2_000_000)),
+    ("peers.json", lambda valid: b"[" * 100_000),
+    ("kit.json", lambda valid: b'{"site": "\\ud800"}'),
+    ("split.json", lambda valid: b'{"validation": [], "test": [], "sites": {"a": [{"label": []}]}}'),
+    ("spectrum.json", lambda valid: b"[" + b"9" * 400 + b"]"),
+    ("users", replaced(b'"salt": "00', b'"salt": "0,')),
+    ("written", lambda valid: b'"\\ud800"'),
+    ("canonical", lambda valid: b'{"\\ud800":1}'),
+)
+"""Each was answered with RecursionError, ValueError, OverflowError, csv.Error or nothing for minutes."""
+
+
+@pytest.mark.parametrize("number", range(len(FOUND)))
+def test_what_was_found_is_refused(known: dict[str, Parser], number: int) -> None:
+    name, made = FOUND[number]
+    data = made(known[name].valid)
+    with pytest.raises(InvalidInput):
+        known[name].read(data)
+    attack(name, known[name], data)
+
+
+@pytest.mark.parametrize("name", ["codec", "frame"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_no_header_of_an_array_is_python_that_ends_a_program(
+    known: dict[str, Parser], name: str, header: bytes
+) -> None:
+    data = parsers.with_array_header(known[name].valid, header)
+    with pytest.raises(InvalidInput):
+        known[name].read(data)
+
+
+def test_a_file_of_each_kind_is_refused_where_there_is_a_folder_or_a_pipe(tmp_path: Path) -> None:
+    from common.reading import read_text
+
+    os.mkfifo(tmp_path / "pipe")
+    for name in (".", "pipe", "absent"):
+        with pytest.raises(InvalidInput):
+            read_text(tmp_path / name, what="file", most_bytes=10)

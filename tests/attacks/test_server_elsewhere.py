@@ -1,0 +1,173 @@
+"""A malicious server, or whoever stands before it, sends who asks it to another address.
+
+| threat | what stands against it |
+|---|---|
+| it redirects a site's worker into the hospital's network, signature and all | nothing follows a redirection |
+| over plain HTTP, to a file, to data in the address | https alone is opened |
+| another part of the product asks somebody else in another way | one opener, and a test that finds any other |
+"""
+
+from __future__ import annotations
+
+import ast
+import ssl
+import threading
+import urllib.error
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from client.operations.readiness import _server
+from client.policy import load_site
+from client.site import fetch
+from client.site.fetch import PublicObjects
+from common.errors import InvalidInput
+from common.https import opener
+from server.dashboard.notify import Webhook
+from server.dashboard.oidc import Provider, Roles, Settings
+from server.dashboard.views.alarms import Alarm
+from tests.client.operations.answering import answering
+
+ROOT = Path(__file__).resolve().parents[2]
+Heard = list[tuple[str, dict[str, str]]]
+
+
+@contextmanager
+def inner() -> Iterator[tuple[int, Heard]]:
+    """What is in the hospital's own network, and what it hears over plain HTTP."""
+    heard: Heard = []
+
+    class Inner(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append((self.path, dict(self.headers)))
+            self.send_response(200)
+            self.send_header("content-length", "6")
+            self.end_headers()
+            self.wfile.write(b"secret")
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Inner)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port, heard
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def redirecting(status: int, target: str, asked: list[str]) -> type[BaseHTTPRequestHandler]:
+    class Redirect(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("location", target)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Redirect
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch.time, "sleep", lambda _seconds: None)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_worker_that_is_sent_elsewhere_asks_nobody_there(tmp_path: Path, status: int) -> None:
+    asked: list[str] = []
+    with (
+        inner() as (port, heard),
+        answering(tmp_path, redirecting(status, f"http://127.0.0.1:{port}/admin", asked)) as (site, _, _),
+    ):
+        objects, study = PublicObjects(load_site(site)), "a" * 64
+        for ask in (lambda: objects.get("a" * 64), lambda: objects.statement(study), lambda: objects.peers(study)):
+            with pytest.raises(InvalidInput, match="cannot be fetched"):
+                ask()
+        findings = _server(load_site(site), datetime.now(UTC))  # what `site doctor` asks
+    assert heard == []
+    assert len(asked) == 4  # each once: the next answer would be no other
+    assert [finding.state.name for finding in findings if finding.check == "admission"] == ["FAIL"]
+
+
+def test_a_webhook_that_sends_elsewhere_is_a_webhook_that_fails(tmp_path: Path) -> None:
+    asked: list[str] = []
+    with inner() as (port, heard):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), redirecting(307, f"http://127.0.0.1:{port}/admin", asked))
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        hook = Webhook(f"http://127.0.0.1:{server.server_port}/", study="s", clock=lambda: 1e9)
+        hook.tell([Alarm("quorum", "critical", "title", "text")])
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert (heard, asked, hook.failing) == ([], ["/"], True)
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/hostname", "data:text/plain,secret", "ftp://127.0.0.1/x", "http://127.0.0.1:1/"]
+)
+def test_nothing_but_https_is_opened(url: str) -> None:
+    with pytest.raises(urllib.error.URLError, match="unknown url type"):
+        opener(ssl.create_default_context()).open(url, timeout=2)
+
+
+ALLOWED = {"common/https.py", "docker/health.py"}
+"""The opener, and the containers' checks, which have the standard library alone and follow nothing either."""
+
+
+def test_everything_else_asks_through_this_opener() -> None:
+    """urllib's own openers, requests and httpx in its following mood stand nowhere else."""
+    wrong = {"urlopen", "build_opener", "install_opener", "URLopener", "HTTPRedirectHandler", "urlretrieve"}
+    found = []
+    for path in (
+        path for name in ("common", "client", "server", "consilium", "docker") for path in (ROOT / name).rglob("*.py")
+    ):
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in wrong and name not in ALLOWED:
+                found.append((name, node.attr))
+            if isinstance(node, ast.keyword) and node.arg in ("follow_redirects", "allow_redirects"):
+                assert isinstance(node.value, ast.Constant), name
+                assert node.value.value is False, name
+            if isinstance(node, ast.Import) and any(alias.name in ("requests", "aiohttp") for alias in node.names):
+                found.append((name, "import"))
+    assert found == []
+
+
+def test_a_provider_that_sends_the_dashboard_elsewhere_cannot_be_asked(tmp_path: Path) -> None:
+    pytest.importorskip("authlib")
+    asked: list[str] = []
+    (tmp_path / "secret").write_text("s")
+    with inner() as (port, heard):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), redirecting(302, f"http://127.0.0.1:{port}/admin", asked))
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        settings = Settings(
+            issuer=f"http://127.0.0.1:{server.server_port}",
+            client_id="c",
+            client_secret_file="secret",
+            role_claim="roles",
+            roles=Roles(operator=("op",)),
+            root=tmp_path,
+        )
+        with pytest.raises(InvalidInput, match="cannot be asked"):
+            Provider(settings, clock=lambda: 1.0).begin(redirect="http://localhost/login/oidc/back", target="/")
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert (heard, len(asked)) == ([], 1)

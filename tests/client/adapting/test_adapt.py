@@ -1,0 +1,367 @@
+"""A hospital's own network from the student: which way is taken, what it is worth, and that it stays at home."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from client.adapting import networks
+from client.adapting.adapt import AdaptOptions, adapt
+from client.adapting.adapted import Adapted
+from client.adapting.ways import FEW, LEAST_PATIENTS, Way, by_choice, choose, filled, fold_of
+from client.policy import load_site
+from client.records.lock import writing
+from client.records.patient_deal import load_or_deal
+from client.site.books import open_books
+from common.config import TrainingConfig, load_study
+from common.data.volume import load_volume, to_native
+from common.errors import InvalidInput, Refused
+from common.models.bundle import SEEN_WEIGHTS, open_bundle
+from common.models.fit import Pull, fit, predict
+from common.models.unet import build_unet
+from consilium.cli.site import site_app
+from tests.client.adapting.written import privacy_of, student, write_site
+
+RUN = CliRunner()
+
+
+@contextmanager
+def silent(total: int) -> Iterator[object]:
+    yield lambda steps, loss: None
+
+
+def adapted(site: Path, **options: object) -> Adapted:
+    return adapt(AdaptOptions(site, **options), progress=silent)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_site(tmp_path_factory.mktemp("adapt") / "site", patients=6)
+
+
+@pytest.fixture(scope="module")
+def result(site: Path) -> Adapted:
+    return adapted(site)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    return write_site(tmp_path / "few", patients=2)
+
+
+# --- the choice
+
+
+def test_the_way_with_the_highest_mean_is_taken_and_of_equals_the_simplest() -> None:
+    assert choose({Way.STUDENT: [0.5, 0.7], Way.OWN: [0.9, 0.4], Way.AVERAGED: [0.6, 0.6]}) is Way.OWN
+    assert choose({Way.AVERAGED: [0.6, 0.6], Way.STUDENT: [0.5, 0.7]}) is Way.STUDENT
+    assert choose({Way.STUDENT: [math.nan, 0.7], Way.OWN: [math.nan, 0.8]}) is Way.OWN
+    with pytest.raises(InvalidInput, match="cross-validation"):
+        choose({Way.STUDENT: [math.nan], Way.OWN: [math.nan]})
+
+
+def test_the_choice_is_scored_without_the_patients_that_made_it() -> None:
+    """Of two ways that each shine on one fold the other fold always chooses the wrong one."""
+    figures = {Way.STUDENT: [1.0, 1.0, 0.0, 0.0], Way.OWN: [0.0, 0.0, 1.0, 1.0]}
+    assert by_choice(figures, [0, 0, 1, 1]) == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_folds_are_of_one_size_and_do_not_depend_on_the_order() -> None:
+    names = [f"p{i}" for i in range(13)]
+    of = dict(zip(names, fold_of(names, folds=5), strict=True))
+    assert sorted(list(of.values()).count(fold) for fold in range(5)) == [2, 2, 3, 3, 3]
+    assert dict(zip(names[::-1], fold_of(names[::-1], folds=5), strict=True)) == of
+    with pytest.raises(InvalidInput):
+        fold_of(names[:1], folds=5)
+
+
+def test_a_structure_that_only_one_way_found_counts_against_it_alone() -> None:
+    rows = filled({Way.STUDENT: (math.nan, 0.5, math.nan), Way.OWN: (0.0, math.nan, math.nan)})
+    assert rows[Way.STUDENT][:2] == (1.0, 0.5)
+    assert rows[Way.OWN][:2] == (0.0, 1.0)
+    assert math.isnan(rows[Way.OWN][2])
+
+
+def test_with_enough_patients_every_way_is_scored_on_patients_it_was_not_trained_on(
+    site: Path, result: Adapted
+) -> None:
+    """The student's own row needs no training: it is the Dice of the student, patient by patient, by hand."""
+    assert result.folds == 5
+    assert {one.way for one in result.figures} == set(Way)
+    best = max(result.figures, key=lambda one: one.interval[0])
+    assert result.way is best.way
+    study = load_study(site / "study.toml")
+    dice = []
+    for i in range(6):
+        image, truth = (
+            np.pad(nib.load(site / "raw" / part / f"p{i}s0.nii.gz").get_fdata(), ((1, 1), (0, 0), (1, 0)))
+            for part in ("", "labels")
+        )
+        inside = nib.load(site / "raw" / f"p{i}s0.nii.gz").get_fdata()
+        image = np.pad((inside - inside.mean()) / inside.std(), ((1, 1), (0, 0), (1, 0)))
+        found = predict(student(study), image[None]).argmax(axis=0)
+        each = [2 * ((found == c) & (truth == c)).sum() / ((found == c).sum() + (truth == c).sum()) for c in (1, 2)]
+        dice.append(np.mean(each))
+    row = next(one for one in result.figures if one.way is Way.STUDENT)
+    assert row.interval[0] == pytest.approx(np.mean(dice), abs=0.02)
+
+
+def test_no_network_is_scored_on_a_patient_that_trained_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two scans a patient: neither may be in a training whose network is scored on the other."""
+    from client.adapting import adapt as module
+
+    site = write_site(tmp_path / "site", patients=5, scans=2)
+    trained: list[set[tuple[str, ...]]] = []
+    real = networks.Networks
+
+    def watched(terms, folder, scans, *, on_step):
+        trained.append({scan.hashes for scan in scans})
+        return real(terms, folder, scans, on_step=on_step)
+
+    seen = []
+    scored = module.scored
+
+    def scoring(patient, models, terms):
+        seen.append((trained[-1], {scan.hashes for scan in patient.scans}))
+        return scored(patient, models, terms)
+
+    monkeypatch.setattr(module, "Networks", watched)
+    monkeypatch.setattr(module, "scored", scoring)
+    found = adapted(site, steps=1)
+    assert len(seen) == 5
+    assert all(not training & own and len(own) == 2 and len(training) == 8 for training, own in seen)
+    assert found.cases == 10
+
+
+def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tmp_path: Path) -> None:
+    """Three trainings make six ways in each of five folds; a network that two ways share is trained once."""
+    announced, shown = [], []
+
+    @contextmanager
+    def counting(total: int) -> Iterator[object]:
+        announced.append(total)
+        yield lambda steps, loss: shown.append(steps)
+
+    found = adapt(AdaptOptions(write_site(tmp_path / "site", patients=5), way=Way.AVERAGED, steps=2), progress=counting)
+    assert found.folds == 5
+    assert sum(shown) == announced[0] == 2 * (5 * 3 + 2)
+
+
+def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_checked(few: Path) -> None:
+    found = adapted(few)
+    assert (found.way, found.folds, found.figures) == (FEW, 0, ())
+    assert any("NOT CHECKED: 2 patient(s)" in warning for warning in found.warnings)
+    assert "NOT CHECKED" in (found.report / "adapted.html").read_text()
+    assert LEAST_PATIENTS > 2
+
+
+def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(site: Path, result: Adapted) -> None:
+    """Each way is asked for in turn: that it is behind one of the two is said exactly where its figures are."""
+    means = {one.way: one.interval[0] for one in result.figures}
+    for way in Way:
+        found = adapted(site, way=way)
+        behind = {other for other in (Way.STUDENT, Way.OWN) if means[other] - means[way] > 0.0005}
+        assert sum("LESS" in warning for warning in found.warnings) == len(behind), way
+        text = (found.bundle / "docs" / "README.md").read_text()
+        assert text.count("LESS:") == len(behind)
+
+
+# --- the networks
+
+
+def test_half_way_and_the_mean_are_what_their_names_say(few: Path) -> None:
+    study = load_study(few / "study.toml")
+    begun = student(study).state_dict()
+    networks_of = {way: open_bundle(adapted(few, way=way).bundle).network for way in Way}
+    trained, half = networks_of[Way.TRAINED_ON].state_dict(), networks_of[Way.HALF_WAY].state_dict()
+    for name, weights in half.items():
+        torch.testing.assert_close(weights, (begun[name] + trained[name]) / 2)
+    kept = networks_of[Way.STUDENT].state_dict()
+    assert all(torch.equal(kept[name], begun[name]) for name in begun)
+    image = np.random.default_rng(0).normal(size=(1, 16, 16, 16)).astype(np.float32)
+    both = [predict(networks_of[way], image) for way in (Way.OWN, Way.TRAINED_ON)]
+    np.testing.assert_allclose(predict(networks_of[Way.AVERAGED], image), np.mean(both, axis=0), atol=1e-5)
+
+
+def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None:
+    """MR-MTL's λ: none is plain training, and the weights' distance from the student shrinks as it grows."""
+    draws = np.random.default_rng(0)
+    images = draws.normal(size=(2, 1, 8, 8, 8)).astype(np.float32)
+    labels = (images[:, 0] > 0).astype(np.uint8)
+    recipe = TrainingConfig(channels=(2, 4), steps=12, batch_size=1)
+    begun = build_unet((2, 4), in_channels=1, out_channels=2, seed=1).state_dict()
+    far = []
+    for strength in (None, 0.0, 10.0, 1000.0):
+        model = build_unet((2, 4), in_channels=1, out_channels=2, seed=1)
+        pull = None if strength is None else Pull(begun, strength)
+        fit(model, images, labels, recipe, seed=1, classes=2, pull=pull)
+        far.append(sum(float(((w - begun[n]) ** 2).sum()) for n, w in model.state_dict().items()))
+    assert far[0] == far[1] > far[2] > far[3]
+    for wrong in (math.nan, -1.0, math.inf):
+        with pytest.raises(InvalidInput, match="pull"):
+            Pull(begun, wrong)
+
+
+def test_an_interrupted_adaptation_goes_on_and_ends_the_same(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write_site(few.parent / "whole", patients=2)
+    expected = (adapted(whole, way=Way.AVERAGED).bundle / SEEN_WEIGHTS).read_bytes()
+    real, calls = networks.fit, []
+
+    def failing(*args, **given):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **given)
+
+    monkeypatch.setattr(networks, "fit", failing)
+    with pytest.raises(KeyboardInterrupt):
+        adapted(few, way=Way.AVERAGED)
+    found = adapted(few, way=Way.AVERAGED)
+    assert len(calls) == 3  # the first training was not made again
+    assert (found.bundle / SEEN_WEIGHTS).read_bytes() == expected
+    adapted(few, way=Way.AVERAGED, steps=2)
+    assert len(calls) == 5  # another recipe is another training
+
+
+# --- it stays at home
+
+
+def test_the_bundle_says_in_name_and_statement_that_it_has_seen_patients(result: Adapted) -> None:
+    assert result.bundle.name == "has-seen-patients-must-not-leave-north"
+    assert not (result.bundle / "models" / "model.pt").exists()
+    assert (result.bundle / "models" / "has-seen-patients-must-not-leave.pt").is_file()
+    facts = privacy_of(result.bundle)
+    assert facts["has_seen_patients"] is facts["must_not_leave"] is True
+    metadata = json.loads((result.bundle / "configs" / "metadata.json").read_text())
+    for text in (
+        facts["statement"],
+        metadata["description"],
+        *((result.bundle / name).read_text() for name in ("docs/README.md", "LICENSE")),
+    ):
+        assert "has seen this hospital's patients" in text
+        assert "must not leave" in text
+    assert "guaranteed" not in metadata["description"]  # the student's (ε, δ) is not this network's
+
+
+def test_everything_is_for_the_sites_user_alone(site: Path, result: Adapted) -> None:
+    below = [path for path in (site / "adapted").rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in below} == {0o600}
+    for folder in (site / "adapted", result.bundle, result.report):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_nothing_is_sent_and_no_budget_is_spent(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was tried")
+
+    for name in ("connect", "connect_ex", "sendto", "bind"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    before = {path for path in few.iterdir() if "ledger" in path.name}
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["way"] == "half-way"
+    assert {path for path in few.iterdir() if "ledger" in path.name} == before == set()
+
+
+def test_an_adapted_network_is_never_the_student_of_another(few: Path) -> None:
+    bundle = adapted(few).bundle
+    with pytest.raises(InvalidInput, match="has not seen patients"):
+        adapted(few, student=bundle)
+
+
+def test_the_students_own_bundle_is_not_written_over(few: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "out" / "has-seen-patients-must-not-leave-north"
+    shutil.copytree(few / "student" / "bundle", taken)
+    with pytest.raises(InvalidInput, match="holds something else"):
+        adapted(few, out=tmp_path / "out")
+    assert (taken / "models" / "model.pt").is_file()
+
+
+def test_a_training_that_goes_on_keeps_an_adaptation_out(few: Path) -> None:
+    with writing(few / "teachers"), pytest.raises(Refused, match="is writing"):
+        adapted(few)
+
+
+def test_a_bad_case_is_left_out_and_counted(few: Path) -> None:
+    (few / "set" / "imagesTr" / "p1s0.nii.gz").write_bytes(b"broken")
+    found = adapted(few)
+    assert (found.patients, [problem.case for problem in found.problems]) == (1, ["p1s0"])
+    (few / "set" / "imagesTr" / "p0s0.nii.gz").write_bytes(b"broken")
+    with pytest.raises(InvalidInput, match="no usable labelled case"):
+        adapted(few)
+
+
+def test_a_withdrawn_patient_is_in_no_adaptation_and_what_held_the_patient_is_named(few: Path) -> None:
+    load_or_deal(few / "teachers" / "slots.json", ["p0", "p1"], voters=1)
+    open_books(load_site(few)).close()
+    bundle = adapted(few).bundle
+    assert list((few / "adapted" / "trainings").iterdir())
+    done = RUN.invoke(site_app, ["withdraw-patient", "p1", "--site-dir", str(few)], catch_exceptions=False)
+    assert f"{bundle} may hold the patient: delete it" in done.stdout
+    assert not (few / "adapted" / "trainings").exists()
+    assert adapted(few).patients == 1
+
+
+@pytest.mark.parametrize("way", [Way.AVERAGED, Way.HALF_WAY])
+def test_monai_runs_the_bundle_and_answers_as_we_do(few: Path, tmp_path: Path, way: Way) -> None:
+    """MONAI reads the configuration alone: the mean of two networks is spelled there a second time."""
+    bundle = adapted(few, way=way).bundle
+    scan = few / "raw" / "p0s0.nii.gz"
+    (tmp_path / "images").mkdir()
+    shutil.copy(scan, tmp_path / "images")
+    workflow = monai.bundle.ConfigWorkflow(
+        config_file=str(bundle / "configs" / "inference.json"),
+        meta_file=str(bundle / "configs" / "metadata.json"),
+        logging_file=False,
+        workflow_type="inference",
+        bundle_root=str(bundle),
+        dataset_dir=str(tmp_path / "images"),
+        output_dir=str(tmp_path / "predictions"),
+    )
+    workflow.initialize()
+    workflow.run()
+    opened = open_bundle(bundle)
+    volume = load_volume(scan, opened.data)
+    ours = to_native(predict(opened.network, volume.image), volume).argmax(axis=0)
+    written = np.asarray(nib.load(tmp_path / "predictions" / "p0s0_seg.nii.gz").dataobj)
+    assert (written == ours).mean() > 0.99
+    assert set(np.unique(ours)) > {0}
+
+
+# --- for a person
+
+
+def test_terminal_page_and_json_tell_the_same(site: Path, result: Adapted) -> None:
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site)], catch_exceptions=False)
+    assert done.exit_code == 0
+    facts = json.loads((result.report / "adapted.json").read_text())
+    page = (result.report / "adapted.html").read_text()
+    for row in facts["figures"]:
+        figure = f"{row['dice']['mean']:.3f} ± {row['dice']['half_width']:.3f}"
+        assert figure in done.stdout
+        assert figure in page
+    assert facts["what"] in done.stdout
+    assert facts["what"] in page
+    assert str(result.bundle) in done.stdout
+    pictures = {path.name for path in result.report.glob("*.png")}
+    assert pictures == {"worst.png", "best.png"}
+    assert all(f'src="{name}"' in page for name in pictures)
+
+
+def test_a_way_that_does_not_exist_is_refused(few: Path) -> None:
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), "--way", "best"])
+    assert isinstance(done.exception, InvalidInput)
+    assert "half-way" in str(done.exception)

@@ -1,0 +1,173 @@
+"""A network that may leave: charged before its first step, begun at the proven student, counted in every total."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from client.policy import load_site
+from client.site.books import open_books, read_books
+from common.config import render_study
+from common.data.msd import Case, write_dataset
+from common.errors import InvalidInput
+from common.models.bundle import open_bundle
+from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
+from consilium.cli.site import site_app
+from server.study.workspace import Workspace
+from tests.client.adapting.written import privacy_of
+from tests.exported import exported_study, statement_file
+from tests.federation import Federation, ball
+
+RUN = CliRunner()
+DP = ("--strategy", "dp-sgd", "--epsilon", "8", "--steps", "2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site of a study that was run, with its student pulled and five patients."""
+    root = tmp_path_factory.mktemp("private")
+    federation: Federation = exported_study(root)
+    site = root / "site-0"
+    (site / "site.toml").write_text(federation.site_toml("site-0", "pool-0"))
+    (site / "study.toml").write_text(render_study(federation.study))
+    shutil.copytree(Workspace(root).bundle_dir, site / "student" / "bundle")
+    (site / "student" / "statement.json").write_bytes(statement_file(federation).read_bytes())
+    cases = []
+    for i in range(5):
+        label = ball((4, 4, 3 + i % 2), 2.0)
+        image = np.random.default_rng(i).normal(label * 2.0, 0.3).astype(np.float32)
+        (site / "raw").mkdir(exist_ok=True)
+        paths = [site / "raw" / f"c{i}.nii.gz", site / "raw" / f"c{i}-label.nii.gz"]
+        for path, array in zip(paths, (image, label), strict=True):
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+        cases.append(Case(f"c{i}", *paths))
+    write_dataset(site / "data", name="own", labels=("background", "body"), channels=("MRI",), cases=cases)
+    federation.close()
+    return site
+
+
+@pytest.fixture
+def site(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "site")
+    return tmp_path / "site"
+
+
+def adapted(site: Path, *words: str) -> dict[str, object]:
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), "--json", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def refused(site: Path, *words: str) -> str:
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), *words])
+    assert isinstance(done.exception, InvalidInput), done.output
+    return str(done.exception)
+
+
+def events(site: Path) -> list[TrainingEvent]:
+    with read_books(load_site(site)) as ledger:
+        return [one.event for one in ledger.trainings().private if one.event is not None]
+
+
+def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path) -> None:
+    """ε of the event on record, by the accountant, is what bundle and status state."""
+    result = adapted(site, *DP)
+    bundle = Path(str(result["bundle"]))
+    assert bundle.name == "dp-sgd-may-leave-site-0"
+    (event,) = events(site)
+    epsilon = epsilon_of(event, delta=1e-5, neighbours=Neighbours.REPLACE_ONE)
+    facts = privacy_of(bundle)
+    assert facts["may_leave"] is True
+    assert f"ε = {np.ceil(epsilon * 100) / 100:.4g}"[:7] in str(facts["guarantees"][1])
+    assert "had cost: guaranteed (ε, δ)" in str(facts["statement"])
+    status = json.loads(RUN.invoke(site_app, ["status", "--site-dir", str(site), "--json"]).stdout)
+    assert status["trainings"]["adapted"]["epsilon"] >= epsilon_of(
+        event, delta=status["trainings"]["adapted"]["delta"], neighbours=Neighbours.REPLACE_ONE
+    )
+    text = RUN.invoke(site_app, ["status", "--site-dir", str(site)]).stdout
+    assert "networks adapted here that may leave" in text
+    assert open_bundle(bundle).data.labels == ("background", "body")
+
+
+def test_the_training_begins_at_the_student_that_was_signed(site: Path) -> None:
+    """With a learning rate of nearly nothing the student's own weights come out, noise or not."""
+    result = adapted(site, *DP, "--learning-rate", "1e-12")
+    ours = open_bundle(Path(str(result["bundle"]))).network.state_dict()
+    begun = open_bundle(site / "student" / "bundle").network.state_dict()
+    for name, weights in begun.items():
+        torch.testing.assert_close(ours[name], weights, atol=1e-6, rtol=0)
+
+
+def test_a_student_that_is_not_the_signed_one_is_refused_before_anything_is_charged(site: Path) -> None:
+    """A start that had seen patients without a guarantee would make the training's guarantee a lie."""
+    weights = site / "student" / "bundle" / "models" / "model.pt"
+    other = open_bundle(site / "student" / "bundle").network
+    from common.models.unet import save_weights
+
+    with torch.no_grad():
+        next(iter(other.parameters())).add_(1.0)
+    save_weights(weights, other)
+    assert "not the one that the server signed" in refused(site, *DP)
+    (site / "student" / "statement.json").unlink()
+    assert "student pull" in refused(site, *DP)
+    assert events(site) == []
+
+
+def test_running_it_again_is_charged_once_and_another_one_wants_again(site: Path) -> None:
+    adapted(site, *DP)
+    adapted(site, *DP)
+    assert len(events(site)) == 1
+    words = refused(site, "--strategy", "dp-sgd", "--epsilon", "4", "--steps", "3")
+    assert "patients of the adapted network were already charged for a private training" in words
+    assert len(events(site)) == 1
+    adapted(site, "--strategy", "dp-sgd", "--epsilon", "4", "--steps", "3", "--again")
+    assert len(events(site)) == 2
+
+
+def test_an_interrupted_training_goes_on_and_is_charged_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from client.training.private import engine
+
+    real, calls = engine.noised, []
+
+    def failing(*given, **named):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*given, **named)
+
+    monkeypatch.setattr(engine, "noised", failing)
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), *DP])
+    assert done.exit_code == 130
+    assert len(events(site)) == 1  # charged before the first step
+    adapted(site, *DP)
+    assert len(events(site)) == 1
+
+
+def test_nothing_that_is_chosen_on_patients_goes_with_a_strategy(site: Path) -> None:
+    for words in (["--way", "own"], ["--data", str(site / "data")], ["--student", str(site / "student" / "bundle")]):
+        assert "not with --strategy" in refused(site, *DP, *words)
+    for words in (["--epsilon", "8"], ["--again"], ["--noise-multiplier", "2"]):
+        assert "with --strategy" in refused(site, *words)
+    assert "without an epsilon" in refused(site, "--strategy", "dp-sgd")
+    assert "dp-sgd, dp-mac or dp-bbb" in refused(site, "--strategy", "standard")
+    assert events(site) == []
+
+
+def test_a_withdrawn_patient_is_not_in_the_next_training(site: Path) -> None:
+    from client.adapting.material import own_patients
+    from client.records.patient_deal import load_or_deal
+    from common.config import load_study
+
+    load_or_deal(site / "teachers" / "slots.json", [f"c{i}" for i in range(5)], voters=1)
+    config = load_site(site)
+    open_books(config).close()
+    assert RUN.invoke(site_app, ["withdraw-patient", "c1", "--site-dir", str(site)]).exit_code == 0
+    assert set(own_patients(config, load_study(site / "study.toml")).scans) == {"c0", "c2", "c3", "c4"}

@@ -1,0 +1,63 @@
+"""A site with a pulled student and patients, without a server: what an adaptation reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from common.config import Study, load_study
+from common.data.msd import write_dataset
+from common.models.bundle_facts import BundlePrivacy
+from common.models.student_bundle import export_bundle
+from common.models.unet import network_for
+from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
+from tests.worlds import DATA, site_toml, study_toml, write_case
+
+STUDY = study_toml("front", "back", grid=DATA.grid) + "[student]\nchannels = [4, 8]\nsteps = 4\nbatch_size = 1\n"
+
+
+def facts_of(study: Study) -> BundlePrivacy:
+    """What the student of a study that was never run could say of itself."""
+    return BundlePrivacy(
+        budget_epsilon=8.0,
+        epsilon_exact=7.99,
+        epsilon_rdp=8.87,
+        delta=1e-3,
+        protection=Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE),
+        accountant=AccountantName.EXACT,
+        noise_multiplier=1.92,
+        queries=16,
+        sites=8,
+        voters_per_site=1,
+        ledger_head="a" * 64,
+        study=study.id,
+        codec="c" * 64,
+    )
+
+
+def write_site(directory: Path, *, patients: int, scans: int = 1) -> Path:
+    """Lay out a site in ``directory``: site.toml, study.toml, patients of so many scans each, and a student."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "site.toml").write_text(site_toml(data="set", delta=1e-5))
+    (directory / "study.toml").write_text(STUDY)
+    study = load_study(directory / "study.toml")
+    names = [f"p{i}s{j}" for i in range(patients) for j in range(scans)]
+    cases = [write_case(directory / "raw", name, seed) for seed, name in enumerate(names)]
+    write_dataset(directory / "set", name="own", labels=DATA.labels, channels=("MRI",), cases=cases)
+    table = ["case_id,patient_id", *(f"{name},{name.partition('s')[0]}" for name in names)]
+    (directory / "set" / "patients.csv").write_text("\n".join(table) + "\n")
+    export_bundle(directory / "student" / "bundle", study=study, model=student(study), privacy=facts_of(study))
+    return directory
+
+
+def student(study: Study) -> torch.nn.Module:
+    """The student of :func:`write_site`."""
+    return network_for(study.student, study.data, seed=5).eval()
+
+
+def privacy_of(bundle: Path) -> dict[str, object]:
+    """What a bundle says of privacy."""
+    found: dict[str, object] = json.loads((bundle / "configs" / "privacy.json").read_text())
+    return found

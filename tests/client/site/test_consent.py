@@ -1,0 +1,86 @@
+"""Consent is an act of a person, on record before anything is served; a start that fails is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from client.operations.serve import open_worker
+from client.operations.staff_decisions import consent
+from client.operations.staff_decisions import has_consented as consented
+from client.policy import load_site
+from client.site.books import open_books
+from client.site.enrolment import SiteKit, create_site
+from client.site.registry import Registry
+from common.errors import InvalidInput
+from consilium.cli.main import app
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.federation import make_study
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    workspace, data = Workspace(tmp_path / "study"), tmp_path / "data"
+    data.mkdir()
+    setup.create_study(workspace, make_study())
+    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    provision.make_kit(workspace, "north", tmp_path / "kit")
+    kit = SiteKit.load(tmp_path / "kit")
+    create_site(tmp_path / "site", pool="north", data=data, kit=kit, registry=Registry(tmp_path / "pools.json"))
+    return tmp_path / "site"
+
+
+def test_the_sheet_is_shown_and_nothing_is_on_record_before_somebody_says_yes(site: Path) -> None:
+    said = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "Ada"])
+    assert isinstance(said.exception, InvalidInput)
+    for words in ("WHAT IS ASKED OF YOU", "Purpose", "Patients", "Duration", "Withdrawal", "Kept", "site withdraw"):
+        assert words in said.stdout
+    assert not consented(site)
+    with open_books(load_site(site)) as ledger, pytest.raises(InvalidInput):
+        ledger.decide(ledger.study_named("").id, "pause")
+
+
+def test_who_consented_and_when_is_in_the_sites_ledger(site: Path) -> None:
+    done = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "Ada, data protection", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert consented(site)
+    text = load_site(site).ledger_file.read_bytes()
+    assert b"Ada, data protection consented to study" in text
+    again = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "\x1b[2J", "--yes"])
+    assert isinstance(again.exception, InvalidInput)
+
+
+def test_no_start_consents_by_itself_at_a_terminal_or_off_it(site: Path) -> None:
+    """As systemd, compose and a person start it; the worker refuses too, for whoever starts it in another way."""
+    for words in (["up"], ["up", "--only", "worker"], ["serve"]):
+        done = RUN.invoke(app, ["site", *words, "--site-dir", str(site)])
+        assert isinstance(done.exception, InvalidInput), done.output
+        assert "consent to study" in str(done.exception)
+        assert "`consilium site consent`" in str(done.exception)
+        assert "{" not in done.output
+    with pytest.raises(InvalidInput, match="consent to study"):
+        open_worker(site)
+    assert not consented(site)
+
+
+def test_a_site_without_a_teacher_says_so_once_and_starts_nothing(site: Path) -> None:
+    consent(site, by="Ada", sheet="")
+    done = RUN.invoke(app, ["site", "up", "--site-dir", str(site)])
+    assert isinstance(done.exception, InvalidInput), done.output
+    assert "`consilium site train`" in str(done.exception)
+    assert not (site / "logs").exists()
+
+
+def test_a_consent_is_to_one_study_and_an_exchanged_file_has_none(site: Path) -> None:
+    consent(site, by="Ada", sheet="")
+    (site / "request.json").unlink()  # a site of 0.1.0, whose request does not bind the study
+    text = (site / "study.toml").read_text()
+    (site / "study.toml").write_text(text.replace("planned_queries = 6", "planned_queries = 7"))
+    with pytest.raises(InvalidInput, match="consent to study"):
+        open_worker(site)

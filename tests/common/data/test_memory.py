@@ -1,0 +1,29 @@
+"""How much memory is free: what the container says where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.data.memory import free_memory_bytes
+
+MEMINFO = "MemTotal:  8000000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
+
+
+def test_the_least_of_container_and_machine_counts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(MEMINFO)
+    assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
+    for name, text in (("max", "3000000\n"), ("current", "2000000\n"), ("stat", "anon 5\ninactive_file 400000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory_bytes(tmp_path, meminfo) == 1_400_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
+    assert free_memory_bytes(tmp_path, tmp_path / "absent") is None
+
+
+def test_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    files = {"limit_in_bytes": "1000000", "usage_in_bytes": "900000", "stat": "total_inactive_file 50000\n"}
+    for name, text in files.items():
+        (tmp_path / "memory" / f"memory.{name}").write_text(text)
+    assert free_memory_bytes(tmp_path, tmp_path / "absent") == 150_000

@@ -1,0 +1,68 @@
+"""One rule for what a gain is: proven, not proven or worse, by Student's interval of the paired differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy.stats import ttest_rel
+
+from common.errors import InvalidInput
+from common.worth import GainWord, Worth, of_means, over_best, worth
+
+OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
+
+
+def test_the_gain_and_its_interval_are_students_of_the_paired_differences() -> None:
+    found = worth(list(zip(OURS, THEIRS, strict=True)), reference="x")
+    expected = ttest_rel(OURS, THEIRS).confidence_interval(0.95)
+    assert found is not None
+    assert found.interval == pytest.approx((expected.low, expected.high))
+    assert found.gain == pytest.approx(sum(OURS) / 5 - sum(THEIRS) / 5)
+    assert found.cases == 5
+
+
+@pytest.mark.parametrize(
+    ("gain", "half", "word"),
+    [
+        (0.04, 0.01, "proven"),  # was called "little, if anything"
+        (0.001, 0.0005, "proven"),
+        (0.058, 0.06, "not proven"),  # was called bought, and as much as public data alone
+        (0.0, 0.0, "not proven"),
+        (-0.02, 0.03, "not proven"),
+        (0.3, None, "not proven"),
+        (-0.3, None, "not proven"),
+        (-0.034, 0.008, "worse"),
+    ],
+)
+def test_the_word_is_read_off_the_interval_alone(gain: float, half: float | None, word: str) -> None:
+    found = Worth(0.5 + gain, 0.5, "the control zero code", gain, half, 12)
+    assert found.word == word
+    assert found.title.lower().startswith({"worse": "worse than"}.get(word, f"gain {word} over"))
+    assert found.to_json()["word"] == word
+
+
+def test_an_interval_that_holds_nothing_is_never_said_to_prove_nothing() -> None:
+    sentence = Worth(0.558, 0.5, "the control zero code", 0.058, 0.06, 12).sentence
+    assert sentence == (
+        "Gain not proven over the control zero code: +0.058 Dice (95 % interval -0.002 to "
+        "+0.118, paired over 12 cases); student 0.558, the control zero code 0.500."
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_figure_that_is_none_counts_for_nothing_and_is_never_a_worth(bad: float) -> None:
+    assert worth([(bad, 0.5), (0.5, bad)], reference="x") is None
+    found = worth([(bad, 0.5), (0.7, 0.5)], reference="x")
+    assert found is not None
+    assert (found.student, found.cases, found.half_width) == (0.7, 1, None)
+    with pytest.raises(InvalidInput, match="gain"):
+        of_means(bad, 0.5, reference="x")
+
+
+def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
+    found = over_best(OURS, {"zero_code": [0.1] * 5, "public_only": THEIRS, "shuffled_codes": []})
+    assert found is not None
+    assert found.reference == "the control public only"
+    assert found.word is GainWord.NOT_PROVEN
+    assert over_best(OURS, {}) is None

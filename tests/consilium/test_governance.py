@@ -1,0 +1,136 @@
+"""The papers a hospital files: every figure is the certificate's, blanks are marked, and three forms say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from common.ledger.charges import ReleaseRecord
+from common.ledger.records import parse_record
+from common.privacy.figures import epsilon_text
+from consilium.cli.governance import app
+from consilium.reports.certificate import certificate_facts
+from consilium.reports.papers import Blank, Paper, PaperSection
+from server.ledger.server_ledger import Ledger
+from tests.dashboard_study import Recorded, make_study_directory
+
+NAMES = ("dpia", "nist-800-226", "registry", "egress", "processing")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    study = make_study_directory(tmp_path_factory.mktemp("governance"))
+    study.collect()
+    return study
+
+
+@pytest.fixture(scope="module")
+def made(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("papers")
+    done = CliRunner().invoke(app, [str(recorded.workspace.root), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+@pytest.mark.slow
+def test_every_paper_is_there_in_three_forms_and_a_person_is_told_how_many_blanks(made: Path) -> None:
+    assert {path.name for path in made.iterdir()} == {
+        f"{name}.{end}" for name in NAMES for end in ("md", "json", "pdf")
+    }
+    for name in NAMES:
+        paper = json.loads((made / f"{name}.json").read_text())
+        text = (made / f"{name}.md").read_text()
+        assert len(paper["to_fill_in"]) == text.count("TO FILL IN") >= 1
+        said = re.sub(r"\\(.)", r"\1", text)
+        for section in paper["sections"]:
+            cells = [*section["paragraphs"], *section["points"], *(cell for row in section["rows"] for cell in row)]
+            for cell in cells:
+                assert " ".join((cell.get("text") or cell["to_fill_in"]).split()) in said
+
+
+def test_every_epsilon_in_a_paper_is_the_certificate_s_with_its_delta_unit_and_relation(
+    made: Path, recorded: Recorded
+) -> None:
+    facts = certificate_facts(recorded.workspace)
+    pools = [each for pool in facts["pools"] for each in (pool["study"]["epsilon"], pool["lifetime"]["epsilon"])]
+    right = {epsilon_text(value) for value in (facts["guarantee"]["epsilon"], facts["spent"]["epsilon"], *pools)}
+    right |= {epsilon_text(pool["cap_epsilon"]) for pool in facts["pools"]}
+    right |= set(re.findall(r"ε = ([\d.]+)", " ".join(facts["in_words"])))
+    for name in NAMES:
+        text = (made / f"{name}.md").read_text()
+        for found in re.finditer(r"ε = ([\d.]+\d)([^|\n]{0,160})", text):
+            assert found[1] in right, (name, found[0])
+            whole = "unit" in found[2] or "δ" in found[2]
+            assert whole or f"ε = {found[1]} |" in text or found[0][:40] in " ".join(facts["in_words"])
+
+
+def test_the_egress_record_has_every_charged_query_of_the_ledger_and_no_other(made: Path, recorded: Recorded) -> None:
+    left = json.loads((made / "egress.json").read_text())["facts"]
+    with Ledger.open(recorded.workspace.ledger_file) as ledger:
+        rows = [row for row in ledger.rows() if row.kind == "release"]
+    records = [parse_record("server", row.kind, row.body) for row in rows]
+    assert all(isinstance(record, ReleaseRecord) for record in records)
+    assert [one["row"] for one in left["left"]] == [row.seq for row in rows]
+    assert [one["time_utc"] for one in left["left"]] == [row.time_utc for row in rows]
+    assert [one["query"] for one in left["left"]] == [json.loads(row.body)["query_id"] for row in rows]
+    charged = sum((Fraction(json.loads(row.body)["event"]["mu_squared"]) for row in rows), Fraction(0))
+    assert Fraction(left["mu_squared"]) == charged > 0
+
+
+def test_the_registry_s_entry_leaves_out_what_nobody_said(made: Path) -> None:
+    entry = json.loads((made / "registry.json").read_text())["facts"]["entry"]
+    assert entry["data_curator"] is entry["intended_use"] is entry["justification"] is None
+    assert entry["privacy_loss_epsilon"] > 0
+    assert entry["privacy_loss_delta"] > 0
+
+
+def test_the_pdf_is_tagged_and_archivable_and_says_what_it_is(made: Path) -> None:
+    for name in NAMES:
+        data = (made / f"{name}.pdf").read_bytes()
+        assert data.startswith(b"%PDF-1.7")
+        for mark in (
+            b"/StructTreeRoot",
+            b"/MarkInfo",
+            b"/Lang",
+            b"pdfaid:part>2<",
+            b"pdfaid:conformance>A<",
+            b"pdfuaid:part>1<",
+        ):
+            assert mark in data, (name, mark)
+
+
+HOSTILE = '#panic("run") <script>x</script> [link](http://x) | *b* `c` \\ $y$ # head\nnext'
+
+
+def test_a_study_s_words_are_text_in_every_form_and_start_nothing(recorded: Recorded) -> None:
+    from datetime import UTC, datetime
+
+    section = PaperSection(HOSTILE, [HOSTILE], [HOSTILE, Blank(HOSTILE)], [(HOSTILE, "b"), (HOSTILE, Blank("c"))])
+    paper = Paper("x", HOSTILE, datetime(2026, 11, 24, tzinfo=UTC), [section])
+    assert paper.pdf() == paper.pdf()  # #panic would have ended it
+    lines = paper.markdown().splitlines()
+    for line in lines:
+        bare = re.sub(r"\\[\\`*_\[\]<>#|]", "", line)
+        assert not re.search(r"<script|\]\(|`c`", bare), line
+    assert sum(line.startswith("#") for line in lines) == 2
+    (row,) = [line for line in lines if line.endswith(r"\[TO FILL IN: c\]** |")]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+    json.dumps(paper.to_json())
+
+
+def test_a_ledger_that_does_not_hold_gets_no_papers(recorded: Recorded, tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    shutil.copytree(recorded.workspace.root, study)
+    data = bytearray((study / "ledger.sqlite").read_bytes())
+    at = data.find(b'"pool"')
+    data[at + 1 : at + 5] = b"loop"
+    (study / "ledger.sqlite").write_bytes(data)
+    done = CliRunner().invoke(app, [str(study), "--out", str(tmp_path / "out")])
+    assert done.exit_code != 0
+    assert not (tmp_path / "out").exists()

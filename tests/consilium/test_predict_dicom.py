@@ -1,0 +1,281 @@
+"""A DICOM study in, a DICOM Segmentation out: read by programs that are not ours, refused by the series' name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from common.config import DataConfig, load_study
+from common.data.input_ranges import InputRanges, input_ranges
+from common.data.volume import load_volume
+from common.errors import InvalidInput
+from common.models.student_bundle import export_bundle
+from consilium.cli.predict import app
+from tests.client.adapting.written import facts_of
+from tests.worlds import study_toml
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("SimpleITK", "pydicom", "highdicom")),
+    reason="needs the extra dicom",
+)
+RUN = CliRunner()
+SHAPE = (14, 12, 10)  # columns, rows, slices
+STEP = (1.0, 1.5, 2.5)
+ORIGIN = (-10.0, 20.0, 30.0)
+
+
+def voxels(seed: int = 1) -> np.ndarray:
+    """A bright block off the middle, so that a map turned or shifted shows."""
+    array = np.random.default_rng(seed).integers(10, 60, SHAPE)
+    array[3:8, 2:9, 4:7] += 600
+    return array.astype(np.uint16)
+
+
+def write_series(
+    folder: Path,
+    array: np.ndarray,
+    *,
+    uid: str,
+    number: int = 4,
+    description: str = "T1 axial",
+    modality: str = "MR",
+    study: str = "1.2.826.0.1.3680043.8.498.1",
+    patient: str = "1970",
+) -> None:
+    """One MR image file a slice with all that the standard's module table asks of one; names in no order."""
+    import pydicom
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, MRImageStorage
+
+    kind = {"MR": MRImageStorage, "CT": CTImageStorage}[modality]
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(array.shape[2]):
+        meta = FileMetaDataset()
+        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = kind, f"{uid}.{k + 1}"
+        meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        path = folder / f"IM{(k * 7) % 11:03d}-{number}"
+        file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
+        file.SOPClassUID, file.SOPInstanceUID = kind, f"{uid}.{k + 1}"
+        file.PatientName, file.PatientID, file.Modality = "Doe^Jane", patient, modality
+        file.StudyInstanceUID, file.SeriesInstanceUID, file.SeriesNumber = study, uid, number
+        file.SeriesDescription, file.FrameOfReferenceUID = description, f"{study}.9"
+        file.InstanceNumber = array.shape[2] - k
+        file.Columns, file.Rows = array.shape[0], array.shape[1]
+        file.PixelSpacing, file.SliceThickness = [STEP[1], STEP[0]], STEP[2]
+        file.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        file.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + k * STEP[2]]
+        file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+        file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
+        file.RescaleSlope, file.RescaleIntercept = 1, 0
+        file.PixelData = array[:, :, k].T.tobytes()
+        pydicom.dcmwrite(path, file, enforce_file_format=True)
+
+
+UID = "1.2.826.0.1.3680043.8.498.4"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study with one MR series, another of CT, and a file that is no DICOM."""
+    write_series(tmp_path / "study" / "a", voxels(), uid=UID)
+    write_series(tmp_path / "study" / "b", voxels(2), uid=UID[:-1] + "5", number=5, description="Thorax", modality="CT")
+    (tmp_path / "study" / "README").write_text("no DICOM")
+    return tmp_path / "study"
+
+
+def write_bundle(root: Path, *, inputs: InputRanges | None = None, channels: str = "") -> Path:
+    """A student of two structures whose answer the tests give themselves."""
+    from common.models.unet import network_for
+
+    text = study_toml("hippocampus", "my structure", grid=(16, 16, 16)) + "[student]\nchannels = [4, 8]\n"
+    (root / "study.toml").write_text(text.replace("[data]", f"[data]\n{channels}"))
+    terms = load_study(root / "study.toml")
+    export_bundle(
+        root / "bundle",
+        study=terms,
+        model=network_for(terms.student, terms.data),
+        privacy=facts_of(terms),
+        inputs=inputs,
+    )
+    return root / "bundle"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def bright(model: object, image: np.ndarray, *, patch: object = ()) -> np.ndarray:
+        """The bright block is structure 1, its upper part in the patient's head-foot direction structure 2."""
+        block = (image[0] > 1).astype(np.float32)
+        upper = block.copy()
+        middle = int(np.argwhere(block)[:, 2].mean())
+        upper[:, :, : middle + 1] = 0
+        return np.stack([1 - block, block - upper, upper])
+
+    monkeypatch.setattr("common.models.native.predict", bright)
+    return write_bundle(tmp_path)
+
+
+def segment(study: Path, bundle: Path, out: Path, *more: str) -> Path:
+    done = RUN.invoke(
+        app, ["--dicom", str(study), "--model", str(bundle), "--out", str(out), "--json", *more], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    return Path(json.loads(done.stdout)["file"])
+
+
+def test_the_segmentation_refers_to_its_series_and_names_segments_and_student(
+    study: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """Read with pydicom, by the standard's own attributes."""
+    import pydicom
+
+    from common.canonical import sha256_file
+
+    found = pydicom.dcmread(segment(study, bundle, tmp_path / "out"))
+    source = [pydicom.dcmread(path, stop_before_pixels=True) for path in sorted((study / "a").iterdir())]
+    assert found.SOPClassUID == "1.2.840.10008.5.1.4.1.1.66.4"
+    assert found.Modality == "SEG"
+    for tag in ("PatientID", "PatientName", "StudyInstanceUID", "FrameOfReferenceUID"):
+        assert found[tag].value == source[0][tag].value
+    (reference,) = found.ReferencedSeriesSequence
+    assert reference.SeriesInstanceUID == UID
+    assert {one.ReferencedSOPInstanceUID for one in reference.ReferencedInstanceSequence} == {
+        one.SOPInstanceUID for one in source
+    }
+    segments = found.SegmentSequence
+    assert [one.SegmentLabel for one in segments] == ["hippocampus", "my structure"]
+    known, own = (one.SegmentedPropertyTypeCodeSequence[0] for one in segments)
+    assert (known.CodingSchemeDesignator, own.CodingSchemeDesignator) == ("SCT", "99CONSILIUM")
+    student = sha256_file(bundle / "models" / "model.pt")
+    for one in segments:
+        assert one.SegmentAlgorithmType == "AUTOMATIC"
+        assert one.SegmentationAlgorithmIdentificationSequence[0].AlgorithmVersion == student
+
+
+def test_another_reader_finds_every_voxel_of_the_label_map_at_its_place_in_space(
+    study: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """SimpleITK's own reader of the file, and the standard's positions of its frames: the block is where it was put."""
+    import pydicom
+    import SimpleITK
+
+    path = segment(study, bundle, tmp_path / "out")
+    head = pydicom.dcmread(path)
+    frames = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path)))  # frames, rows, columns
+    seen = {1: set(), 2: set()}
+    for frame, facts in zip(frames, head.PerFrameFunctionalGroupsSequence, strict=True):
+        x, y, z = facts.PlanePositionSequence[0].ImagePositionPatient
+        segment_number = facts.SegmentIdentificationSequence[0].ReferencedSegmentNumber
+        for row, column in np.argwhere(frame > 0):
+            seen[segment_number].add((x + column * STEP[0], y + row * STEP[1], z))
+    block = {
+        (ORIGIN[0] + i * STEP[0], ORIGIN[1] + j * STEP[1], ORIGIN[2] + k * STEP[2])
+        for i in range(3, 8)
+        for j in range(2, 9)
+        for k in range(4, 7)
+    }
+    both = seen[1] | seen[2]
+    assert not seen[1] & seen[2]
+    assert len(both & block) / len(both | block) > 0.8  # the way to the study's grid and back blurs its rim
+    assert min(z for _, _, z in seen[2]) > max(z for _, _, z in seen[1]) - 2.5
+    assert np.mean([z for _, _, z in seen[2]]) > np.mean([z for _, _, z in seen[1]])
+
+
+def test_a_validator_of_the_standard_finds_no_error(study: Path, bundle: Path, tmp_path: Path) -> None:
+    program = shutil.which("dciodvfy")
+    if program is None:
+        pytest.skip("needs dciodvfy (Debian: dicom3tools)")
+    path = segment(study, bundle, tmp_path / "out")
+    done = subprocess.run([program, str(path)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if line.startswith("Error")] == []
+
+
+def test_a_series_of_another_modality_is_refused_by_its_name(study: Path, bundle: Path, tmp_path: Path) -> None:
+    for name in ("Thorax", "5", UID[:-1] + "5"):
+        done = RUN.invoke(
+            app, ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "o"), "--series", name]
+        )
+        assert isinstance(done.exception, InvalidInput)
+        assert "Thorax (number 5, CT)" in str(done.exception)
+        assert "MR" in str(done.exception)
+    assert not (tmp_path / "o").exists()
+
+
+def test_two_series_that_fit_are_named_and_one_is_to_be_chosen(study: Path, bundle: Path, tmp_path: Path) -> None:
+    write_series(study / "c", voxels(3), uid=UID[:-1] + "6", number=6, description="T2 axial")
+    words = ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")]
+    done = RUN.invoke(app, words)
+    assert "T1 axial (number 4, MR); T2 axial (number 6, MR)" in str(done.exception)
+    assert "--series" in str(done.exception)
+    assert segment(study, bundle, tmp_path / "out", "--series", "t2 AXIAL").name == "6-seg.dcm"
+    assert "no such" not in str(RUN.invoke(app, [*words, "--series", "7"]).exception)
+    assert "T2 axial (number 6, MR)" in str(RUN.invoke(app, [*words, "--series", "7"]).exception)
+
+
+def test_a_series_unlike_the_students_training_is_refused_by_its_name(
+    study: Path, tmp_path: Path, bundle: Path
+) -> None:
+    """Ranges of volumes a hundred times smaller in their steps: far from all that the student learnt from."""
+    shutil.rmtree(bundle)
+    data = DataConfig(labels=("background", "hippocampus", "my structure"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
+    from tests.worlds import write_case
+
+    like = [load_volume(write_case(tmp_path / "like", f"v{i}", i).image, data) for i in range(4)]
+    other = write_bundle(tmp_path, inputs=input_ranges(like))
+    words = ["--dicom", str(study), "--model", str(other), "--out", str(tmp_path / "out")]
+    done = RUN.invoke(app, words)
+    assert isinstance(done.exception, InvalidInput)
+    assert "T1 axial (number 4, MR) is unlike" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+    assert segment(study, other, tmp_path / "out", "--even-if-unlike").is_file()
+
+
+def test_several_patients_studies_or_none_are_refused(study: Path, bundle: Path, tmp_path: Path) -> None:
+    def refused(folder: Path) -> str:
+        done = RUN.invoke(app, ["--dicom", str(folder), "--model", str(bundle), "--out", str(tmp_path / "out")])
+        assert isinstance(done.exception, InvalidInput)
+        return str(done.exception)
+
+    (tmp_path / "empty").mkdir()
+    assert "no DICOM series" in refused(tmp_path / "empty")
+    write_series(study / "d", voxels(), uid=UID[:-1] + "7", study="1.2.826.0.1.3680043.8.498.2")
+    assert "studies in the folder" in refused(study)
+    shutil.rmtree(study / "d")
+    write_series(study / "d", voxels(), uid=UID[:-1] + "7", patient="1971")
+    assert "patients in the folder" in refused(study)
+    assert "Jane" not in refused(study)
+
+
+def test_a_missing_slice_is_refused_by_the_series_name(study: Path, bundle: Path, tmp_path: Path) -> None:
+    sorted((study / "a").iterdir())[4].unlink()
+    done = RUN.invoke(app, ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")])
+    assert "T1 axial (number 4, MR)" in str(done.exception)
+    assert "evenly spaced" in str(done.exception)
+
+
+def test_a_map_without_any_structure_is_written_too(
+    study: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pydicom
+
+    nothing = np.stack([np.ones((16, 16, 16)), *np.zeros((2, 16, 16, 16))]).astype(np.float32)
+    monkeypatch.setattr("common.models.native.predict", lambda *given, **named: nothing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = pydicom.dcmread(segment(study, bundle, tmp_path / "out"))
+    assert not found.pixel_array.any()
+
+
+@pytest.mark.parametrize("more", [["images"], ["--labels", "drawn"], ["--uncertainty"]])
+def test_what_goes_with_images_is_refused_beside_a_study(
+    study: Path, bundle: Path, tmp_path: Path, more: list[str]
+) -> None:
+    done = RUN.invoke(app, [*more, "--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, InvalidInput)

@@ -1,0 +1,64 @@
+"""Hospitals whose worker sends what it likes in place of its code and noise; nothing else of the daemons is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from client.operations.daemons import worker
+from common.process import DaemonSpec
+
+SPOILS = "np.full(code.shape, 1 << 60, dtype=np.int64)"
+
+
+def pushes_then(first: float, later: float, *, sites: int) -> str:
+    """The first so many m·R against its own vote while the roster has so many sites, and the later once it has not."""
+    return pushes(f"({first} if len(roster.members) == {sites} else {later})")
+
+
+def pushes(times: float | str) -> str:
+    """So many m·R against its own vote, where an honest site's code is m·R long at most."""
+    along = "code / max(1.0, float(np.sqrt((code.astype(float) ** 2).sum())))"
+    return f"np.rint(-{times} * longest * {along}).astype(np.int64)"
+
+
+SEALED = """
+import numpy as np
+import client.worker
+from client.masked import masks
+def sent(code, query, share, *, roster, me, private, sampler):
+    longest = query.mechanism.site_radius_int
+    said = {said}
+    return said.view(np.uint64) + masks(
+        roster, me=me, private=private, query=query.id, dimension=query.mechanism.dimension)
+client.worker.masked_code = sent
+from client.operations.serve import main
+main()
+"""
+OPEN = """
+import numpy as np
+import client.worker
+seal = client.worker.Worker._seal
+def sent(self, code, query, request):
+    longest = query.mechanism.site_radius_int
+    return seal(self, {said}, query, request)
+client.worker.Worker._seal = sent
+from client.operations.serve import main
+main()
+"""
+
+
+def serving(says: Mapping[str, str], *, program: str = SEALED) -> Callable[..., DaemonSpec]:
+    """What starts a site's worker, for ``client.operations.daemons.worker``: those of ``says`` send that."""
+
+    def start(site_dir: Path, *, socket: Path | None = None) -> DaemonSpec:
+        spec = worker(site_dir, socket=socket)
+        if site_dir.name not in says:
+            return spec
+        module = spec.argv.index("-m")
+        argv = ("-P", "-c", program.replace("{said}", says[site_dir.name]), *spec.argv[module + 2 :])
+        return replace(spec, argv=(sys.executable, *argv))
+
+    return start

@@ -1,0 +1,171 @@
+"""A fresh environment with the built wheel trains by DP-MAC on real MRI: killed, resumed, reported, and charged right.
+
+Runs where the Decathlon's hippocampus task lies (fixture ``hippocampus``). The ε is held against an accountant of this
+file: the privacy loss of a subsampled Gaussian on a grid of its outputs, composed by fast Fourier transform.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.ledger.site_ledger import SiteLedger
+from common.data.msd import read_dataset, write_dataset
+from tests.worlds import site_toml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STEPS, EPSILON, DELTA = 8, 8.0, 1e-3
+STUDY = """\
+schema = 1
+name = "trial"
+[data]
+labels = ["background", "anterior", "posterior"]
+spacing_mm = [2, 2, 2]
+grid = [16, 24, 16]
+channels = ["image"]
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+planned_queries = 4
+quorum = 2
+[teacher]
+channels = [4, 8, 16]
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def epsilon_by_hand(*, noise: float, rate: float, steps: int, delta: float) -> float:
+    """ε of ``steps`` Poisson-subsampled Gaussians under add-remove: the larger of both directions."""
+    x = np.linspace(-12 * noise, 1 + 12 * noise, 200_001)
+    normal = lambda mean: np.exp(-((x - mean) ** 2) / (2 * noise**2)) / (noise * sqrt(2 * np.pi))  # noqa: E731
+    plain, mixed = normal(0.0), (1 - rate) * normal(0.0) + rate * normal(1.0)
+    width, size = 1e-4, 1 << 21
+    losses = (np.arange(size) - size // 2) * width
+    worst = 0.0
+    for p, q in ((mixed, plain), (plain, mixed)):
+        loss, mass = np.log(p) - np.log(q), p * (x[1] - x[0])
+        at = np.clip(np.rint(loss / width).astype(int) + size // 2, 0, size - 1)
+        one = np.bincount(at, weights=mass, minlength=size)
+        all_steps = np.fft.fftshift(np.fft.ifft(np.fft.fft(np.fft.ifftshift(one)) ** steps).real).clip(min=0)
+        low, high = 0.0, 60.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            past = losses > middle
+            short = (all_steps[past] * -np.expm1(middle - losses[past])).sum()
+            low, high = (middle, high) if short > delta else (low, middle)
+        worst = max(worst, high)
+    return worst
+
+
+def installed(folder: Path) -> Path:
+    """The command line of a fresh environment that holds the wheel; what it needs comes from this one's libraries."""
+    source = folder / "source"
+    skip = shutil.ignore_patterns(".*", "tests", "docs", "benchmarks", "build", "*.egg-info", "shared", "bench-cache")
+    shutil.copytree(REPOSITORY, source, ignore=skip)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    built = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run([*pip, *built], check=True, timeout=300)
+    shutil.rmtree(source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True, timeout=120)
+    python = folder / "venv" / "bin" / "python"
+    (wheel,) = folder.glob("consilium-*.whl")
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, timeout=300)
+    purelib = next((folder / "venv" / "lib").glob("python3*/site-packages"))
+    (purelib / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+    where = "import client.training.private.mac as m; print(m.__file__)"
+    found = subprocess.run([python, "-P", "-c", where], cwd=folder, capture_output=True, text=True, check=True)
+    assert found.stdout.startswith(str(folder)), "the wheel's own code runs"
+    return folder / "venv" / "bin" / "consilium"
+
+
+def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_says_what_an_accountant_says(
+    tmp_path: Path, hippocampus: Path
+) -> None:
+    consilium = installed(tmp_path)
+    dataset = read_dataset(hippocampus)
+    write_dataset(
+        tmp_path / "set", name="site", labels=dataset.labels, channels=dataset.channels, cases=dataset.labelled[:10]
+    )
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "site.toml").write_text(site_toml(data="../set", delta=DELTA), encoding="utf-8")
+    study = STUDY.replace('["image"]', json.dumps(list(dataset.channels)))
+    (site / "study.toml").write_text(study, encoding="utf-8")
+    words = ["site", "train", "--site-dir", str(site), "--jobs", "1", "--strategy", "dp-mac", "--delta", str(DELTA)]
+    command = [str(consilium), *words, "--epsilon", str(EPSILON), "--steps", str(STEPS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+
+    first = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert first.stdout is not None
+    until = time.monotonic() + 300
+    while not (journals := list(site.glob("teachers/voter-000/journal-*.jsonl"))) or _lines(journals[0]) < 4:
+        assert first.poll() is None, first.stdout.read().decode()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    spent = _lines(journals[0]) - 1
+    assert 3 <= spent < STEPS
+
+    again = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert again.returncode == 0, again.stderr
+    report = json.loads(again.stdout)
+    (voter,) = report["voters"]
+    assert (report["patients"], report["crashes"], voter["reused"]) == (10, [], False)
+    assert STEPS - 1 <= voter["steps"] <= STEPS, "charged before the kill is spent, not taken again"
+    assert len(voter["weights"]) == 64
+    add_remove, replace_one = voter["guarantees"]
+    assert "unit patient, relation add-remove (training)" in add_remove
+    assert "unit patient, relation replace-one (training)" in replace_one
+    assert list(site.glob("teachers/voter-000/journal-*.jsonl")) == journals
+    assert _lines(journals[0]) == 1 + STEPS, "no step more than planned, those before the kill included"
+
+    with SiteLedger.read(site / "site-ledger.sqlite") as ledger:
+        (training,) = ledger.trainings().all
+        said = ledger.summary()["trainings"]
+    assert training.strategy == "dp-mac"
+    assert training.event is not None
+    assert (training.event.steps, training.event.rate) == (STEPS, 0.5)
+    wanted = epsilon_by_hand(
+        noise=float(training.event.noise_multiplier), rate=float(training.event.rate), steps=STEPS, delta=DELTA
+    )
+    assert wanted == pytest.approx(EPSILON, rel=2e-3), "planned for this ε"
+    assert said["guarantees"][0]["epsilon"] == pytest.approx(wanted, rel=2e-3)  # type: ignore[index]
+    status = subprocess.run(
+        [str(consilium), "site", "status", "--site-dir", str(site), "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = json.loads(status.stdout)["trainings"]
+    assert (told["count"], told["strategies"]) == (1, ["dp-mac"])
+    assert told["guarantees"][0]["epsilon"] == pytest.approx(wanted, rel=2e-3)
+    refused = subprocess.run(
+        [*command, "--temperature", "1"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--temperature of dp-mac" in refused.stderr
+    assert _lines(journals[0]) == 1 + STEPS
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")

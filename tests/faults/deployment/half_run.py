@@ -1,0 +1,67 @@
+"""Go on with a study of :mod:`tests.dashboard_study` by the version of Consilium that is on the path.
+
+``python -P half_run.py FOLDER RELEASES`` makes the study in FOLDER, or opens what lies there, and runs it until so many
+batches more were released; then it ends in the middle of the run, as a process that is killed does. With 0 releases it
+runs to the end. It uses what release 0.2.0 has, too, and prints the study's id and its number of answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from common.data.msd import read_dataset
+from common.events import EventLog
+from server.aggregation.pipeline import collect
+from server.ledger.server_ledger import Ledger
+from tests import dashboard_study
+
+
+class Killed(BaseException):
+    """The server's process ended here."""
+
+
+class UntilReleased(EventLog):
+    """Ends the process once so many batches were released; 0: never."""
+
+    left = 0
+
+    def emit(self, event: str, **facts: Any) -> None:
+        super().emit(event, **facts)
+        if event == "released":
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+
+
+def reopened() -> None:
+    """Let ``make_study_directory`` take what it finds on disk for what it would make."""
+
+    def there(*_: object, **__: object) -> None:
+        return None
+
+    made = Path.mkdir
+    Path.mkdir = lambda path, *given, **named: made(path, *given, **{**named, "exist_ok": True})  # type: ignore[method-assign]
+    dashboard_study.write_phantoms = lambda folder, **_: read_dataset(folder)
+    for step in ("create_study", "publish_volumes", "fit_study_codec", "add_site"):
+        setattr(dashboard_study.setup, step, there)
+
+
+def main(root: Path, releases: int) -> None:
+    if (root / "study").exists():
+        reopened()
+    recorded = dashboard_study.make_study_directory(root, batch_size=2)
+    workspace = recorded.workspace
+    events = UntilReleased(workspace.events_file, study=workspace.study().id)
+    events.left = releases
+    events.emit("run-started", run=str(releases), pid=1, resumed=True)
+    with suppress(Killed):
+        collect(workspace, recorded.transport, events=events)
+    with Ledger.open(workspace.ledger_file) as ledger:
+        print(workspace.study().id, len(ledger.answers(workspace.study().id)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

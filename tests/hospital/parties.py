@@ -1,0 +1,47 @@
+"""What each party types: one command in the foreground, and others beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from common.process import executable
+
+
+def consilium(*arguments: str) -> str:
+    """A command as a person types it; what it says."""
+    done = subprocess.run([executable("consilium"), *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def up(log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A party's one command in the foreground of a terminal of its own, until the block ends."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [executable("consilium"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=log.parent,
+            env={**os.environ, **(env or {})},
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=90)
+
+
+def wait(log: Path, words: str, process: subprocess.Popen[bytes], *, timeout_s: float = 300.0) -> None:
+    until = time.monotonic() + timeout_s
+    while words not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.2)

@@ -1,0 +1,93 @@
+"""Draw texts at random for a reader who has not seen the project: ``python -m tests.readability SEED [KIND]``.
+
+Prints 150 docstrings, 50 messages (errors and help texts) and 30 paragraphs of the documents, numbered, each with its
+place. A reader marks every text clear or unclear at first reading. docs/lab/readability.md keeps seeds and figures.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import command_reference, message_reference
+
+ROOT = Path(__file__).resolve().parent.parent
+Placed = tuple[str, str]
+
+
+def docstrings() -> list[Placed]:
+    """Every docstring of modules, classes and functions of the four packages."""
+    found = []
+    for folder in message_reference.FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = ast.get_docstring(node)
+                    if text:
+                        name = getattr(node, "name", "(module)")
+                        found.append((f"{path.relative_to(ROOT)} {name}", text))
+    return found
+
+
+def messages() -> list[Placed]:
+    """Every error message, and the help of every command and option."""
+    found = [
+        (
+            each.place,
+            "; ".join(
+                filter(
+                    None,
+                    (each.cause, each.limit and f"allowed: {each.limit}", each.remedy and f"to fix: {each.remedy}"),
+                )
+            ),
+        )
+        for each in message_reference.messages()
+    ]
+    for name, command in command_reference.commands():
+        if command.help:
+            found.append((name, " ".join(command.help.split())))
+        found += [(f"{name} {p.opts[0]}", p.help) for p in command.params if getattr(p, "help", None)]
+    return found
+
+
+def paragraphs() -> list[Placed]:
+    """Every paragraph of running text of the README and the documents that people write."""
+    found = []
+    generated = {"commands.md", "configuration.md", "messages.md", "contributing.md"}
+    pages = ROOT / "docs"
+    for path in (
+        ROOT / "README.md",
+        *sorted(pages.glob("*.md")),
+        *sorted(pages.glob("start/*.md")),
+        *sorted(pages.glob("concepts/*.md")),
+    ):
+        if path.name not in generated:
+            text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+            for block in re.split(r"\n\s*\n", text):
+                if len(block.split()) > 12 and not re.match(r"\s*(\||#|<!--)", block):
+                    found.append((path.relative_to(ROOT).as_posix(), block.strip()))
+    return found
+
+
+KINDS: dict[str, tuple[int, Callable[[], list[Placed]]]] = {
+    "docstrings": (150, docstrings),
+    "messages": (50, messages),
+    "paragraphs": (30, paragraphs),
+}
+
+
+def drawn(kind: str, seed: int) -> list[Placed]:
+    """The texts of one kind that a seed draws."""
+    count, texts = KINDS[kind]
+    return random.Random(seed).sample(texts(), count)
+
+
+if __name__ == "__main__":
+    for _kind in sys.argv[2:] or KINDS:
+        print(f"# {_kind}, seed {sys.argv[1]}, of {len(KINDS[_kind][1]())}\n")
+        for _number, (_place, _words) in enumerate(drawn(_kind, int(sys.argv[1])), 1):
+            print(f"{_number}. [{_place}] {_words}\n")

@@ -1,0 +1,160 @@
+"""Every file a backup can contain, put back alone and together, older, newer and missing, at every point of a life.
+
+A :class:`Part` is what a backup may hold of a folder and what is restored as one: a ledger with its write-ahead log,
+the standing beside it, the deal of the patients. A life is lived on a real folder, and at every point of it the whole
+folder is kept (:func:`keep`) with the facts that are true by then. :func:`cases` enumerates every set of parts and
+every two points: the folder is as it was at one of them, those parts as they were at the other, or missing.
+
+Every file of a real folder belongs to a part, or is named as what no restore can harm, with the reason
+(:func:`unclassified`): a file that is added to the product later fails a test until somebody says which it is.
+
+A suite of restores gives its own life, its parts, and ``look``: what a person does after the restore, which ends in a
+refusal with a remedy or in figures that are held against the facts. ``tests/restores/test_server.py`` is one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Generic, TypeVar
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is restored as one: patterns of paths relative to the folder. ``*`` stands for any text, slashes too."""
+
+    name: str
+    patterns: tuple[str, ...]
+
+    def holds(self, path: str) -> bool:
+        return any(fnmatch(path, pattern) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(Generic[F]):
+    """A point of a life: the folder as it was, and what was true by then."""
+
+    name: str
+    folder: Path
+    facts: F
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The folder of moment ``at`` with ``parts`` as they were at moment ``source``, or missing where that is None; and
+    without the parts that are ``gone``."""
+
+    parts: tuple[str, ...]
+    source: int | None
+    at: int
+    gone: tuple[str, ...] = ()
+
+    @property
+    def now(self) -> int:
+        """The latest moment that left a trace: what had happened by then has happened."""
+        return self.at if self.source is None else max(self.at, self.source)
+
+    def older(self, part: str) -> bool:
+        """Whether this part is older than the latest, or missing."""
+        if part in self.gone:
+            return True
+        return (self.source is None or self.source < self.now) if part in self.parts else self.at < self.now
+
+    def __str__(self) -> str:
+        what = "missing" if self.source is None else f"of point {self.source}"
+        gone = f", {'+'.join(self.gone)} missing" if self.gone else ""
+        return f"{'+'.join(self.parts)} {what}{gone} at point {self.at}"
+
+
+def files(folder: Path) -> list[str]:
+    """Every file and link below a folder, relative to it."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def unclassified(folder: Path, parts: Sequence[Part], harmless: Sequence[str]) -> list[str]:
+    """The files of a folder that belong to no part and are not named as harmless; or to two parts."""
+    found = []
+    for path in files(folder):
+        owners = [part.name for part in parts if part.holds(path)]
+        if len(owners) > 1 or (not owners and not any(fnmatch(path, pattern) for pattern in harmless)):
+            found.append(path)
+    return found
+
+
+def keep(folder: Path, into: Path, name: str, facts: F) -> Moment[F]:
+    """Copy the whole folder, as a backup of the machine would."""
+    shutil.copytree(folder, into, symlinks=True)
+    return Moment(name, into, facts)
+
+
+def cases(parts: Sequence[Part], moments: Sequence[object], *, most: int | None = None) -> Iterator[Case]:
+    """Every set of ``most`` parts or fewer (default: any number), at every moment, from every other and missing."""
+    names = [part.name for part in parts]
+    for size in range(1, (most or len(names)) + 1):
+        for chosen in combinations(names, size):
+            for at in range(len(moments)):
+                for source in (None, *range(len(moments))):
+                    if source != at:
+                        yield Case(chosen, source, at)
+
+
+def mixed(parts: Sequence[Part], moments: Sequence[object]) -> Iterator[Case]:
+    """One part of another moment and a second one missing, for every two parts and every two moments."""
+    names = [part.name for part in parts]
+    for name, gone in permutations(names, 2):
+        for at, source in permutations(range(len(moments)), 2):
+            yield Case((name,), source, at, (gone,))
+
+
+def restored(case: Case, parts: Sequence[Part], moments: Sequence[Moment[F]], into: Path) -> Path:
+    """The folder that the case describes, at ``into``, in the place of what lies there."""
+    shutil.rmtree(into, ignore_errors=True)
+    shutil.copytree(moments[case.at].folder, into, symlinks=True)
+    chosen = [part for part in parts if part.name in case.parts]
+    for path in files(into):
+        if any(part.holds(path) for part in chosen):
+            (into / path).unlink()
+    for path in files(into):
+        if any(part.holds(path) for part in parts if part.name in case.gone):
+            (into / path).unlink()
+    if case.source is not None:
+        source = moments[case.source].folder
+        for path in files(source):
+            if any(part.holds(path) for part in chosen):
+                (into / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source / path, into / path, follow_symlinks=False)
+    return into
+
+
+def look_at(
+    chosen: Iterator[Case],
+    parts: Sequence[Part],
+    moments: Sequence[Moment[F]],
+    into: Path,
+    look: Callable[[Case, Path, F], str],
+) -> dict[str, int]:
+    """Restore and look, case by case; how often each outcome came about, and an AssertionError that names every case
+    whose promise does not hold.
+
+    ``look`` returns a word for what came about and raises AssertionError for a broken promise; the facts it is given
+    are those of the case's ``now``.
+    """
+    outcomes: dict[str, int] = {}
+    broken: list[str] = []
+    for case in chosen:
+        folder = restored(case, parts, moments, into)
+        try:
+            outcome = look(case, folder, moments[case.now].facts)
+        except AssertionError as error:
+            broken.append(f"{case}: {str(error).splitlines()[0]}")
+            continue
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    assert not broken, f"{len(broken)} of {len(broken) + sum(outcomes.values())} restores: " + "; ".join(broken[:12])
+    return outcomes

@@ -1,0 +1,274 @@
+"""The life of a site's books, on a real site folder, beside a server that nothing happens to.
+
+What is true is written down where it happens: what was accepted, what a receipt arrived for, who vetoed, who left.
+Training, deals and teachers have a life of their own (``training_life.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client.ledger.site_ledger import SiteLedger
+from client.operations.staff_decisions import recover_own
+from client.policy import load_site
+from client.site.books import open_books, read_books, stated_books
+from client.site.enrolment import site_status
+from common.admission import write_request
+from common.canonical import sha256_bytes
+from common.config import render_study
+from common.errors import ConsiliumError, LedgerCorrupt, Refused
+from common.ledger.keys import public_hex
+from common.ledger.receipts import Receipt
+from common.pki import create_node_keys
+from consilium.cli.site import status_text
+from tests.common.ledger.ledger_world import World, make_mechanism, make_query, make_study
+from tests.restores.harness import Case, Moment, Part, keep
+from tests.restores.server_life import refused
+from tests.worlds import site_toml
+
+POOL = "aachen-mri"
+MECHANISM = make_mechanism(room_for=12)
+STUDY = make_study(planned_queries=12)
+COST = MECHANISM.mu_squared(STUDY.privacy.protection)
+CODE = np.array([1, -2, 3, -4], dtype=np.int64)
+SUBJECT, WEIGHTS = sha256_bytes(b"keyed"), sha256_bytes(b"weights")
+
+PARTS = (
+    Part("ledger", ("site-ledger.sqlite", "site-ledger.sqlite-wal", "site-ledger.sqlite-shm")),
+    Part("standing", ("site-ledger.standing",)),
+    Part("site.toml", ("site.toml",)),
+)
+"""The books of a site's folder. A site's codes lie in its ledger."""
+
+HARMLESS = (
+    "witnesses/*",  # an older copy signs a longer fork at most: docs/adr/0037-witnesses.md
+    "study.toml", "request.json",  # consented to: the ledger has the text, and a worker compares them
+    "site-ledger.key",  # docs/ledger.md, Keys: another one cannot open the ledger
+)  # fmt: skip
+"""What of the books no restore can harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is true at a point: every query accepted, in order; the server's receipts that arrived, and all that it has
+    made; whether the site has paused the study or left it for good; and whether the patient has left."""
+
+    accepted: tuple[str, ...] = ()
+    arrived: tuple[Receipt, ...] = ()
+    made: tuple[Receipt, ...] = ()
+    veto: str | None = None
+    patient_left: bool = False
+
+
+@dataclass
+class Life:
+    """A site's folder and what happened there."""
+
+    root: Path
+    world: World
+    accepted: list[str] = field(default_factory=list)
+    arrived: list[Receipt] = field(default_factory=list)
+    veto: str | None = None
+    patient_left: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "site"
+
+    @contextmanager
+    def ledger(self) -> Iterator[SiteLedger]:
+        with open_books(load_site(self.folder)) as ledger:
+            yield ledger
+
+    def facts(self) -> Facts:
+        made = tuple(self.world.ledger.site_receipts("aachen"))
+        return Facts(tuple(self.accepted), tuple(self.arrived), made, self.veto, self.patient_left)
+
+    def accept(self, *numbers: int, receipt: bool, release: bool = True) -> None:
+        queries = [make_query(number, MECHANISM) for number in numbers]
+        with self.ledger() as ledger:
+            ledger.reserve(STUDY.id, queries, ledger=self.world.ledger.ledger_id)
+            for query in queries:
+                ledger.store_code(query.id, CODE)
+            self.accepted += [query.id for query in queries]
+            if not release:
+                return
+            self.world.release(queries, batch=f"b{numbers[0]}", sites=("aachen", "bergen"))
+            if receipt:
+                for one in self.world.ledger.site_receipts(
+                    "aachen", after=ledger.held(self.world.ledger.ledger_id).seq
+                ):
+                    ledger.record_receipt(Receipt.parse(one.render()), public_key=self.world.key.public_key())
+                    self.arrived.append(one)
+
+
+def live(folder: Path) -> tuple[World, list[Moment[Facts]]]:
+    """The whole life; at every point the site's folder and what is true."""
+    (folder / "server").mkdir()
+    world = World.create(folder / "server", study=STUDY)
+    life, moments = Life(folder, world), list[Moment[Facts]]()
+    life.folder.mkdir()
+    signing = public_hex(world.key)
+    text = site_toml(site="aachen", pool=POOL, signing_key=signing, more="queries_per_day = 100\n")
+    (life.folder / "site.toml").write_text(text)
+    (life.folder / "study.toml").write_text(render_study(STUDY))
+
+    def point(name: str) -> None:
+        moments.append(keep(life.folder, folder / f"point-{len(moments)}", name, life.facts()))
+
+    with life.ledger() as ledger:
+        ledger.consent(STUDY)
+    node_key = create_node_keys(folder / "node").private
+    books = stated_books(load_site(life.folder))
+    write_request(
+        life.folder / "request.json", study=STUDY.id, site="aachen", pool=POOL, node_key=node_key, books=books
+    )
+    point("joined, nothing accepted")
+    life.accept(1, 2, receipt=True)
+    point("two accepted, receipted")
+    life.accept(3, receipt=False, release=False)
+    point("a third, which the server never released")
+    with life.ledger() as ledger:
+        ledger.decide(STUDY.id, "pause")
+    life.veto = "pause"
+    point("paused")
+    with life.ledger() as ledger:
+        ledger.decide(STUDY.id, "resume")
+        ledger.withdraw_patient(slot=3, voter=0, subject=SUBJECT, weights=WEIGHTS)
+    life.veto, life.patient_left = None, True
+    point("resumed, and a patient left")
+    life.accept(4, receipt=False)
+    point("a fourth, whose receipt has not arrived")
+    life.accept(5, receipt=True)
+    (life.folder / "site.toml").write_text(text.replace("queries_per_day = 100", "queries_per_day = 90"))
+    point("a fifth, receipted, the fourth's receipt with it, and another cap")
+    with life.ledger() as ledger:
+        ledger.decide(STUDY.id, "withdraw")
+    life.veto = "withdraw"
+    point("left for good")
+    return world, moments
+
+
+def revived(folder: Path, world: World, facts: Facts) -> Life:
+    """The life that goes on in the restored folder ``folder / "site"``."""
+    return Life(folder, world, list(facts.accepted), list(facts.arrived), facts.veto, facts.patient_left)
+
+
+def known_of(case: Case, moments: list[Moment[Facts]]) -> Facts | None:
+    """The point up to which the site's own machine knows what happened, None for nothing."""
+    if not (case.older("ledger") and case.older("standing")):
+        return moments[case.now].facts
+    if "standing" in case.gone or ("standing" in case.parts and case.source is None):
+        return moments[case.now].facts  # that it is missing is seen, and all that was left counts as spent
+    left = case.source if "ledger" in case.parts else None if "ledger" in case.gone else case.at
+    return None if left is None else moments[left].facts
+
+
+def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, folder: Path, facts: Facts) -> str:
+    life, known = revived(root, world, facts), known_of(case, moments)
+    assert folder == life.folder
+    outcome, recovered = "", False
+    _status_is_no_less(life, known)
+    try:
+        stopped = hear(life, facts)
+    except ConsiliumError as error:
+        text = refused(error)
+        outcome, stopped = "refused", False
+        if "recover --own-ledger" not in text:
+            return "refused for good"
+        try:
+            _recover(life)
+        except ConsiliumError as error:
+            refused(error)
+            return "refused for good"
+        recovered, stopped = True, hear(life, facts)
+    kept = moments[case.now].folder / "site-ledger.standing"
+    if stopped:
+        outcome = f"{outcome}, then stopped by receipts".removeprefix(", ")
+        _status_is_no_less(life, facts)
+        recover_own(life.folder, standing=kept, charge_all=False)  # a copy of the standing was kept elsewhere
+        recovered, known = True, facts
+        assert not hear(life, facts), "stopped again after all was charged"
+    _status_is_no_less(life, known)
+    receipted = {query for receipt in facts.made for query in receipt.query_ids}
+    with life.ledger() as ledger:
+        least = set() if known is None else set(known.accepted)
+        least |= receipted & set(facts.accepted)
+        assert ledger.spent().mu_squared >= len(least) * COST, "less is charged than was accepted"
+        assert ledger.spent(STUDY.id).mu_squared >= len(least) * COST, "less is charged in the study"
+        told = not (case.older("ledger") and case.older("standing"))  # else a person must tell it again
+        if told and facts.patient_left:
+            assert [one.weights for _, one in ledger.withdrawn_patients()] == [WEIGHTS], "a patient came back"
+            assert all(ledger.code(make_query(n, MECHANISM).id) is None for n in (1, 2, 3)), "a code came back"
+        if recovered:
+            assert ledger.stopped(STUDY.id), "a recovered site answers before a person resumed"
+        if told and facts.veto:
+            assert ledger.stopped(STUDY.id), "a veto vanished"
+            assert facts.veto == "pause" or ledger.stopped(STUDY.id) == "withdraw", "the end for good vanished"
+        before, new = ledger.spent().mu_squared, 0
+        if ledger.stopped(STUDY.id) is None:
+            try:
+                ledger.reserve(STUDY.id, [make_query(9, MECHANISM)], ledger=world.ledger.ledger_id)
+                new = 1
+            except Refused:
+                outcome = outcome or "went on, to its budget"
+        assert ledger.spent().mu_squared == before + new * COST, "a free acceptance"
+    if known != facts and "refused" not in outcome:  # a whole machine was rolled back and went on
+        recover_own(life.folder, standing=kept, charge_all=False)
+        with life.ledger() as ledger:
+            everything = (len(facts.accepted) + new) * COST
+            assert ledger.spent().mu_squared >= everything, "less is charged than was accepted, by a kept standing"
+            assert ledger.spent().mu_squared == everything, "more is charged than was accepted, by a kept standing"
+            assert bool(ledger.withdrawn_patients()) == facts.patient_left, "a patient came back, by a kept standing"
+            if facts.veto == "withdraw":
+                assert ledger.stopped(STUDY.id) == "withdraw", "the end for good vanished, by a kept standing"
+    return outcome or "went on"
+
+
+def _status_is_no_less(life: Life, known: Facts | None) -> None:
+    """What ``site status`` prints is not below what is known to have been accepted, unless it says ``at least``."""
+    try:
+        said = site_status(life.folder)
+    except ConsiliumError as error:
+        refused(error)
+        return
+    if "at_least" in said:
+        assert "spent of it, at least:" in status_text(said)
+        return
+    with read_books(load_site(life.folder)) as ledger:
+        limit = ledger._books.limit
+    least = 0 if known is None else len(known.accepted)
+    share: Any = said["share_spent"]
+    assert share >= float(least * COST / limit) * (1 - 1e-12), "site status prints less than was accepted"
+
+
+def hear(life: Life, facts: Facts) -> bool:
+    """Open the books and take the receipts the server sends before it asks for a code; whether one stops the site."""
+    with life.ledger() as ledger:
+        ledger.consent(STUDY)
+        held = ledger.held(life.world.ledger.ledger_id).seq
+        for receipt in facts.made:
+            if receipt.head.seq <= held:
+                continue
+            try:
+                ledger.record_receipt(Receipt.parse(receipt.render()), public_key=life.world.key.public_key())
+            except LedgerCorrupt:
+                return True
+            except Refused:
+                continue
+    return False
+
+
+def _recover(life: Life) -> None:
+    try:
+        recover_own(life.folder, standing=None, charge_all=False)
+    except ConsiliumError as error:
+        if "--charge-all" not in refused(error):
+            raise
+        recover_own(life.folder, standing=None, charge_all=True)

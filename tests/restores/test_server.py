@@ -1,0 +1,51 @@
+"""A study's server after any restore of its files: it refuses with a remedy, or every draw ever made is in its figures.
+
+The oracle counts draws where noise is drawn. One thing nobody can know (docs/ledger.md, "What nobody notices"): a draw
+whose row and standing are gone and whose receipt reached no site. :func:`knowable` is written out from what is left
+after a restore, not from what the product found.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+
+from tests.restores.harness import Moment, cases, files, look_at, mixed, unclassified
+from tests.restores.server_life import HARMLESS, PARTS, Facts, live, look
+
+SHARES = 4 if os.environ.get("CONSILIUM_RESTORES") == "all" else 1
+"""Of four shares of all sets of parts, one is looked at by default."""
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory: pytest.TempPathFactory) -> list[Moment[Facts]]:
+    return live(tmp_path_factory.mktemp("life"))
+
+
+def test_every_file_of_a_study_is_a_part_or_named_as_harmless(moments: list[Moment[Facts]]) -> None:
+    for moment in moments:
+        assert unclassified(moment.folder, PARTS, HARMLESS) == []
+    last = files(moments[-1].folder)
+    assert [part.name for part in PARTS if not any(map(part.holds, last))] == []
+    assert unclassified(moments[-1].folder, PARTS[1:], HARMLESS) == ["ledger.sqlite"], "a file of no part is noticed"
+
+
+@pytest.mark.slow
+def test_no_restore_of_one_part_makes_a_draw_free(moments: list[Moment[Facts]], tmp_path: Path) -> None:
+    outcomes = look_at(
+        cases(PARTS, moments, most=1), PARTS, moments, tmp_path / "study", partial(look, tmp_path, moments)
+    )
+    said = {"went on", "refused", "refused, all charged", "refused for good", "stopped by what sites hold"}
+    assert set(outcomes) == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(SHARES))
+def test_no_restore_of_any_parts_makes_a_draw_free(moments: list[Moment[Facts]], tmp_path: Path, share: int) -> None:
+    chosen = islice(chain(cases(PARTS, moments), mixed(PARTS[:3], moments)), share, None, 4)
+    outcomes = look_at(chosen, PARTS, moments, tmp_path / "study", partial(look, tmp_path, moments))
+    print(outcomes)

@@ -1,0 +1,68 @@
+"""A site's books after any restore: refused with a remedy, or all that was accepted is in its figures, and who said no
+or left stays heard.
+
+The oracle is what happened (``site_life``). One thing nobody can know (docs/ledger.md, "What nobody notices"): what was
+accepted or said since the copy where ledger and standing were both rolled back and no receipt tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from common.privacy.training import Neighbours, Sampling, TrainingEvent
+from tests.common.ledger.ledger_world import World
+from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, restored, unclassified
+from tests.restores.site_life import HARMLESS, PARTS, Facts, hear, live, look, revived
+
+DRAWN = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
+Lived = tuple[World, list[Moment[Facts]]]
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    return live(tmp_path_factory.mktemp("life"))
+
+
+def test_every_file_of_a_sites_books_is_a_part_or_named_as_harmless(lived: Lived) -> None:
+    for moment in lived[1]:
+        assert unclassified(moment.folder, PARTS, HARMLESS) == []
+    last = files(lived[1][-1].folder)
+    assert [part.name for part in PARTS if not any(map(part.holds, last))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [cases, mixed])
+def test_no_restore_of_a_sites_books_makes_an_acceptance_free_or_a_no_unheard(
+    lived: Lived, tmp_path: Path, chosen: Callable[..., Iterator[Case]]
+) -> None:
+    world, moments = lived
+    restores = chosen(PARTS, moments)
+    outcomes = look_at(restores, PARTS, moments, tmp_path / "site", partial(look, tmp_path, world, moments))
+    assert "refused" in outcomes
+    assert ("went on" in outcomes) is (chosen is not mixed), "a site goes on while one of its files is missing"
+
+
+def test_a_site_whose_machine_was_rolled_back_states_no_epsilon_of_its_trainings_while_a_receipt_says_so(
+    tmp_path: Path,
+) -> None:
+    """The receipt tells of queries that this copy never accepted: what was trained since then is not known either."""
+    world, moments = live(tmp_path)
+    folder = restored(Case(("ledger", "standing"), 0, 6), PARTS, moments, tmp_path / "again" / "site")
+    life = revived(folder.parent, world, moments[6].facts)
+    with life.ledger() as ledger:
+        ledger.record_training("a" * 64, voter=0, deal="d" * 64, strategy="dp-sgd", event=DRAWN)
+        ledger.record_trained("a" * 64, "b" * 64)
+        ledger.state_teachers(["b" * 64])
+        trained = ledger.trainings()
+    assert hear(life, moments[6].facts), "no receipt stopped it"
+    with life.ledger() as ledger:
+        assert "never accepted" in str(ledger.doubt())
+        stopped = ledger.trainings()
+    of = {"delta": 1e-3, "neighbours": Neighbours.ADD_REMOVE}
+    assert trained.guarantee(**of) is not None
+    assert stopped.guarantee(**of) is None

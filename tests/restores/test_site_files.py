@@ -1,0 +1,369 @@
+"""A hospital after any restore of its files: it refuses with a remedy, or every promise to its patients holds.
+
+After each restore a person does what they would do: looks at the status, starts the worker, trains (one voter dies
+the first time, exit 7), trains with newcomers, and follows whatever remedy a refusal names. Then no ε is printed
+below the truth, no withdrawn patient votes or is trained on, no patient is in two served voters, and no step of a
+private training was drawn without a charge.
+
+Two things nobody can know here, where ledger and standing are both older than the latest: what was served since, and,
+where the journals are older too, what was drawn. The server's next receipt tells of such a machine (docs/ledger.md).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.foreign.bring import remove
+from client.ledger.site_teachers import KeepsTeachers
+from client.operations.staff_decisions import decide, recover_own
+from client.policy import load_site
+from client.records.declared import has_foreign
+from client.records.journal import TrainingJournal
+from client.site import deals
+from client.site.books import read_books
+from client.training.private import charge
+from common.errors import ConsiliumError, Refused
+from common.ledger.site_teachers import TeacherBooks
+from common.privacy.patient_guarantee import Trainings
+from tests.restores.harness import Case, Moment, Part, cases, keep, look_at, unclassified
+from tests.restores.training_life import Hospital, Truth, add_patients, make_hospital, refused
+
+PARTS = (
+    Part("ledger", ("site-ledger.sqlite*",)),
+    Part("standing", ("site-ledger.standing",)),
+    Part("slots", ("teachers/slots*.json",)),
+    Part("journals", ("teachers/voter-*/journal-*",)),
+    Part("checkpoints", ("teachers/voter-*/checkpoint.pt",)),
+    Part("weights", ("teachers/voter-*/weights.pt", "teachers/voter-*/train.json")),
+    Part("brought", ("teachers/voter-*/foreign.json",)),
+    Part("site.toml", ("site.toml",)),
+)
+TEACHERS = tuple(part.name for part in PARTS if part.name not in ("ledger", "standing", "site.toml"))
+HARMLESS = (
+    "site-ledger.key",  # the same for life; the ledger is not opened for writing without it
+    "declined.json",  # an older one forgets an offer: accepted if brought again within minutes, and charged
+    "study.toml",  # no worker starts on another than was consented to: tests/client/site
+    "ca.crt",
+    "node/keys/*",
+    "teachers/.lock",
+    "teachers/cases.json",  # what was left out, for the site's own eyes
+)
+ALL = os.environ.get("CONSILIUM_RESTORES") == "all"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true at a moment."""
+
+    truth: Truth
+    patients: int
+
+
+@dataclass(frozen=True)
+class Life:
+    """A life that was lived, and where its copies are looked at."""
+
+    name: str
+    moments: list[Moment[Facts]]
+    folder: Path
+
+
+def of_patients(hospital: Hospital) -> Iterator[str]:
+    """Private trainings in a study of unit patient, with newcomers, a voter that crashed, and a withdrawal."""
+    hospital.train(die_after=1)
+    yield "begun"
+    hospital.train(die_after=2)
+    yield "further"
+    hospital.train()
+    hospital.serve()
+    yield "served"
+    add_patients(hospital.site.parent / "set", range(8))
+    hospital.train(again=True, crash=[1])
+    yield "one voter crashed"
+    hospital.train(again=True)
+    hospital.serve()
+    yield "newcomers"
+    hospital.withdraw("p2")
+    yield "withdrawn"
+    add_patients(hospital.site.parent / "set", range(9))
+    hospital.train(again=True)
+    hospital.serve()
+    yield "retrained"
+
+
+def of_a_hospital(hospital: Hospital) -> Iterator[str]:
+    """A private training, a teacher that was brought and taken away, and a withdrawal, in a study of unit hospital."""
+    hospital.train()
+    hospital.serve()
+    yield "served"
+    hospital.bring(0)
+    yield "brought"
+    hospital.withdraw("p2")
+    hospital.serve()
+    yield "withdrawn"
+    hospital.bring(0)
+    hospital.serve()
+    yield "brought again"
+
+
+PATIENTS = {"one voter crashed": 8, "newcomers": 8, "withdrawn": 8, "retrained": 9}
+"""How many patients the dataset lists by then, where they are more than at first."""
+
+LIVES = {"patient": of_patients, "hospital": of_a_hospital}
+
+
+@pytest.fixture(scope="module", params=LIVES)
+def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Life:
+    root = tmp_path_factory.mktemp(request.param)
+    hospital = Hospital(make_hospital(root, unit=request.param))
+    moments = []
+    for name in LIVES[request.param](hospital):
+        facts = Facts(deepcopy(hospital.truth), PATIENTS.get(name, 6))
+        moments.append(keep(hospital.site, root / "moments" / name, name, facts))
+        assert unclassified(hospital.site, PARTS, HARMLESS) == []
+    shutil.rmtree(hospital.site)
+    return Life(request.param, moments, hospital.site)
+
+
+class Person:
+    """Does what a refusal says, and nothing else."""
+
+    def __init__(self, hospital: Hospital, moments: list[Moment[Facts]]) -> None:
+        self.hospital, self.first, self.again = hospital, moments[0].folder, False
+        self.did: set[str] = set()
+
+    def heeds(self, error: ConsiliumError) -> bool:
+        """Whether there is something to do about a refusal, which is done."""
+        text, site = str(error), self.hospital.site
+        assert "to fix:" in text or isinstance(error, Refused), text
+        if "put back any copy" in text:
+            self.did.add("put a file back")
+            (site / "teachers").mkdir(exist_ok=True)
+            shutil.copy(self.first / "teachers" / "slots.json", site / "teachers" / "slots.json")
+        elif "site.toml cannot be read" in text:
+            self.did.add("put a file back")
+            shutil.copy(self.first / "site.toml", site / "site.toml")
+        elif ("the site ledger" in text and "is gone" in text) or "books of the pool are gone" in text:
+            self.did.add("put a file back")
+            shutil.copy(self.first / "site-ledger.sqlite", site / "site-ledger.sqlite")
+        elif "recover --own-ledger" in text:
+            self.did.add("recovered the ledger")
+            self.recovers()
+        elif "site teacher remove" in text:
+            self.did.add("removed a teacher")
+            for voter in range(2):
+                if has_foreign(site / "teachers", voter):
+                    remove(site, voter)
+        elif "--again" in text:
+            self.did.add("paid again")
+            self.again = True
+        elif "site train" in text:
+            self.did.add("trained")
+            try:
+                self.trains()
+            except ConsiliumError as nested:
+                return self.heeds(nested)
+        elif "site teacher add" in text:
+            self.did.add("brought it again")
+            self.hospital.bring(0)
+        elif "paused" in text or "budget" in text:
+            return False
+        else:
+            raise AssertionError(f"nobody could do what this says: {text}")
+        return True
+
+    def recovers(self) -> None:
+        site = self.hospital.site
+        said = refused(lambda: recover_own(site, standing=None, charge_all=False))
+        if said is not None:
+            assert "--charge-all" in said
+            recover_own(site, standing=None, charge_all=True)
+        for patient in sorted(self.hospital.truth.withdrawn):
+            said = refused(partial(self.hospital.withdraw, patient))
+            assert said is None or "a case that was dealt to a voter" in said or "have not been dealt" in said, said
+        decide(site, "trial", "resume")
+
+    def trains(self) -> None:
+        self.hospital.train(again=self.again)
+
+
+def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
+    hospital = Hospital(folder, deepcopy(facts.truth))
+    hospital.asked, person = 1000, Person(hospital, life.moments)
+    blind = case.older("ledger") and case.older("standing")
+    if blind and case.older("slots"):  # nothing is left of a withdrawal until a person repeats it
+        hospital.truth.withdrawn.clear()
+        hospital.truth.doubtful.clear()
+
+    def status() -> None:
+        hospital.check(steps=not (blind and case.older("journals")), served=not blind)
+
+    def crashes() -> None:
+        hospital.train(again=person.again, crash=[1])
+
+    def grows() -> None:
+        add_patients(folder.parent / "set", range(10))
+        person.trains()
+
+    add_patients(folder.parent / "set", range(facts.patients))
+    acts = (hospital.serve, crashes, hospital.serve, person.trains, hospital.serve, grows, hospital.serve)
+    for act in (status, *chain.from_iterable((act, status) for act in acts)):
+        for _ in range(8):
+            try:
+                act()
+            except ConsiliumError as error:
+                if not person.heeds(error):
+                    break
+            else:
+                break
+        else:
+            raise AssertionError("refused for good")
+    if not (case.older("ledger") or case.older("standing")):
+        with read_books(load_site(folder)) as ledger:
+            trainings = ledger.trainings().private
+        charged = [sum(one.event.steps for one in trainings if one.voter == voter and one.event) for voter in range(2)]
+        most = max(charged) if len({one.deal for one in trainings}) == 1 else sum(charged)
+        drawn = max(map(len, hospital.truth.steps.values()), default=0)
+        assert drawn <= most, f"{drawn} steps were drawn where {most} are charged"
+    return ", ".join(sorted(person.did)) or "went on"
+
+
+def together(moments: list[Moment[Facts]]) -> Iterator[Case]:
+    """All of ``teachers/``, older and newer, by itself, with the ledger and with the standing."""
+    for parts in (TEACHERS, (*TEACHERS, "ledger"), (*TEACHERS, "standing"), ("ledger", "standing")):
+        for first, second in combinations(range(len(moments)), 2):
+            yield Case(parts, first, second)
+            yield Case(parts, second, first)
+
+
+def some(found: Iterator[Case], count: int, *, seed: int) -> list[Case]:
+    """The same few of many every time."""
+    listed = list(found)
+    chosen = np.random.default_rng(seed).permutation(len(listed))[:count]
+    return [listed[number] for number in sorted(chosen)]
+
+
+@pytest.mark.slow
+def test_every_file_of_a_site_put_back_at_any_point_of_a_life_keeps_every_promise(life: Life) -> None:
+    """With CONSILIUM_RESTORES=all every set of one or two parts, else some of one."""
+    found = cases(PARTS, life.moments, most=2 if ALL else 1)
+    tried(life, list(found) if ALL else some(found, 28, seed=3))
+
+
+@pytest.mark.slow
+def test_all_of_teachers_put_back_together_keeps_every_promise(life: Life) -> None:
+    found = together(life.moments)
+    tried(life, list(found) if ALL else some(found, 16, seed=4))
+
+
+def test_a_site_whose_ledger_and_standing_are_both_gone_is_told_what_to_put_back(life: Life) -> None:
+    tried(life, [Case(("ledger", "standing"), None, 1)])
+
+
+def test_some_files_of_a_site_put_back_keep_every_promise(life: Life) -> None:
+    """A sample of what the two tests above try in full."""
+    tried(life, [*some(cases(PARTS, life.moments, most=1), 2, seed=1), *some(together(life.moments), 1, seed=2)])
+
+
+def tried(life: Life, listed: list[Case]) -> None:
+    outcomes = look_at(listed, PARTS, life.moments, life.folder, partial(look, life))
+    print(f"{sum(outcomes.values())} restores: {outcomes}")
+
+
+def tried_often(life: Life, case: Case) -> None:
+    """Newcomers are dealt at random, and every second deal or so shows a break."""
+    for _ in range(24):
+        tried(life, [case])
+
+
+def _no_figure_is_withheld(patch: pytest.MonkeyPatch) -> None:
+    """Break 2: a teacher without a private training on record leaves the figure as it is."""
+    whole = KeepsTeachers.trainings
+
+    def trainings(self: KeepsTeachers, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
+        return replace(whole(self), untraced=False)
+
+    patch.setattr(KeepsTeachers, "trainings", trainings)
+
+
+def _a_journal_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """Break 4: how far a training got is what its folder says, and a second teacher of one training counts nothing."""
+    whole = TeacherBooks.made
+    patch.setattr(TeacherBooks, "made", lambda self, training_id: frozenset(sorted(whole(self, training_id))[:1]))
+    patch.setattr(charge, "_older_copy", lambda *given, **named: None)
+    patch.setattr(TrainingJournal, "watched_by", lambda self, witness: None)
+
+
+def _a_slots_file_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """Break 5: who sits where is what the slots file says."""
+    patch.setattr(deals, "as_on_record", lambda stored, ledger, names: stored)
+    patch.setattr(charge, "record_deal", lambda config, ledger: None)
+    patch.setattr(charge, "dealt", lambda config: None)
+
+    def was_trained(self: KeepsTeachers, voter: int, served: str, *, deal: str) -> bool:
+        known = self._books.teachers
+        made = (known.trainings[training][1] for training, hash_ in known.trained if hash_ == served)
+        return any(training.voter == voter and training.deal == deal for training in made)
+
+    patch.setattr(KeepsTeachers, "was_trained", was_trained)
+
+
+def _the_slots_file_alone_knows_who_left(patch: pytest.MonkeyPatch) -> None:
+    """Break 6: a withdrawal is what the slots file, and the weights of that day, say of it."""
+    _a_slots_file_is_believed(patch)
+    patch.setattr(deals, "withdrawn", lambda books, ledger, patients: frozenset())
+    patch.setattr(KeepsTeachers, "may_vote", lambda self, voter, served, deal: True)
+
+
+def _a_brought_teacher_stays(patch: pytest.MonkeyPatch) -> None:
+    """Break 6: a brought teacher has nothing to do with withdrawals."""
+    patch.setattr(KeepsTeachers, "brought_votes", lambda self, voter, served: True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "broken", "case", "found"),
+    [
+        (
+            "hospital",
+            _no_figure_is_withheld,
+            Case(("brought",), 1, 0),
+            "a figure is printed beside an unprotected teacher",
+        ),
+        ("patient", _a_journal_is_believed, Case(TEACHERS, 0, 1), "printed [0-9.]+, true"),
+        ("patient", _a_slots_file_is_believed, Case(("slots",), 0, 4), "a patient is in two voters"),
+        ("patient", _the_slots_file_alone_knows_who_left, Case(("slots",), 5, 3), "a withdrawn patient votes"),
+        (
+            "hospital",
+            _a_brought_teacher_stays,
+            Case(("brought",), 1, 2),
+            "a brought teacher may hold a withdrawn patient",
+        ),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_each_break_that_is_put_back_is_found(
+    life: Life,
+    name: str,
+    broken: Callable[[pytest.MonkeyPatch], None],
+    case: Case,
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each break in the restore that shows it; the tests above try this restore too."""
+    if life.name != name:
+        pytest.skip("the break shows in the other life")
+    tried(life, [case])
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match=found):
+        tried_often(life, case)

@@ -1,0 +1,322 @@
+"""A hospital that trains, serves, withdraws and restores, with what is true written down beside its own books.
+
+Its commands are the production ones; only the mathematics of a step is left out. What a step would have drawn is
+written into a log that no restore touches: which patients each step touched, which of them each teacher was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import erf, exp, sqrt
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from client.operations.serve import open_worker
+from client.operations.staff_decisions import consent, has_consented, withdraw_patient
+from client.policy import load_site
+from client.records.declared import DECLARED, Declared, ForeignKind, LabelOf
+from client.records.journal import TrainingJournal
+from client.records.voter_files import voter_directory
+from client.site.books import open_books
+from client.site.enrolment import site_status
+from client.training import command
+from client.training.command import PrivateOptions, TrainOptions
+from client.training.private import trainer
+from client.training.private.teachers import PrivatelyTrained
+from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
+from client.training.voter import train_voter
+from common.canonical import sha256_bytes
+from common.config import load_study
+from common.data.msd import Case, write_dataset
+from common.errors import ConsiliumError
+from common.messages import CodesRequest, encode
+from common.models.unet import build_unet
+from common.pki import create_authority, create_node_keys
+from common.privacy.mechanism import QuerySpec
+from common.study_mechanism import study_mechanism
+from tests.worlds import site_toml, study_toml
+
+STEPS = 4
+PRIVACY = {"delta": 1e-5, "planned_queries": 64, "voters_per_site": 2, "unit": "UNIT"}
+STUDY = study_toml("core", teacher="channels = [2, 4]\nsteps = 3", **PRIVACY)
+LEDGER = "e" * 32
+PRIVATE = PrivateOptions("dp-sgd", 1.0, 1e-3, sampling="fixed-partition", rate="1", steps=STEPS)
+"""Every step touches every patient, so a patient's true ε follows from the number of steps alone."""
+
+
+class Killed(BaseException):
+    """The training's process died after a step."""
+
+
+@dataclass
+class Truth:
+    """What happened, whatever the hospital's files say of it now."""
+
+    steps: dict[str, list[float]] = field(default_factory=dict)
+    """By patient: the noise multiplier of every step that touched the patient."""
+    made_of: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By teacher's hash: the patients it was trained on."""
+    private: set[str] = field(default_factory=set)
+    """Teachers that a private training made."""
+    withdrawn: set[str] = field(default_factory=set)
+    brought: set[str] = field(default_factory=set)
+    doubtful: set[str] = field(default_factory=set)
+    """Teachers that were brought before a patient was withdrawn, and not again."""
+    served: list[tuple[str, ...]] = field(default_factory=list)
+
+    def epsilon(self, *, delta: float, moved: int) -> float:
+        """The worst patient's ε of all steps: the exact Gaussian curve, by bisection on δ(ε)."""
+        worst = max((sum(1 / z**2 for z in steps) for steps in self.steps.values()), default=0.0)
+        mu = moved * sqrt(worst)
+        if mu == 0:
+            return 0.0
+        low, high = 0.0, 500.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _delta(middle, mu) > delta else (low, middle)
+        return high
+
+
+def _delta(epsilon: float, mu: float) -> float:
+    def phi(x: float) -> float:
+        return (1 + erf(x / sqrt(2))) / 2
+
+    tail = phi(-mu / 2 - epsilon / mu)
+    return phi(mu / 2 - epsilon / mu) - (exp(epsilon) * tail if tail > 0 else 0.0)
+
+
+def make_hospital(root: Path, *, unit: str = "patient", patients: int = 6) -> Path:
+    """A hospital's directory below ``root`` with nothing trained."""
+    add_patients(root / "set", range(patients))
+    site = root / "site"
+    site.mkdir()
+    (site / "study.toml").write_text(STUDY.replace("UNIT", unit))
+    (site / "site.toml").write_text(site_toml(data="../set", delta=1e-5, more=f'unit = "{unit}"\n'))
+    shutil.copy(create_authority(root / "authority").certificate, site / "ca.crt")
+    create_node_keys(site / "node" / "keys")
+    return site
+
+
+def add_patients(folder: Path, numbers: Sequence[int]) -> None:
+    """A dataset of exactly these patients, each of whom has one scan of noise."""
+    source = folder.parent / "source"
+    source.mkdir(exist_ok=True)
+    cases = []
+    for number in numbers:
+        image, label = source / f"p{number}.nii.gz", source / f"l{number}.nii.gz"
+        if not image.exists():
+            nib.save(
+                nib.Nifti1Image(np.random.default_rng(number).normal(size=(8, 8, 8)).astype(np.float32), np.eye(4)),
+                image,
+            )
+            nib.save(nib.Nifti1Image(np.ones((8, 8, 8), np.uint8), np.eye(4)), label)
+        cases.append(Case(f"p{number}", image, label))
+    shutil.rmtree(folder, ignore_errors=True)
+    write_dataset(folder, name="n", labels=("background", "core"), channels=("MRI",), cases=cases)
+
+
+class Hospital:
+    """What its staff do. A refusal is raised; every promise about it is checked by :meth:`check`."""
+
+    def __init__(self, site: Path, truth: Truth | None = None) -> None:
+        self.site, self.truth, self.asked = site, truth or Truth(), 0
+        self.deal_with: dict[str, frozenset[str]] = {}
+
+    def train(
+        self,
+        *,
+        private: bool = True,
+        again: bool = False,
+        die_after: int | None = None,
+        crash: Sequence[int] = (),
+        epsilon: float = 1.0,
+    ) -> None:
+        """``site train``; ``die_after`` so many steps the whole process dies, voters in ``crash`` die alone."""
+        left = [10**6 if die_after is None else die_after]
+        options = replace(PRIVATE, epsilon=epsilon) if private else PrivateOptions()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command, "side_by_side", lambda jobs: self._run(left, tuple(crash)))
+            try:
+                command.train(
+                    TrainOptions(self.site, private=options, again=again),
+                    progress=lambda voters, steps: _silent(),
+                    on_warning=lambda text: None,
+                )
+            except Killed:
+                return
+
+    def _run(self, left: list[int], crash: tuple[int, ...]) -> Callable[..., list[VoterOutcome | Crash]]:
+        def run(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+            return [
+                Crash(task.voter, "killed") if task.voter in crash else self._voter(task, left, on_progress)
+                for task in tasks
+            ]
+
+        return run
+
+    def _voter(self, task: VoterTask, left: list[int], on_progress: OnProgress) -> VoterOutcome:
+        patients = frozenset(name for name, _ in task.patients)
+        assert not patients & self.truth.withdrawn, "a withdrawn patient is trained on"
+
+        def steps(
+            part: object, recipe: Any, settings: object, journal: TrainingJournal, *, checkpoint: Path, **_: object
+        ) -> PrivatelyTrained:
+            drawn: list[str] = []
+            if checkpoint.exists():
+                saved = json.loads(checkpoint.read_text())
+                if saved["journal"] == journal.key.hex():
+                    journal.catch_up(saved["spent"])
+                    drawn = saved["drawn"]
+            while journal.left:
+                journal.spend()
+                if left[0] == 0:
+                    raise Killed
+                left[0] -= 1
+                for name in patients:
+                    self.truth.steps.setdefault(name, []).append(float(journal.plan.event.noise_multiplier))
+                drawn.append(os.urandom(8).hex())
+                state = {"journal": journal.key.hex(), "spent": journal.spent, "drawn": drawn}
+                checkpoint.write_text(json.dumps(state))
+                if left[0] == 0:
+                    raise Killed
+            seed = int(hashlib.sha256(f"{task.seed} {drawn}".encode()).hexdigest()[:8], 16)
+            torch.manual_seed(seed)
+            model = build_unet(recipe.channels, network=recipe.network, in_channels=1, out_channels=2, seed=seed)
+            return PrivatelyTrained(model, journal.event, len(drawn), 0.0)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "train_privately", steps)
+            outcome = train_voter(task, on_step=lambda step, loss: None)
+        assert outcome.report.weights is not None, outcome.report.problem
+        if not outcome.report.reused:
+            self.truth.made_of[outcome.report.weights] = patients
+            if task.private is not None:
+                self.truth.private.add(outcome.report.weights)
+        return outcome
+
+    def withdraw(self, patient: str) -> None:
+        """``site withdraw-patient``."""
+        withdraw_patient(self.site, patient)
+        if patient not in self.truth.withdrawn:  # once more is no news
+            self.truth.withdrawn.add(patient)
+            self.truth.doubtful |= self.truth.brought
+
+    def bring(self, voter: int) -> None:
+        """``site teacher add`` of a command, without its trial run, which needs a kernel that confines it."""
+        labels = (LabelOf(0, "background"), LabelOf(1, "core"))
+        declared = Declared(ForeignKind.COMMAND, labels, ("MRI",), {}, 1, 1, command=("true", str(voter)))
+        with open_books(load_site(self.site)) as ledger:
+            ledger.record_foreign(voter, declared.served, brought="command")
+        folder = voter_directory(self.site / "teachers", voter)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DECLARED).write_text(json.dumps(declared.to_json()))
+        self.truth.brought.add(declared.served)
+        self.truth.doubtful.discard(declared.served)
+
+    def serve(self, *, answers: int = 1) -> tuple[str, ...]:
+        """Start a worker, which must keep every promise or refuse, and have it answer; what it serves."""
+        if not has_consented(self.site):  # of a ledger from before the consent, too: a person is asked again
+            consent(self.site, by="Ada", sheet="")
+        worker = open_worker(self.site, sleep=lambda _: None)
+        try:
+            stated = worker._ledger.teachers()
+            assert stated is not None
+            served = tuple(hash_ for hash_, _ in stated.voters)
+            voting = [self.truth.made_of.get(hash_, frozenset()) for hash_ in served if hash_]
+            assert not frozenset().union(*voting) & self.truth.withdrawn, "a withdrawn patient votes"
+            assert not self.truth.doubtful & set(served), "a brought teacher may hold a withdrawn patient"
+            if 'unit = "patient"' in (self.site / "study.toml").read_text():
+                assert all(hash_ in self.truth.made_of for hash_ in served if hash_)
+                assert sum(map(len, voting)) == len(frozenset().union(*voting)), "a patient is in two voters"
+            self.truth.served.append(served)
+            for _ in range(answers):
+                self._answer(worker)
+        finally:
+            worker._ledger.close()
+        return served
+
+    def _answer(self, worker: Any) -> None:
+        self.asked += 1
+        study = load_study(self.site / "study.toml")
+        query = QuerySpec(
+            edition=1,
+            codec="c" * 64,
+            volumes=(sha256_bytes(b"%d" % self.asked),),
+            round=1,
+            centre="zero",
+            weights="codec",
+            mechanism=study_mechanism(study, dimension=4),
+        )
+        worker._fetch = _away
+        key = worker._config.server.sealing_key
+        worker._ledger.reserve(study.id, [query], ledger=LEDGER, sealing_key=key)
+        worker.handle(encode(CodesRequest(study.id, LEDGER, "b" * 64, 1, 60, (query.id,))))
+
+    def printed(self) -> list[dict[str, Any] | None]:
+        """What ``site status`` says that a patient's trainings cost, by relation; empty where it says nothing."""
+        trainings: Any = site_status(self.site)["trainings"]
+        return list(trainings["guarantees"]) if trainings["count"] else []
+
+    def check(self, *, steps: bool = True, served: bool = True) -> None:
+        """No figure below the truth, and none at all where a teacher without a private training is or was served.
+
+        Without ``steps`` or ``served``: that much of what happened before is left in no file.
+        """
+        seen = [*(self.truth.served if served else ()), self.present()]
+        unprotected = any(hash_ and hash_ not in self.truth.private for hashes in seen for hash_ in hashes)
+        for found in self.printed():
+            if found is None:
+                continue
+            assert not unprotected, "a figure is printed beside an unprotected teacher"
+            if not steps:
+                continue
+            moved = 2 if found["relation"] == "replace-one" else 1
+            true = self.truth.epsilon(delta=found["delta"], moved=moved)
+            assert found["epsilon"] >= true - 1e-6, f"printed {found['epsilon']}, true {true}"
+
+    def present(self) -> tuple[str, ...]:
+        """The hash of every whole teacher that lies there, read here from the files alone."""
+        found = []
+        for folder in sorted((self.site / "teachers").glob("voter-*")):
+            if (folder / DECLARED).exists():
+                found.append("brought")
+                continue
+            try:
+                record = json.loads((folder / "train.json").read_text())
+                hash_ = hashlib.sha256((folder / "weights.pt").read_bytes()).hexdigest()
+                if record["report"]["weights"] == hash_ and record["identity"] != "withdrawn":
+                    found.append(hash_)
+            except (OSError, ValueError, KeyError):
+                continue
+        return tuple(found)
+
+
+def refused(act: Callable[[], object]) -> str | None:
+    """What an act is refused with, which says what to do; None where it is done."""
+    try:
+        act()
+    except ConsiliumError as error:
+        text = str(error)
+        assert "to fix:" in text, text
+        return text
+    return None
+
+
+@contextmanager
+def _silent() -> Iterator[OnProgress]:
+    yield lambda voter, step, loss: None
+
+
+def _away(_: str) -> bytes:
+    raise OSError("no public object here")

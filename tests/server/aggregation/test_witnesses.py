@@ -1,0 +1,336 @@
+"""Sites countersign the head of the server and of each other: a fork is noticed without anybody looking."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client.witnessing import Witnessing
+from common.errors import QuorumNotReached
+from common.events import EventLog
+from common.ledger.keys import public_hex
+from common.messages import WitnessReply, WitnessRequest, decode, encode
+from common.witness.memory import MAX_CONFLICTS, SHOWN, blinded
+from common.witness.merkle import root
+from common.witness.messages import PeerHead
+from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
+from common.witness.verify import Countersigned, countersigned
+from server.aggregation.witnessing import Witnesses
+from server.ledger.server_ledger import Ledger
+from tests.federation import Federation, make_study
+
+SITES = 3
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Federation]:
+    study = make_study(quorum=3, planned_queries=3, aggregation="sealed-sum", spare_draws=2)
+    federation = Federation(tmp_path, study=study, sites=SITES)
+    for site in federation.sites:
+        watch(federation, site.name)
+    federation.asked = []
+    federation.transport.intercept = lambda node, body, reply: federation.asked.append((node, body)) or reply
+    yield federation
+    federation.close()
+
+
+def watch(world: Federation, name: str) -> Witnessing:
+    """Make a site a witness, as its worker's daemon does."""
+    site = next(one for one in world.sites if one.name == name)
+    worker = world.workers[site.node_id]
+    worker._witness = Witnessing(
+        world.root / name / "witnesses",
+        site=name,
+        ledger=world.site_ledgers[name],
+        server_keys=worker._config.server.signing_public_keys,
+        now=lambda: NOW,
+    )
+    return worker._witness
+
+
+def countersign(world: Federation, ledger: Ledger | None = None) -> None:
+    events = EventLog(world.events_file, study=world.study.id)
+    found = Witnesses(world.root / "witnesses", study=world.study.id, ledger=ledger or world.ledger, events=events)
+    found.ask(world.sites, world.transport)
+
+
+def told(world: Federation, kind: str) -> list[tuple[str, int]]:
+    return [(event["site"], event["size"]) for event in world.events(kind)]
+
+
+def seen_by(world: Federation, site: str = "") -> Countersigned:
+    """What verify reports of the server's ledger, or of a site's own."""
+    ledger = world.site_ledgers[site] if site else world.ledger
+    keys = {one.name: one.answer_key for one in world.sites if one.name != site}
+    folder = world.root / site if site else world.root
+    signers = [ledger.public_key]
+    leaves = blinded(ledger.row_hashes(kinds=SHOWN), folder / "witnesses") if site else ledger.row_hashes()
+    return countersigned(folder, ledger.head(), leaves, signers=signers, witnesses=keys)
+
+
+def test_every_site_countersigns_the_newest_head_and_everybody_can_check_it(world: Federation) -> None:
+    world.core().run(world.transport)
+    countersign(world)
+    rows = world.ledger.row_count
+    assert told(world, "witnessed") == [(f"site-{i}", rows) for i in range(SITES)]
+    found = seen_by(world)
+    assert (found.size, sorted(found.witnesses), found.problems) == (rows, ["site-0", "site-1", "site-2"], ())
+    assert found.line.startswith("witnesses: 3 of 3 have countersigned the newest row: site-0 (2027-01-15)")
+    for site in world.sites:  # each site has the same head with all the others' signatures
+        note = world.workers[site.node_id]._witness.memory.note(origin_of("server", world.ledger.ledger_id))
+        assert note is not None
+        assert note.root == root([bytes.fromhex(row.hash) for row in world.ledger.rows()])
+        for other in world.sites:
+            time = note.cosigned_at(name=witness_name(other.name), key=other.answer_key)
+            assert (time == int(NOW)) or other == site, (site.name, other.name)
+
+
+def test_sites_countersign_each_other_s_heads_through_the_relay(world: Federation) -> None:
+    world.core().run(world.transport)
+    countersign(world)
+    for site in world.sites:
+        found = seen_by(world, site.name)
+        assert (len(found.witnesses), found.known, found.problems) == (2, 2, ())
+        assert found.size == found.rows
+
+
+def test_a_head_grows_and_is_countersigned_anew_with_a_proof(world: Federation) -> None:
+    countersign(world)
+    before = world.ledger.row_count
+    world.core().run(world.transport)
+    countersign(world)
+    assert seen_by(world).size == world.ledger.row_count > before
+    assert seen_by(world, "site-1").problems == ()
+    assert world.events("witness-missing") == world.events("witness-disagrees") == []
+
+
+def test_a_site_that_is_away_is_told_of_and_counted_as_missing(world: Federation) -> None:
+    countersign(world)
+    world.ledger.note("something more")
+    world.transport.offline = {100}
+    countersign(world)
+    assert told(world, "witness-missing") == [("site-0", world.ledger.row_count)]
+    assert sorted(seen_by(world).witnesses) == ["site-1", "site-2"]
+    world.transport.offline = set()
+    world.ledger.note("and more")
+    countersign(world)  # it catches up over the head that it missed
+    assert len(seen_by(world).witnesses) == 3
+
+
+def fork(world: Federation, *, rows: int) -> Ledger:
+    """The server's ledger as it was, with so many other rows: signed by the server's own key."""
+    path = world.root / "forked.sqlite"
+    shutil.copy(world.root / "copy.sqlite", path)
+    forked = Ledger.open(path, signing_key=world.signing_key, restored=True)
+    forked._restoring = False
+    for number in range(rows):
+        forked.note(f"another history {number}")
+    return forked
+
+
+def copy_now(world: Federation) -> None:
+    world.ledger._chain._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copy(world.root / "ledger.sqlite", world.root / "copy.sqlite")
+
+
+@pytest.mark.parametrize("more", [1, 3, 8])
+def test_a_fork_that_is_as_long_or_longer_is_an_alarm_and_stops_every_answer(world: Federation, more: int) -> None:
+    copy_now(world)
+    world.ledger.note("the history that was countersigned")
+    countersign(world)
+    with fork(world, rows=more) as forked:
+        countersign(world, forked)
+        assert [site for site, _ in told(world, "witness-disagrees")] == [f"site-{i}" for i in range(SITES)]
+        assert seen_by(world).problems == ()  # nobody's signature went to the fork
+        head, leaves = forked.head(), forked.row_hashes()
+    problem = countersigned(
+        world.root / "site-0", head, leaves, signers=[public_hex(world.signing_key)], witnesses={}
+    ).problems
+    assert problem == (f"the rows up to {world.ledger.row_count} are not those that were signed as its head",)
+    assert all(world.workers[site.node_id]._witness.memory.server_forked for site in world.sites)
+    with pytest.raises(QuorumNotReached):
+        world.core().run(world.transport)
+    assert world.ledger.answers(world.study.id) == ()
+
+
+def test_a_shorter_ledger_is_not_countersigned_and_is_told_of(world: Federation) -> None:
+    copy_now(world)
+    for number in range(3):
+        world.ledger.note(f"row {number}")
+    countersign(world)
+    with fork(world, rows=1) as forked:
+        countersign(world, forked)
+    assert {event["reason"] for event in world.events("witness-missing")} == {"stale"}
+    assert seen_by(world).size == world.ledger.row_count
+
+
+def test_a_server_that_shows_two_sites_two_ledgers_gets_neither_the_other_s_signature(world: Federation) -> None:
+    copy_now(world)
+    world.ledger.note("what one half is shown")
+    with fork(world, rows=1) as forked:
+        both = world.sites
+        world.sites = both[:1]
+        countersign(world)
+        shutil.rmtree(world.root / "witnesses")
+        world.sites = both[1:]
+        countersign(world, forked)
+        world.sites = both
+        witness = world.workers[100]._witness
+        assert witness is not None
+        note = witness.memory.note(origin_of("server", world.ledger.ledger_id))
+        assert note is not None
+        assert [note.cosigned_at(name=witness_name(one.name), key=one.answer_key) for one in both[1:]] == [None, None]
+        countersign(world, forked)  # the other's ledger reaches the first at last
+    assert [site for site, _ in told(world, "witness-disagrees")] == ["site-0"]
+
+
+def test_what_a_peer_signs_of_its_own_ledger_stops_nobody_else(world: Federation) -> None:
+    world.core().run(world.transport)
+    countersign(world)
+    liar = world.workers[101]._witness
+    assert liar is not None
+    made = liar._own
+
+    def other(request: WitnessRequest, peers: object) -> object:
+        note, growths = made(request, peers)  # type: ignore[arg-type]
+        right = CheckpointNote.parse(note.decode())
+        signed = CheckpointNote(right.origin, right.size, b"f" * 32).signed(
+            world.site_ledgers["site-1"].sign, key=world.site_ledgers["site-1"].public_key
+        )
+        return signed.render().encode(), growths
+
+    liar._own = other  # type: ignore[method-assign,assignment]
+    countersign(world)
+    assert {tuple(event["ledgers"]) for event in world.events("witness-disagrees")} == {("site-1",)}
+    for node in (100, 102):
+        witness = world.workers[node]._witness
+        assert witness is not None
+        assert not witness.memory.server_forked
+        assert len(witness.memory.conflicts()) == 1
+
+
+def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_file_a_time(world: Federation) -> None:
+    world.core().run(world.transport)
+    countersign(world)
+    liar, ledger = world.workers[101]._witness, world.site_ledgers["site-1"]
+    assert liar is not None
+    shown = iter(range(1_000))
+
+    def other(request: WitnessRequest, peers: object) -> object:
+        note = CheckpointNote(origin_of("site", f"{next(shown):032x}"), 3, b"f" * 32)
+        signed = note.signed(ledger.sign, key=ledger.public_key)
+        junk = NoteSignature(note.origin, b"junk", bytes(64))  # before its own, so that the first one is nobody's
+        return replace(signed, signatures=(junk, *signed.signatures)).render().encode(), ()
+
+    liar._own = other  # type: ignore[method-assign,assignment]
+    for node in (100, 102):  # a server that hides nothing from the peers, as one that is in league with the site
+        for number in range(40):
+            witness = world.workers[node]._witness
+            assert witness is not None
+            head = other(None, None)[0]  # type: ignore[arg-type,index]
+            (said,) = witness.answer(replace(request_of(world), heads=(PeerHead("site-1", head, ()),))).heads
+            assert (said.line, said.problem) == (b"", "contradicts"), number
+    before = files(world)
+    for _ in range(5):
+        countersign(world)
+    assert {(event["site"], *event["ledgers"]) for event in world.events("witness-disagrees")} == {("site-1", "site-1")}
+    assert files(world) == before
+    for node in (100, 102):
+        witness = world.workers[node]._witness
+        assert witness is not None
+        assert witness.memory.conflicting() == (origin_of("site", ledger.ledger_id),)
+        assert not witness.memory.server_forked
+        assert len(list(witness.memory.folder.glob("*.conflict-*"))) == MAX_CONFLICTS
+        witness.memory.forget(*witness.memory.conflicting())  # a person has looked into it
+        assert witness.memory.conflicts() == ()
+
+
+def files(world: Federation) -> list[str]:
+    return sorted(str(path.relative_to(world.root)) for path in world.root.rglob("witnesses/*"))
+
+
+@pytest.mark.parametrize("time", [1 << 63, (1 << 64) - 1, 253_402_300_800])
+def test_a_countersignature_of_no_date_counts_for_nothing_and_ends_no_check(world: Federation, time: int) -> None:
+    made = CheckpointNote.cosign
+
+    def late(self: CheckpointNote, sign: Sign, *, name: str, key: str, time: int) -> NoteSignature:
+        return made(self, sign, name=name, key=key, time=late_time if name == witness_name("site-1") else time)
+
+    late_time = time
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CheckpointNote, "cosign", late)
+        countersign(world)
+    assert sorted(seen_by(world).witnesses) == ["site-0", "site-2"]
+    for site in ("site-0", "site-2"):
+        assert seen_by(world, site).problems == ()
+
+
+def test_a_site_s_own_head_says_the_same_whoever_was_withdrawn_and_whatever_it_trained(world: Federation) -> None:
+    """Neither the size nor anything that can be computed without the site's secret changes."""
+    ledger, witness = world.site_ledgers["site-0"], world.workers[100]._witness
+    assert witness is not None
+    world.core().run(world.transport)
+    countersign(world)
+    before = CheckpointNote.parse(witness._own(request_of(world), {})[0].decode())
+    ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None, deal="b" * 64)
+    ledger.note("a training, a code computed anew")
+    after = CheckpointNote.parse(witness._own(request_of(world), {})[0].decode())
+    assert (after.size, after.root) == (before.size, before.root)
+    hashes = ledger.row_hashes(kinds=SHOWN)
+    assert root(hashes) != before.root  # blinded
+    counted = len(ledger.receipts()) + world.study.privacy.planned_queries
+    assert before.size == counted + 3  # its first row, the study, the pool
+
+
+def request_of(world: Federation) -> WitnessRequest:
+    (body,) = [body for node, body in world.asked if node == 100][-1:]
+    message = decode(body)
+    assert isinstance(message, WitnessRequest)
+    return message
+
+
+def test_a_forged_word_counts_for_nobody(world: Federation) -> None:
+    """One site's line under another's name, and a line over another head."""
+
+    def forge(node: int, body: bytes, reply: bytes) -> bytes:
+        said = decode(reply)
+        if isinstance(said, WitnessReply) and node == 100 and said.line:
+            return encode(replace(said, line=said.line.replace(b"site-0", b"site-1")))
+        return reply
+
+    world.transport.intercept = forge
+    countersign(world)
+    assert sorted(seen_by(world).witnesses) == ["site-1", "site-2"]
+    memory = world.root / "witnesses"
+    (memory / "planted.note").write_text(
+        CheckpointNote(origin_of("server", world.ledger.ledger_id), 1, b"x" * 32).render()  # signed by nobody
+    )
+    assert seen_by(world).problems == ()
+
+
+def test_sites_of_earlier_versions_are_no_alarm(world: Federation) -> None:
+    for worker in world.workers.values():
+        worker._witness = None
+    countersign(world)
+    assert world.events("witness-missing") == []
+    assert seen_by(world).line == "witnesses: 0 of 3 have countersigned a head"
+
+
+def test_a_rolled_back_server_is_noticed_also_by_a_witness_that_holds_no_receipt(world: Federation) -> None:
+    """Rows past the last receipt are covered too: the head is of every row, a receipt only of those up to a release."""
+    world.core().run(world.transport)
+    copy_now(world)
+    world.ledger.note("after the last receipt")
+    countersign(world)
+    with fork(world, rows=2) as forked:
+        countersign(world, forked)
+    assert len(told(world, "witness-disagrees")) == SITES
+    with Ledger.open(world.root / "forked.sqlite") as opened:
+        head, leaves = opened.head(), opened.row_hashes()
+    found = countersigned(world.root, head, leaves, signers=[head.public_key], witnesses={})
+    assert found.problems

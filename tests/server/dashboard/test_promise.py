@@ -1,0 +1,49 @@
+"""The Study page says six plain sentences and a table of against whom which ε holds; details are folded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from common.ledger.spending import Spending
+from server.dashboard.views.promise import promise
+from tests.federation import make_study
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_promise_is_six_plain_sentences_and_a_table_of_against_whom_it_holds(sealed: bool) -> None:
+    study = make_study()
+    mode = "sealed-sum" if sealed else "open"
+    study = replace(study, privacy=replace(study.privacy, quorum=4, aggregation=mode))
+    found = promise(study, Spending.of(study.privacy), sites=6)
+    assert len(found.plainly) == 6
+    assert all(sentence.endswith(".") for sentence in found.plainly)
+    holds = {whom: float(said.removeprefix("ε = ")) for whom, said in found.against if said.startswith("ε")}
+    budget = study.privacy.epsilon
+    if sealed:
+        everybody, with_one, with_two, pair = holds.values()
+        assert everybody < with_one == budget < with_two, "each further share of the noise that is known costs"
+        assert "the server's operator too" in found.against[0][0]
+    else:
+        everybody, pair = holds.values()
+        assert everybody == budget
+        assert found.against[-1] == (
+            "The server's operator, who sees every hospital's code",
+            "none: trusted to add the noise",
+        )
+    assert pair > budget
+    assert ("trusted to add the noise" in " ".join(found.plainly)) is not sealed
+
+
+def test_the_page_shows_them_and_folds_the_rest(reader) -> None:
+    page = reader.get("/study").text
+    panel = page.partition('id="promise"')[2].partition("</section>")[0]
+    shown = re.sub(r"<details>.*?</details>", "", panel, flags=re.DOTALL)
+    assert shown.count("<li>") == 6
+    assert "Against" in shown
+    assert "are hidden less well" in panel
+    assert "are hidden less well" not in shown
+    consent = page.partition('id="consent"')[2].partition("</section>")[0]
+    assert consent.index("<details") < consent.index("What is asked of you")

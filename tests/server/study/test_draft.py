@@ -1,0 +1,79 @@
+"""A study that is created from a file is the one that `study init` makes of the same words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from common.config import GateConfig, load_study, parse_study, render_study
+from common.errors import InvalidInput
+from common.pool_config import PoolConfig
+from consilium.cli.study import study_app
+from server.study import templates
+from server.study.draft import parse_draft
+from tests.federation import make_study
+
+FILE = """schema = 1
+name = "trial"
+
+[data]
+labels = ["background", "lesion"]
+spacing_mm = [1.0, 1.0, 1.0]
+grid = [64, 64, 64]
+
+[privacy] # a comment
+epsilon = 8.0
+delta = 1e-5
+planned_queries = 40
+quorum = {quorum}
+"""
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3, 5])
+def test_a_study_of_a_file_and_of_init_are_one_where_nothing_is_said_of_aggregation(
+    tmp_path: Path, quorum: int
+) -> None:
+    (tmp_path / "study.toml").write_text(FILE.format(quorum=quorum))
+    created = CliRunner().invoke(study_app, ["create", str(tmp_path / "a"), "--study", str(tmp_path / "study.toml")])
+    asked = ["--labels", "background,lesion", "--grid", "64,64,64", "--queries", "40", "--quorum", str(quorum)]
+    begun = CliRunner().invoke(study_app, ["init", str(tmp_path / "b"), "--name", "trial", *asked])
+    assert created.exit_code == begun.exit_code == 0, created.output + begun.output
+    one, other = (load_study(tmp_path / name / "study.toml") for name in "ab")
+    assert one.privacy.sealed == other.privacy.sealed == (quorum >= 3)
+    assert one.gate == other.gate
+    assert one.pool == other.pool
+    assert one.pool.epsilon > one.privacy.epsilon == 8.0
+    assert "The study file does not say" in created.stdout
+    said = "aggregation: sealed-sum, as is usual for a quorum" if quorum >= 3 else "aggregation: open, as is usual"
+    assert said in created.stdout
+
+
+def test_what_a_file_says_is_kept_and_nothing_is_added_to_it() -> None:
+    stated = FILE.format(quorum=5) + 'aggregation = "open"\n\n[pool]\nepsilon = 10.0\n'
+    assert parse_draft(stated).study == parse_study(stated)
+    assert parse_draft(stated).filled_in == ()
+    for name in templates.names():  # the paper's own setting trusts its aggregator
+        assert not parse_draft(templates.template(name)).study.privacy.sealed
+
+
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+@pytest.mark.parametrize("verdicts", [0, 2])
+def test_the_file_of_a_study_makes_the_same_study_when_it_is_taken_for_a_draft(aggregation: str, verdicts: int) -> None:
+    study = make_study()
+    study = replace(study, privacy=replace(study.privacy, quorum=4, aggregation=aggregation), gate=GateConfig(verdicts))
+    assert parse_draft(render_study(study)).study.id == study.id == parse_study(render_study(study)).id
+    roomy = replace(study, pool=PoolConfig(20.0))
+    assert parse_draft(render_study(roomy)).study.id == roomy.id == parse_study(render_study(roomy)).id != study.id
+
+
+def test_a_file_that_cannot_be_filled_in_is_refused_with_the_line_to_write() -> None:
+    inline = 'schema = 1\nname = "t"\nprivacy = { epsilon = 8.0, delta = 1e-5, planned_queries = 4, quorum = 3 }\n'
+    with pytest.raises(InvalidInput, match='aggregation = "sealed-sum"'):
+        parse_draft(inline)
+
+
+def test_a_file_of_0_1_0_that_says_nothing_stays_the_open_study_it_was() -> None:
+    assert not parse_study(FILE.format(quorum=5)).privacy.sealed

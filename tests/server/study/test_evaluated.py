@@ -1,0 +1,217 @@
+"""Figures by consent: signed by the hospital that measured them, none of few patients, the silent named."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from client.policy import load_site
+from client.site.books import read_books
+from client.teachers.evaluation import CaseScore, Evaluation
+from client.teachers.figures import figures_of
+from common.config import Study, render_study
+from common.data.msd import Case, write_dataset
+from common.errors import InvalidInput
+from common.ledger.records import NoteRecord, parse_record
+from common.node_auth import AdmittedNode, write_admitted
+from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, StructureFigure
+from common.student_statement import StudentStatement
+from consilium.cli.site import site_app
+from consilium.cli.study import study_app
+from consilium.reports.publication import publish_student
+from server.study.evaluated import evaluated, figures_on, take_figures
+from server.study.workspace import Workspace
+from tests.exported import exported_study, statement_file
+from tests.federation import Federation, ball, make_study
+
+EARLY, LATE = "2026-11-24T09:00:00.000000Z", "2026-11-24T10:00:00.000000Z"
+RUN = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    study: Study = make_study(planned_queries=2)
+    federation = exported_study(tmp_path_factory.mktemp("evaluated"), study)
+    Workspace(federation.root).save_sites(federation.sites)
+    yield federation
+    federation.close()
+
+
+@pytest.fixture
+def fed(run: Federation) -> Federation:
+    """Without any figures yet."""
+    for path in Workspace(run.root).figures_dir.glob("*"):
+        path.unlink()
+    return run
+
+
+def figures(fed: Federation, site: str, hundredths: int = 80, *, time: str = EARLY, **other: object) -> SiteFigures:
+    bundle = StudentStatement.parse(statement_file(fed).read_bytes()).bundle
+    said = SiteFigures(fed.study.id, bundle, site, (StructureFigure("body", hundredths),), time)
+    return replace(said, **other).signed_by(fed.site_ledgers.get(site, fed.site_ledgers["site-0"]).sign)
+
+
+def test_two_of_three_hospitals_consent_and_the_third_is_named(fed: Federation, tmp_path: Path) -> None:
+    files = []
+    for site, value in (("site-0", 80), ("site-2", 61)):
+        files.append(str(tmp_path / f"{site}.json"))
+        Path(files[-1]).write_bytes(figures(fed, site, value).render())
+    done = RUN.invoke(study_app, ["evaluate", str(fed.root), *files], catch_exceptions=False)
+    assert "2 of 3 hospitals measured and signed it (site-0, site-2)" in done.stdout
+    assert "nothing sent: site-1" in done.stdout
+    assert "body: mean 0.705" in done.stdout
+    assert "worst 0.61 at site-2" in done.stdout
+    found = json.loads(RUN.invoke(study_app, ["evaluate", str(fed.root), "--json"]).stdout)
+    (row,) = found["structures"]
+    half = 12.7062 * statistics.stdev([0.8, 0.61]) / math.sqrt(2)  # Student's t of 1 degree of freedom, from a table
+    assert row["half_width"] == pytest.approx(half, rel=1e-4)
+    assert (row["sites"], row["worst_site"], found["silent"]) == (2, "site-2", ["site-1"])
+
+
+def test_figures_that_no_admitted_hospital_signed_about_this_student_are_not_taken(fed: Federation) -> None:
+    workspace, genuine = Workspace(fed.root), figures(fed, "site-0")
+    twice = (StructureFigure("body", 80), StructureFigure("body", 90))
+    for forged in (
+        figures(fed, "site-0", bundle="a" * 64),
+        figures(fed, "site-0", study_id="a" * 64),
+        figures(fed, "stranger"),
+        replace(genuine, site="site-1"),
+        replace(genuine, dice=(StructureFigure("body", 99),)),
+        replace(genuine, signature=""),
+        figures(fed, "site-0", dice=(StructureFigure("liver", 80),)),
+        figures(fed, "site-0", dice=twice),
+    ):
+        with pytest.raises(InvalidInput, match="figures of"):
+            take_figures(workspace, forged.render())
+    for data in (b"", b"{}", b"[" * 5_000, b"x" * (MAX_FIGURES_BYTES + 1), genuine.render()[:-1], b"\xff" * 40):
+        with pytest.raises(InvalidInput):
+            take_figures(workspace, data)
+    assert figures_on(workspace) == {}
+
+
+@pytest.mark.parametrize("wrong", [-1, 101, 80.5, True, "80", None, math.nan])
+def test_no_number_but_0_to_100_is_a_figure(fed: Federation, wrong: object) -> None:
+    facts = json.loads(figures(fed, "site-0").render())
+    facts["dice"][0]["hundredths"] = wrong
+    with pytest.raises(InvalidInput):
+        SiteFigures.parse(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_figures_have_no_field_for_a_case_a_count_or_a_spread(fed: Federation) -> None:
+    facts = json.loads(figures(fed, "site-0").render())
+    assert facts.keys() == {"schema", "study", "bundle", "site", "dice", "time_utc", "signature"}
+    assert [one.keys() for one in facts["dice"]] == [{"structure", "hundredths"}]
+    for more in ({"cases": 7}, {"spread": "0.1"}):
+        with pytest.raises(InvalidInput):
+            SiteFigures.parse(json.dumps({**facts, **more}, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_a_hospitals_newer_figures_take_the_place_of_its_older_and_never_the_other_way(fed: Federation) -> None:
+    workspace = Workspace(fed.root)
+    take_figures(workspace, figures(fed, "site-0", 80, time=LATE).render())
+    with pytest.raises(InvalidInput, match="figures signed after"):
+        take_figures(workspace, figures(fed, "site-0", 99).render())
+    assert [one.mean for one in evaluated(workspace).structures] == [0.8]
+
+
+def test_the_figures_of_a_hospital_that_was_revoked_count_no_more(fed: Federation) -> None:
+    workspace = Workspace(fed.root)
+    for site in ("site-0", "site-1"):
+        take_figures(workspace, figures(fed, site).render())
+    write_admitted(workspace.nodes_file, (AdmittedNode("site-0", "a"), AdmittedNode("site-2", "b")))
+    try:
+        found = evaluated(workspace)
+        assert (found.gave, found.silent) == (("site-0",), ("site-2",))
+        with pytest.raises(InvalidInput, match="an admitted site"):
+            take_figures(workspace, figures(fed, "site-1", time=LATE).render())
+    finally:
+        workspace.nodes_file.unlink()
+
+
+def test_what_was_measured_stands_in_the_model_card_with_the_signed_figures(fed: Federation, tmp_path: Path) -> None:
+    workspace = Workspace(fed.root)
+    publish_student(workspace, tmp_path / "without")
+    assert "As hospitals measured it" not in (tmp_path / "without" / "MODEL_CARD.md").read_text()
+    genuine = figures(fed, "site-1", 74)
+    take_figures(workspace, genuine.render())
+    names = publish_student(workspace, tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "body: mean 0.740 of 1; worst 0.74 at site-1" in card
+    assert "nothing sent: site-0, site-2" in card
+    assert "figures/1.json" in names
+    assert (tmp_path / "out" / "figures" / "1.json").read_bytes() == genuine.render()
+
+
+# --- at the hospital
+
+
+def evaluation(dice: list[tuple[str, float, float]]) -> Evaluation:
+    scores = tuple(CaseScore(f"c{i}", "not used", (a, b), (0.0, 0.0), patient=p) for i, (p, a, b) in enumerate(dice))
+    return Evaluation("w" * 64, ("body", "core"), scores, ())
+
+
+def test_a_figure_is_the_mean_over_patients_and_none_is_given_of_fewer_than_five() -> None:
+    """Patient p0 has three scans, which count as one; of the core only four patients have a figure."""
+    rows = [("p0", 0.2, 0.5), ("p0", 0.4, 0.5), ("p0", 0.6, 0.5)]
+    rows += [(f"p{i}", 0.9, 0.5 if i < 4 else math.nan) for i in range(1, 5)]
+    (only,) = figures_of(evaluation(rows))
+    assert (only.structure, only.hundredths) == ("body", round(100 * (0.4 + 4 * 0.9) / 5))
+    assert figures_of(evaluation(rows[:6])) == ()
+    assert LEAST_PATIENTS == 5
+
+
+def test_one_patient_exchanged_moves_a_figure_by_a_fifth_at_most() -> None:
+    same = [(f"p{i}", 0.7, 0.7) for i in range(1, LEAST_PATIENTS)]
+    moved = [figures_of(evaluation([("p0", value, value), *same]))[0].hundredths for value in (0.0, 1.0)]
+    assert abs(moved[1] - moved[0]) == 100 // LEAST_PATIENTS
+
+
+def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_notes_it_without_them(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    site, workspace = fed.root / "site-0", Workspace(fed.root)
+    (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
+    (site / "study.toml").write_text(render_study(fed.study))
+    shutil.copytree(workspace.bundle_dir, site / "student" / "bundle", dirs_exist_ok=True)
+    (site / "student" / "statement.json").write_bytes(statement_file(fed).read_bytes())
+    cases = []
+    for i in range(5):
+        label = ball((4, 4, 3 + i % 2), 2.0)
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        paths = [tmp_path / "raw" / f"c{i}.nii.gz", tmp_path / "raw" / f"c{i}-label.nii.gz"]
+        image = np.random.default_rng(i).normal(label * 2.0, 0.3).astype(np.float32)
+        for path, array in zip(paths, (image, label), strict=True):
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+        cases.append(Case(f"c{i}", *paths))
+    write_dataset(tmp_path / "set", name="own", labels=("background", "body"), channels=("MRI",), cases=cases)
+    fixed = np.stack([1.0 - ball((4, 4, 4), 2.0), ball((4, 4, 4), 2.0)]).astype(np.float32)
+    monkeypatch.setattr("client.teachers.evaluation.predict", lambda network, image, patch=(): fixed)
+    words = ["evaluate", "--site-dir", str(site), "--data", str(tmp_path / "set")]
+    done = RUN.invoke(site_app, [*words, "--figures", str(tmp_path / "f.json")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(5)]
+    by_hand = [2 * (fixed[1] * truth).sum() / (fixed[1].sum() + truth.sum()) for truth in truths]
+    (figure,) = take_figures(workspace, (tmp_path / "f.json").read_bytes()).dice
+    assert figure.hundredths == round(100 * np.mean(by_hand))
+    with read_books(load_site(site)) as ledger:
+        notes = [parse_record("site", row.kind, row.body) for row in ledger.rows() if row.kind == "note"]
+    texts = [note.text for note in notes if isinstance(note, NoteRecord) and "figures" in note.text]
+    assert len(texts) == 1
+    assert str(figure.hundredths) not in texts[0].replace(fed.study.id, "").replace(figures(fed, "site-0").bundle, "")
+    for more in (["--native"], ["--model", str(workspace.bundle_dir)]):
+        refused = RUN.invoke(site_app, [*words, "--figures", str(tmp_path / "g.json"), *more])
+        assert isinstance(refused.exception, InvalidInput)
+    assert not (tmp_path / "g.json").exists()
+    assert datetime.now(UTC) > datetime.fromisoformat(json.loads((tmp_path / "f.json").read_text())["time_utc"])

@@ -1,0 +1,255 @@
+"""No student is released before enough hospitals, each by its own key, have found it better than public data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from client.teachers.comparison import ALL, PUBLIC_START, CaseComparison, Gone, Missing
+from client.teachers.evaluation import Evaluation
+from client.teachers.pulled_student import check_gate
+from client.teachers.verdict import word_of
+from common.config import GateConfig, Study, parse_study, render_study
+from common.errors import InvalidInput, Refused
+from common.events import EventLog, read_events
+from common.node_auth import AdmittedNode, write_admitted
+from common.site_verdict import MAX_VERDICT_BYTES, SiteVerdict
+from common.student_statement import StudentStatement
+from consilium.cli.student import student_app
+from consilium.reports.publication import publish_student
+from server.postprocess.bundle import export_student, publish_verdicts
+from server.study.consent_text import for_consortium, for_site
+from server.study.gate import gate_state, take_verdict
+from server.study.workspace import Workspace
+from tests.exported import exported_study, statement_file
+from tests.federation import Federation, make_study
+
+EARLY, LATE = "2026-11-24T09:00:00.000000Z", "2026-11-24T10:00:00.000000Z"
+
+
+def gated(**privacy: object) -> Study:
+    terms = {"quorum": 3, "aggregation": "sealed-sum", "planned_queries": 2} | privacy
+    return replace(make_study(**terms), gate=GateConfig(2))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    federation = exported_study(tmp_path_factory.mktemp("gate"), gated())
+    Workspace(federation.root).save_sites(federation.sites)
+    yield federation
+    federation.close()
+
+
+@pytest.fixture
+def fed(run: Federation) -> Federation:
+    """Without any verdict yet."""
+    for path in Workspace(run.root).verdicts_dir.glob("*"):
+        path.unlink()
+    publish_verdicts(Workspace(run.root))
+    return run
+
+
+def statement(fed: Federation) -> StudentStatement:
+    return StudentStatement.parse(statement_file(fed).read_bytes())
+
+
+def verdict(fed: Federation, site: str, word: str = "better", *, time: str = EARLY, **other: str) -> SiteVerdict:
+    said = SiteVerdict(fed.study.id, statement(fed).bundle, site, word, time)
+    return replace(said, **other).signed_by(fed.site_ledgers.get(site, fed.site_ledgers["site-0"]).sign)
+
+
+def pulled(fed: Federation, *, at: str = "site-0", to_evaluate: bool = False) -> str:
+    ledger = fed.site_ledgers[at]
+    return check_gate(statement(fed), study=fed.study, site=at, ledger=ledger, to_evaluate=to_evaluate)
+
+
+def take(fed: Federation, *verdicts: SiteVerdict) -> None:
+    workspace = Workspace(fed.root)
+    for one in verdicts:
+        take_verdict(workspace, one.render())
+    publish_verdicts(workspace)
+
+
+def test_a_student_is_pulled_for_evaluation_only_until_enough_hospitals_found_it_better(fed: Federation) -> None:
+    with pytest.raises(Refused, match="NOT RELEASED") as refused:
+        pulled(fed)
+    assert refused.value.exit_code == 6
+    assert "none yet" in pulled(fed, to_evaluate=True)
+    take(fed, verdict(fed, "site-0"), verdict(fed, "site-1", "worse"))
+    with pytest.raises(Refused, match="1 better, 1 worse"):
+        pulled(fed)
+    take(fed, verdict(fed, "site-2"))
+    assert pulled(fed).endswith("released")
+    assert "3 verdicts of hospitals (2 better, 1 worse)" in pulled(fed)
+
+
+def test_nothing_is_published_while_the_gate_is_shut(fed: Federation, tmp_path: Path) -> None:
+    take(fed, verdict(fed, "site-0"))
+    with pytest.raises(Refused, match="site evaluate --verdict"):
+        publish_student(Workspace(fed.root), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Federation, tmp_path: Path) -> None:
+    files = []
+    for site, word in (("site-0", "better"), ("site-1", "not-better")):
+        files.append(tmp_path / f"{site}.json")
+        files[-1].write_bytes(verdict(fed, site, word).render())
+    done = CliRunner().invoke(student_app, ["verdict", str(fed.root), *map(str, files)])
+    assert done.exit_code == 0, done.output
+    assert "2 verdicts of hospitals (1 better, 1 not-better), 2 must find it better: NOT RELEASED" in done.stdout
+    taken = [event for event in read_events(fed.events_file) if event["event"] == "verdict-taken"]
+    assert [(one["site"], one["word"]) for one in taken[-2:]] == [("site-0", "better"), ("site-1", "not-better")]
+
+
+def test_a_verdict_on_another_student_or_of_nobody_admitted_is_not_taken(fed: Federation) -> None:
+    workspace = Workspace(fed.root)
+    genuine = verdict(fed, "site-0")
+    for forged in (
+        verdict(fed, "site-0", bundle="a" * 64),
+        verdict(fed, "site-0", study_id="a" * 64),
+        verdict(fed, "stranger"),
+        replace(genuine, site="site-1"),  # signed by another
+        replace(genuine, word="worse"),
+        replace(genuine, signature=""),
+        replace(genuine, signature="zz"),
+    ):
+        with pytest.raises(InvalidInput, match="verdict of"):
+            take_verdict(workspace, forged.render())
+    for data in (b"", b"{}", b"[" * 5_000, b"x" * (MAX_VERDICT_BYTES + 1), genuine.render()[:-1], b"\xff" * 40):
+        with pytest.raises(InvalidInput):
+            take_verdict(workspace, data)
+    assert gate_state(workspace).verdicts == ()
+
+
+def test_a_hospitals_newer_verdict_takes_the_place_of_its_older_and_never_the_other_way(fed: Federation) -> None:
+    take(fed, verdict(fed, "site-0", "better"), verdict(fed, "site-0", "worse", time=LATE))
+    with pytest.raises(InvalidInput, match="signed after"):
+        take(fed, verdict(fed, "site-0", "better"))
+    assert [one.word for one in gate_state(Workspace(fed.root)).verdicts] == ["worse"]
+
+
+def test_the_verdict_of_a_hospital_that_was_revoked_counts_no_more(fed: Federation) -> None:
+    """Two dishonest hospitals, of which one was found, would open a gate of two."""
+    take(fed, verdict(fed, "site-0"), verdict(fed, "site-1"))
+    workspace = Workspace(fed.root)
+    assert gate_state(workspace).released
+    write_admitted(workspace.nodes_file, (AdmittedNode("site-0", "a"), AdmittedNode("site-2", "b")))
+    try:
+        publish_verdicts(workspace)
+        assert not gate_state(workspace).released
+        with pytest.raises(Refused, match="NOT RELEASED"):
+            pulled(fed)
+        with pytest.raises(InvalidInput, match="an admitted site"):
+            take(fed, verdict(fed, "site-1", time=LATE))
+    finally:
+        workspace.nodes_file.unlink()
+
+
+def test_one_hospital_is_one_verdict_however_often_it_speaks(fed: Federation) -> None:
+    take(fed, verdict(fed, "site-0"), verdict(fed, "site-0", time=LATE))
+    assert not gate_state(Workspace(fed.root)).released
+
+
+def test_a_server_can_invent_no_verdict_that_a_hospital_counts(fed: Federation) -> None:
+    """It signs a statement with verdicts of its own making, under known names and under made-up ones."""
+    puppet = Ed25519PrivateKey.generate()
+    standing = statement(fed)
+    invented = tuple(
+        SiteVerdict(fed.study.id, standing.bundle, site, "better", EARLY).signed(puppet)
+        for site in ("site-1", "site-2", "puppet")
+    )
+    repeated = (verdict(fed, "site-1"),) * 3
+    for said in (invented, repeated):
+        lying = replace(standing, verdicts=said).signed(fed.signing_key)
+        with pytest.raises(Refused, match="NOT RELEASED"):
+            check_gate(lying, study=fed.study, site="site-0", ledger=fed.site_ledgers["site-0"], to_evaluate=False)
+
+
+def test_verdicts_stand_in_what_the_server_signs_and_survive_a_new_export(fed: Federation) -> None:
+    take(fed, verdict(fed, "site-0"), verdict(fed, "site-1"))
+    signed = statement(fed)
+    assert signed.is_genuine(fed.signing_key.public_key())
+    assert {one.site for one in signed.verdicts or ()} == {"site-0", "site-1"}
+    export_student(Workspace(fed.root), events=EventLog(fed.events_file, study=fed.study.id))
+    assert statement(fed).verdicts == signed.verdicts
+
+
+def test_a_damaged_verdict_on_the_servers_disk_opens_no_gate_and_stops_nothing(fed: Federation) -> None:
+    take(fed, verdict(fed, "site-0"), verdict(fed, "site-1"))
+    (Workspace(fed.root).verdicts_dir / "site-1.json").write_bytes(b"{")
+    assert not gate_state(Workspace(fed.root)).released
+
+
+def test_a_study_without_a_gate_is_what_it_was() -> None:
+    plain = make_study()
+    assert "gate" not in render_study(plain)
+    assert "gate" not in plain.to_json()
+    assert gated().id != replace(gated(), gate=GateConfig()).id
+    assert parse_study(render_study(gated())) == gated()
+
+
+@pytest.mark.parametrize("verdicts", [-1, 4, True, 1.5, "2"])
+def test_a_gate_that_no_quorum_can_open_is_refused(verdicts: object) -> None:
+    with pytest.raises(InvalidInput, match=r"gate\.verdicts"):
+        replace(gated(), gate=GateConfig(verdicts))  # type: ignore[arg-type]
+
+
+def test_consent_sheet_and_plan_say_what_the_gate_asks_and_what_each_mode_costs() -> None:
+    for text in (for_site(gated()), for_consortium(gated(), sites=4)):
+        plain = " ".join(text.split())
+        assert "one signed word" in plain
+        assert "under no ε" in plain
+        assert (
+            "Sealed: the server's operator is not trusted, and one dishonest hospital can spoil a sum or steer" in plain
+        )
+        assert "The other choice. Open: the server's operator is trusted" in plain
+    open_text = " ".join(for_site(make_study()).split())
+    assert "The other choice. Sealed:" in open_text
+    assert "one signed word" not in open_text
+
+
+# --- the word
+
+
+def evaluation(*differences: float, public: bool = True, gone: bool = False) -> Evaluation:
+    """An evaluation whose student is so much better than the public start, case by case."""
+    mean, spread = float(np.mean(differences)), 0.01
+    compared = CaseComparison(PUBLIC_START, public, ALL, len(differences), 0.5 + mean, 0.5, mean, spread, 0, 0)
+    lost = (Gone("body", 3, 3),) if gone else ()
+    return Evaluation("w", ("body",), (), (), gone=lost, comparisons=(compared,), missing=(Missing("x", "gone"),))
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (evaluation(0.1), "better"),
+        (evaluation(0.005), "not-better"),
+        (evaluation(-0.005), "not-better"),
+        (evaluation(-0.1), "worse"),
+        (evaluation(0.1, gone=True), "worse"),
+        (evaluation(math.nan), "not-better"),
+    ],
+)
+def test_a_word_is_what_the_cases_can_tell_from_public_data(made: Evaluation, word: str) -> None:
+    assert word_of(made) == word
+
+
+def test_there_is_no_word_without_anything_public_to_compare_with() -> None:
+    with pytest.raises(InvalidInput, match="public start"):
+        word_of(evaluation(0.1, public=False))
+
+
+def test_a_verdict_has_no_field_for_a_figure_or_a_case_and_one_length_a_word() -> None:
+    now = datetime(2026, 11, 24, tzinfo=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    said = SiteVerdict("a" * 64, "b" * 64, "north", "better", now).signed(Ed25519PrivateKey.generate())
+    assert set(said.to_json()) == {"schema", "study", "bundle", "site", "word", "time_utc", "signature"}
+    assert len(said.render()) < 600

@@ -1,0 +1,32 @@
+"""A site's teachers trained in this process, without the command's ledger: planned, run voter by voter, reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from client.records.lock import writing
+from client.training.site import plan_site, site_report
+from client.training.task import Crash, OnProgress, RunVoters, SiteReport, VoterOutcome, VoterTask
+from client.training.voter import train_voter
+from common.data.dataset import Dataset
+
+
+def one_after_another(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+    """Train the voters in this process; an unexpected error in one ends all."""
+    return [train_voter(task, on_step=partial(on_progress, place)) for place, task in enumerate(tasks)]
+
+
+def train_site(
+    dataset: Dataset,
+    *,
+    teachers: Path,
+    run: RunVoters = one_after_another,
+    on_progress: OnProgress = lambda voter, step, loss: None,
+    **of: Any,
+) -> SiteReport:
+    """Deal the patients and train every voter into ``teachers``; ``of`` is what :func:`plan_site` takes."""
+    with writing(teachers):
+        return site_report(run(plan_site(dataset, teachers=teachers, **of), on_progress))
