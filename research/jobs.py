@@ -54,7 +54,10 @@ class Job:
 
 
 def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
-    """Each row's results, its parts' together. A row's first part trains what its others read, so they wait for it."""
+    """Each row's results, its parts' together in the parts' order, whichever ended first.
+
+    A row's first part trains what its others read, so they wait for it.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -62,7 +65,7 @@ def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    results: list[dict[str, float]] = [{} for _ in work]
+    results: list[list[dict[str, float]]] = [[{} for _ in parts] for parts in work]
     os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))
     context = get_context("spawn")
     stages: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
@@ -71,18 +74,19 @@ def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
         ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_tell, initargs=(stages,)) as pool,
     ):
         bar = progress.add_task("", total=sum(map(len, work)))
-        pending = {pool.submit(run_job, parts[0]): (row, parts[1:]) for row, parts in enumerate(work)}
+        pending = {pool.submit(run_job, parts[0]): (row, 0) for row, parts in enumerate(work)}
         while pending:
             finished = wait(pending, timeout=REFRESH_S, return_when=FIRST_COMPLETED).done
             while not stages.empty():
                 seed, stage = stages.get()
                 progress.update(bar, description=f"seed {seed}: {stage}")
             for future in finished:
-                row, rest = pending.pop(future)
-                results[row] |= future.result()
+                row, part = pending.pop(future)
+                results[row][part] = future.result()
                 progress.advance(bar)
-                pending |= {pool.submit(run_job, job): (row, []) for job in rest}
-    return results
+                if part == 0:
+                    pending |= {pool.submit(run_job, job): (row, at) for at, job in enumerate(work[row]) if at > 0}
+    return [{name: value for found in parts for name, value in found.items()} for parts in results]
 
 
 _stages: SimpleQueue[tuple[int, str]] | None = None
