@@ -1,1 +1,1 @@
-"""The hospital's side: teachers, the worker that answers queries, and the site's own policy and ledger."""
+"""Contains the hospital's side: training, the worker that answers queries, and the site's own policy and ledger."""

@@ -1,6 +1,8 @@
-"""A site's codes on record, and under masks: fixed before they leave, one for a query, one under masks for a draw.
+"""Stores a site's codes, and the masked words of a sealed sum, before any of them leaves the site.
 
-Refuses another code than the one that is stored, a code beyond its norm, and a second message under the same masks.
+Part of :class:`client.ledger.site_ledger.SiteLedger`; the worker calls it between computing and sending. Each query has
+one stored code, and each draw of a sealed sum one masked message; a retry sends the stored bytes. Refuses a second
+code for a query, a code beyond the clipping norm, and a second message under the same masks.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from common.privacy.quantise import within
 from common.privacy.shares import share_std
 
 KEYS_A_CHARGE = 4
-"""A core that begins again may offer what was accepted in another batch, before it asks for a newer draw."""
+"""Mask keys allowed for each charged release. A restarted server may offer accepted queries again in another batch."""
 
 
 class KeepsCodes(SiteFile):
-    """The part of a site's ledger that holds what it sends."""
+    """The part of a site's ledger that stores what the site sends."""
 
     def store_code(
         self,
@@ -40,15 +42,28 @@ class KeepsCodes(SiteFile):
         teachers: str = "",
         computed_at: int | None = None,
     ) -> bool:
-        """Fix the code that answers an accepted query, before it leaves. # the code is sensitive until noised
+        """Store the code that answers an accepted query, before it leaves the site. # the code is sensitive until
+        noised
 
-        The same code again adds nothing; another one for the same query is refused unless a patient was withdrawn
-        since, and so is a code that is not int64[l] within the norm m·R, or of a query never accepted. ``outcome`` is
-        the site's own word for how it came about (a zero code's reason, say); it never leaves the site. ``teachers`` is
-        what :meth:`state_teachers` gave; empty: nobody can say which they were.
+        Storing the same code again adds nothing.
 
-        ``computed_at`` is the row count when its computation began. False, with nothing kept, if a patient was
-        withdrawn after it: the code may hold that patient's vote.
+        Args:
+            query_id: Id of an accepted query.
+            code: int64 array of shape [l] in grid steps, of ℓ2 norm at most m·R.
+            outcome: The site's word for how the code was obtained, such as the reason for a zero code. It never
+                leaves the site.
+            teachers: Digest from :meth:`state_teachers` of the teachers that computed the code; empty if they are
+                unknown.
+            computed_at: Number of ledger rows when the computation began.
+
+        Returns:
+            False, with nothing stored, if a patient was withdrawn after ``computed_at``: the code may contain that
+            patient's vote. Otherwise True.
+
+        Raises:
+            Refused: ``not-accepted`` if the query was never accepted here.
+            InvalidInput: If the code has another type or shape, or a larger norm, or if another code is stored for
+                this query and no patient was withdrawn since.
         """
         check_hash(query_id)
         check_ledger_name(outcome, what="outcome")
@@ -73,8 +88,17 @@ class KeepsCodes(SiteFile):
         return True
 
     def code(self, query_id: str) -> NDArray[np.int64] | None:
-        """The stored code (read-only int64[l]) of a query; None if there is none of after the last withdrawal of a
-        patient. # sensitive until noised"""
+        """Return the stored code of a query. # sensitive until noised
+
+        Args:
+            query_id: Id of the query.
+
+        Returns:
+            A read-only int64 array of shape [l]; None if no code was stored since the last withdrawal of a patient.
+
+        Raises:
+            LedgerCorrupt: If the stored bytes are not those on record.
+        """
         check_hash(query_id)
         self._catch_up()
         if not self._books.teachers.code_stands(query_id):
@@ -93,7 +117,14 @@ class KeepsCodes(SiteFile):
     # --- sealed sums
 
     def last_draw(self, queries: Sequence[QuerySpec]) -> int | None:
-        """The newest draw of any of these queries that this site has accepted; None for none."""
+        """Return the newest draw of any of these queries that this site has accepted.
+
+        Args:
+            queries: The queries of a batch.
+
+        Returns:
+            The number of the draw; None if no draw was accepted.
+        """
         self._catch_up()
         return self._last_draw(queries)
 
@@ -102,10 +133,20 @@ class KeepsCodes(SiteFile):
         return max((draw for draw in known if draw is not None), default=None)
 
     def mask_key(self, draw: DrawId) -> X25519PrivateKey:
-        """This site's key for one draw of a batch: the same when asked again, another after a loss of this ledger.
+        """Return this site's mask key for one draw of a batch.
 
-        Refused (``old-draw``) past :data:`KEYS_A_CHARGE` for what was charged here: a draw that is offered under ever
-        other batches costs nothing, and would fill the disk. Refused for a draw whose key was disclosed, too.
+        The same draw always gives the same key, unless the ledger was lost in between; then the key is a new one.
+
+        Args:
+            draw: Study, batch and number of the draw.
+
+        Returns:
+            The private key. # sensitive
+
+        Raises:
+            Refused: ``old-draw`` if the draw's key was disclosed to an auditor, or if :data:`KEYS_A_CHARGE` keys for
+                each charged release exist already. Without this limit a server could fill the disk for free, by
+                offering one draw under ever new batches.
         """
         of = draw.batch, draw.number
         with self._writing():
@@ -125,12 +166,23 @@ class KeepsCodes(SiteFile):
         *,
         make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
     ) -> dict[str, NDArray[np.uint64]]:
-        """The words that answer one draw of each query: made once, of its stored code and a share of that standard
-        deviation, and kept before any leaves.
+        """Return the masked words that answer one draw of each query; make and store them at the first call.
 
-        Asked again for the same roster they are the same words, whatever has happened since. Refused for another roster
-        (``roster``), for a query without a code (``no-code``), and where a patient was withdrawn after they were made
-        (``withdrawn``): other words under the same masks would show the difference of two codes.
+        Each answer is the query's stored code plus this site's share of the noise, under the draw's masks. Later calls
+        for the same roster return the same words.
+
+        Args:
+            queries: The queries of the draw.
+            roster: The hospitals of the draw.
+            make: Computes the words (uint64 [l]) from a code, its query and the standard deviation of the noise share.
+
+        Returns:
+            The words by query id.
+
+        Raises:
+            Refused: ``roster`` if the query was masked for another roster; ``no-code`` if it has no code; ``withdrawn``
+                if a patient was withdrawn after the words were made; ``old-draw`` if the mask key was disclosed. Other
+                words under the same masks would reveal the difference of the two codes.
         """
         with self._writing():
             for query in queries:

@@ -1,7 +1,7 @@
-"""A draw's mask key on its way to an auditor: on record before it leaves, with what it would cost if the auditor told.
+"""Hands the mask key of one draw to an auditor, and records before that what the auditor's telling it would cost.
 
-Refuses a draw this site sent no words in, one masked before its batch was recorded, and one with a code that a patient
-was withdrawn from since.
+`consilium site disclose` calls it. Refuses a draw in which this site sent nothing, a draw masked by a version that did
+not record its batch, and a draw whose code contains a patient who was withdrawn since.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ LEAST_PREFIX = 12
 
 @dataclass(frozen=True, slots=True)
 class DisclosedDraw:
-    """What disclosing a draw would show.
+    """What the disclosure of a draw would reveal.
 
-    ``roster`` is its id, ``queries`` how many queries were masked with its key, ``mu_squared`` by how much the pool's
-    Σμ² would grow if the auditor told; ``if_told`` is the pool's guarantee then, by its own accountant.
+    Attributes:
+        roster: Id of the draw's roster.
+        draw: Study, server ledger, batch and number of the draw.
+        queries: Number of queries masked with the draw's key.
+        mu_squared: Growth of the pool's Σμ² if the auditor passed the key on.
+        if_told: The pool's guarantee in that case, by its own accountant.
     """
 
     roster: str
@@ -40,18 +44,33 @@ class DisclosedDraw:
 
 
 class KeepsDisclosures(SiteFile):
-    """The part of a site's ledger that knows what was disclosed of sealed sums, and to whom."""
+    """The part of a site's ledger that records which mask keys were disclosed, and to which auditor."""
 
     def disclosures(self) -> tuple[DisclosureRecord, ...]:
-        """Every disclosure on record, in order."""
+        """Return every disclosure on record, in order.
+
+        Returns:
+            The records.
+        """
         self._catch_up()
         return tuple(self._books.sealed.disclosed)
 
     def look_at_draw(self, named: str) -> DisclosedDraw:
-        """What disclosing a draw would show, by its roster's id or at least the first twelve digits of it.
+        """Compute what the disclosure of a draw would reveal; record nothing.
 
-        Code and share of the noise of each query are N(q, s²·I) to the auditor: μ² = (Δ/s)² each, beside what the sum
-        was charged. Counted over all queries masked with this draw's key, whatever their roster.
+        With the key, the auditor sees each query's code q behind this site's own noise share only: N(q, s²·I), which
+        costs μ² = (Δ/s)² in addition to the charge of the sum. All queries masked with the draw's key count, whatever
+        their roster.
+
+        Args:
+            named: Id of the draw's roster, or at least its first twelve digits.
+
+        Returns:
+            The draw and its cost.
+
+        Raises:
+            InvalidInput: If ``named`` does not identify exactly one draw in which this site sent masked codes.
+            Refused: ``old-draw`` if an earlier version made the draw; ``withdrawn`` if a patient was withdrawn since.
         """
         self._catch_up()
         masked = list(self._masked_rows())
@@ -85,9 +104,20 @@ class KeepsDisclosures(SiteFile):
         return DisclosedDraw(masks, draw, len(mine), grown, told)
 
     def disclose(self, named: str, *, auditor: str) -> tuple[DisclosedDraw, X25519PrivateKey]:
-        """Put on record that a draw's mask key goes to the auditor with this sealing key (hex), and return the key.
+        """Record that a draw's mask key goes to an auditor, and return the key.
 
-        # the key is sensitive: with the site's words it opens code and noise share
+        # the key is sensitive: together with the site's words it reveals the code and the noise share
+
+        Args:
+            named: Id of the draw's roster, or at least its first twelve digits.
+            auditor: The auditor's sealing key in hex.
+
+        Returns:
+            The draw with its cost, and the private mask key.
+
+        Raises:
+            InvalidInput: As :meth:`look_at_draw`.
+            Refused: As :meth:`look_at_draw`.
         """
         check_hash(auditor)
         shown = self.look_at_draw(named)
@@ -106,7 +136,7 @@ class KeepsDisclosures(SiteFile):
             yield row, MaskedRecord.from_json(parse_body(row.body))
 
     def _told(self, record: MaskedRecord) -> Fraction:
-        """μ² of one query's code behind this site's own share of the noise alone, under the pool's protection."""
+        """Return μ² of one query if its code is protected by this site's own noise share only."""
         mechanism = replace(
             self._books.reservations[record.query_id].mechanism, noise_std=record.share_std, colluders=None
         )

@@ -1,4 +1,8 @@
-"""A site's ledger as a file: how it is written, the standing beside it, and what a restored copy is charged with."""
+"""Writes a site's ledger file, keeps its standing beside it, and charges a restored copy for the rows it lost.
+
+Base class of :class:`client.ledger.site_ledger.SiteLedger`. The standing is a small file that no backup contains; it
+shows when the ledger is an older copy. Refuses standings of another ledger, and standings that show no loss.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from common.privacy.accounting import max_mu_squared
 
 
 class SiteFile(OpenLedger[SiteBooks]):
-    """Base of a site's ledger."""
+    """Base of a site's ledger: transactions, standing, and recovery of an older copy."""
 
     STANDING = SiteLedgerStanding
 
@@ -28,37 +32,53 @@ class SiteFile(OpenLedger[SiteBooks]):
 
     @property
     def pool(self) -> str:
-        """The pool this ledger belongs to, for life."""
+        """The patient pool to which this ledger belongs; it never changes."""
         return self._books.declared.declaration.pool
 
     def forgotten(self) -> str | None:
-        """What shows that this file is an older copy than the one that charged last on this machine; None if nothing.
+        """Explain why this file must be an older copy than the one last written on this machine.
 
-        The standing beside the file tells. Where it was rolled back together with the file, the server's next receipt
-        does: it charges queries that the copy never accepted, and is an alarm.
+        The standing beside the file shows it. If both were rolled back together, the server's next receipt shows it:
+        that receipt charges queries which this copy never accepted, and raises an alarm.
+
+        Returns:
+            The explanation; None if the file is the newest as far as the standing shows.
         """
         return self._older_copy(this="this ledger", beside="beside it")
 
     def doubt(self) -> str | None:
-        """The reason to doubt this ledger's figures: more may have been spent or trained than it shows.
+        """Explain why more may have been spent or trained than this ledger shows.
 
-        ``None`` if there is no reason. Either :meth:`forgotten` has one, or a server's receipt contradicts this
-        ledger, as it does after the whole machine was rolled back.
+        Returns:
+            The reason: the file is an older copy (:meth:`forgotten`), or a server's receipt contradicts it. None
+            without a reason.
         """
         self._catch_up()
         return self.forgotten() or next((alarm.problem for alarm in self._books.alarms.values()), None)
 
     def charge_lost(self, standing: SiteLedgerStanding | None, *others: SiteLedgerStanding) -> Spend:
-        """After an older copy was restored: charge what it forgot, pause every study, and return the sum.
+        """Charge a restored older copy for the rows it lost, and pause every study.
 
-        With standings of the lost files that is all they charged since the row they last have in common with this
-        ledger; what this ledger charged since that row itself stays charged beside it. Without one nobody can
-        know, and everything that the pool's cap and each study's budget have left counts as spent. Receipts that the
-        server sends for lost acceptances are then taken as part of that sum, up to it; one beyond it is an alarm. A
-        query the standing knows as accepted without a receipt is part of the sum too when it is offered again.
-        Withdrawals that a standing knows, of patients and from studies for good, are entered again. The
-        alarms standing are ended. InvalidInput for a standing of another ledger, one that names a study unknown here,
-        and one that this ledger contains or has charged: then nothing was lost.
+        1. With standings of the lost files, charge what they spent since the last row they share with this ledger.
+           Charges this ledger made since that row stay as well.
+        2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
+           knows what was lost.
+        3. Record again the withdrawals of patients, and of studies for good, that a standing knows.
+        4. End the alarms.
+
+        Later receipts for lost acceptances count against this charge until it is used up; one beyond it is an alarm. A
+        query that a standing knows as accepted without a receipt is covered by the charge if it is offered again.
+
+        Args:
+            standing: Standing of the lost file; None if there is none.
+            others: Standings of further lost copies.
+
+        Returns:
+            What was charged to the pool.
+
+        Raises:
+            InvalidInput: If a standing is another ledger's, names a study this ledger does not know, or shows no row
+                that is missing here and not charged yet.
         """
         charged, given = NOTHING, (*(() if standing is None else (standing,)), *others)
         with self._writing():
@@ -77,7 +97,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         return charged
 
     def _repeat(self, standing: SiteLedgerStanding) -> None:
-        """Enter again the withdrawals that were lost, and delete the codes of before them."""
+        """Record again the withdrawals that were lost, and delete the codes stored before them."""
         books = self._books
         for patient in standing.patients:
             if patient.subject not in books.teachers.patients:
@@ -88,7 +108,7 @@ class SiteFile(OpenLedger[SiteBooks]):
                 self._append(DecisionRecord(study, "withdraw"))
 
     def _all_that_is_left(self) -> RestoredRecord:
-        """What an older copy may have forgotten where no standing tells: everything that caps and budgets had left."""
+        """Return a charge of everything that the pool's cap and the studies' budgets have left."""
         books = self._books
         pool = Spend(max(books.limit - books.spent().mu_squared, Fraction(0)))
         studies = {}
@@ -98,7 +118,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         return RestoredRecord(pool, studies, books.declared.queries_per_day, pending=(), kept_row=0)
 
     def _beyond(self, standing: SiteLedgerStanding) -> RestoredRecord:
-        """What the standing charged since it parted from this ledger."""
+        """Return a charge of what the standing spent after the last row it shares with this ledger."""
         fork, today = self._fork(standing), self._chain.today
         before = self._at(fork)
         return RestoredRecord(
@@ -114,7 +134,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         )
 
     def _at(self, place: Position) -> _Totals:
-        """What had been charged at a row of this ledger, or of lost rows that were charged here."""
+        """Return the totals at a row of this ledger, or at a lost row that was charged here."""
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
             assert isinstance(record, RestoredRecord)
@@ -125,7 +145,9 @@ class SiteFile(OpenLedger[SiteBooks]):
         return _Totals(books.spent(), {study: books.spent_in(study) for study in books.studies}, books.per_day)
 
     def _lost_by(self, standings: Sequence[SiteLedgerStanding]) -> list[SiteLedgerStanding]:
-        """Those standings of which rows were lost here and not charged yet; the latest of those of the same rows."""
+        """Select the standings whose rows are missing here and not charged yet; of several over the same rows, the
+        latest.
+        """
         lost: list[SiteLedgerStanding] = []
         for one in sorted(standings, key=lambda one: one.head.seq, reverse=True):
             if one.head.ledger_id != self.ledger_id:
@@ -165,10 +187,10 @@ class SiteFile(OpenLedger[SiteBooks]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One write transaction; on any exception nothing is kept and the totals are read from the file again.
+        """Run one write transaction; on any exception, keep nothing and read the totals from the file again.
 
-        The standing follows every row: nothing that is on record may be undone by an older copy. While such a copy is
-        being recovered the standing kept beside it stays, until all that it knows is charged.
+        The standing is written after every change, so that an older copy cannot undo what is on record. During the
+        recovery of an older copy the existing standing is kept until everything it knows is charged.
         """
         try:
             with self._chain.transaction():
@@ -185,14 +207,14 @@ class SiteFile(OpenLedger[SiteBooks]):
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """What had been charged by some row, in all and in each study, and how many queries were accepted on each day."""
+    """The charges up to one row, for the pool and for each study, and the queries accepted on each day."""
 
     pool: Spend
     studies: Mapping[str, Spend]
     per_day: Mapping[str, int]
 
     def plus(self, record: RestoredRecord) -> _Totals:
-        """With what was charged for lost rows."""
+        """Return these totals plus a charge for lost rows."""
         studies = {
             study: self.studies.get(study, NOTHING) + record.studies.get(study, NOTHING)
             for study in self.studies.keys() | record.studies.keys()

@@ -1,13 +1,16 @@
-"""The hospital's own ledger: what it accepted, what it sent, what it refused, and the receipts it holds.
+"""Keeps the hospital's own ledger: what it accepted, sent and refused, and the receipts it holds.
 
-It trusts nothing the server says about what was spent: every query is charged here, from its own mechanism, in the
-moment the site accepts it, and stays charged whether or not a release follows. A code is stored before it leaves and
-the stored one answers every retry. Refuses acceptance past the pool's lifetime cap, the study's budget or the day's
-cap, for a study that was not consented to, is paused or withdrawn, and after a receipt that contradicts the record.
+The worker, the site's commands and the audits open it. Rules:
 
-The file holds codes, which are sensitive: it and its signing key are readable by their owner only. When a patient is
-withdrawn every code stored before is deleted: asked for again it is computed anew, without that patient's voter. It
-holds no patient's name, image or label. Threads must take turns by a lock of the caller's.
+1. A query is charged here when the site accepts it, from the query's own mechanism, and stays charged even if no
+   release follows. The server's word about what was spent is never used.
+2. A code is stored before it leaves, and every retry sends the stored code.
+3. Acceptance is refused beyond the pool's lifetime cap, the study's budget or the daily cap; for a study not consented
+   to, paused or withdrawn; and after a receipt that contradicts the record.
+
+The file contains codes, which are sensitive, so only its owner can read it and its signing key. It contains no name,
+image or label of a patient. Withdrawing a patient deletes every code stored before; a code asked for again is computed
+anew without that patient's voter. Threads must share an instance under a lock of the caller's.
 """
 
 from __future__ import annotations
@@ -51,14 +54,17 @@ from common.privacy.mechanism import AccountantName, Budget, QuerySpec
 
 
 class CapsTerms(BudgetTerms, StructuralType):
-    """A site's own limits, as its policy states them."""
+    """A site's own limits, from its policy."""
 
     @property
     def queries_per_day(self) -> int: ...
 
 
 class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsTeachers):
-    """A site's ledger file, one for each patient pool. :meth:`open` or :meth:`read` it; a context manager."""
+    """A site's ledger file, one for each patient pool.
+
+    Use :meth:`open` to write and :meth:`read` to read. Instances are context managers.
+    """
 
     @classmethod
     def open(
@@ -72,12 +78,24 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         clock: Clock = utc_now,
         restored: bool = False,
     ) -> SiteLedger:
-        """Open the ledger of a pool for writing, making it first if there is none; put changed caps on record.
+        """Open a pool's ledger for writing, or create it; record the caps if they changed.
 
-        The signing key lies beside it (``site-ledger.sqlite`` → ``site-ledger.key``) unless one is given. ``site``
-        names the site in the pool's declaration (default: the pool's name). InvalidInput if the file is another pool's
-        or the pool's unit or relation changed; LedgerCorrupt if any row breaks the chain or a rule, or if the file is
-        older than the standing kept beside it, unless ``restored`` says that :meth:`charge_lost` comes next.
+        Args:
+            path: The ledger file.
+            pool: Name of the patient pool.
+            caps: The site's limits.
+            site: The site's name in the pool's declaration; by default the pool's name.
+            signing_key: The key that signs rows; by default the one beside the file (``site-ledger.key``).
+            clock: Source of the rows' time stamps.
+            restored: True if :meth:`charge_lost` is called next; then an older copy is opened too.
+
+        Returns:
+            The open ledger.
+
+        Raises:
+            InvalidInput: If the file is another pool's, or the pool's unit or relation changed.
+            LedgerCorrupt: If a row breaks the hash chain or a rule, if the file is missing while its standing exists,
+                or if the file is older than the standing beside it and ``restored`` is False.
         """
         check_ledger_name(pool, what="pool name")
         key = signing_key or _own_key(path)
@@ -107,13 +125,30 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
 
     @classmethod
     def read(cls, path: Path) -> SiteLedger:
-        """Open an existing ledger for reading only."""
+        """Open an existing ledger for reading.
+
+        Args:
+            path: The ledger file.
+
+        Returns:
+            The ledger; it cannot write.
+
+        Raises:
+            LedgerCorrupt: If a row breaks the hash chain or a rule.
+        """
         return cls(Chain.open(path, role="site", signing_key=None, clock=utc_now))
 
     # --- consent and veto
 
     def consent(self, study: Study) -> str:
-        """Put a study this site consents to on record and return its id; a known study adds no row."""
+        """Record the site's consent to a study. A study consented to before adds no row.
+
+        Args:
+            study: The study.
+
+        Returns:
+            The study's id.
+        """
         text = study.to_json()
         terms = StudyTerms.from_json(text)
         with self._writing():
@@ -122,7 +157,15 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return terms.id
 
     def decide(self, study_id: str, decision: str) -> None:
-        """``pause``, ``resume`` or ``withdraw`` (for good) a study; no release already made is recalled by it."""
+        """Pause, resume or withdraw from a study. No release already made is recalled by this.
+
+        Args:
+            study_id: Id of a study this site consented to.
+            decision: ``pause``, ``resume``, or ``withdraw``, which is final.
+
+        Raises:
+            InvalidInput: For another decision, an unknown study, or a study that was withdrawn from.
+        """
         if decision not in DECISIONS:
             raise InvalidInput("decision", value=decision, limit=", ".join(DECISIONS))
         with self._writing():
@@ -135,18 +178,29 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             self._append(DecisionRecord(study_id, decision))
 
     def take_sealing_key(self, sealing_key: str, *, replaces: str) -> None:
-        """Put on record that codes of what was accepted for the key ``replaces`` may be sealed to this one from now on.
+        """Record that the server's new sealing key replaces an older one.
 
-        The caller has checked the server's signature. Known already: no row.
+        Codes of queries accepted for the older key may be sealed to the new one from now on. The caller has checked the
+        server's signature. A key on record already adds no row.
+
+        Args:
+            sealing_key: The new key, hex.
+            replaces: The older key, hex.
         """
         with self._writing():
             if sealing_key not in self._books.sealing_keys.get(replaces, ()):
                 self._append(SealingKeyRecord(sealing_key, replaces))
 
     def stopped(self, study_id: str) -> str | None:
-        """Why nothing may leave for this study now: ``unknown-study``, ``pause``, ``withdraw`` or ``alarm``; or None.
+        """Tell why nothing may leave for a study now.
 
-        Reads what other processes have decided since, so a veto holds for a worker that is running.
+        The file is read again at each call, so a pause by another process stops a running worker.
+
+        Args:
+            study_id: Id of the study.
+
+        Returns:
+            ``unknown-study``, ``pause``, ``withdraw`` or ``alarm``; None if the study may be answered.
         """
         self._catch_up()
         if study_id not in self._books.studies:
@@ -154,9 +208,16 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return self._books.paused.get(study_id) or ("alarm" if self._books.alarms else None)
 
     def study_named(self, name: str) -> StudyTerms:
-        """The one study on record of this id, beginning of an id, or name; of an empty name the only one.
+        """Find one study on record.
 
-        InvalidInput if there is none or several.
+        Args:
+            name: The study's id, at least six digits of its beginning, or the study's name; empty for the only study.
+
+        Returns:
+            The study's terms.
+
+        Raises:
+            InvalidInput: If no study or several match.
         """
         self._catch_up()
         studies = self._books.studies
@@ -169,7 +230,11 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return found[0]
 
     def note(self, text: str) -> None:
-        """Put a remark on record. Not a place for patients' data."""
+        """Record a remark. It must not contain patient data.
+
+        Args:
+            text: The remark.
+        """
         with self._writing():
             self._append(NoteRecord(text))
 
@@ -184,20 +249,25 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         sealing_key: str = "",
         draw: int | None = None,
     ) -> None:
-        """Accept a batch as a whole: charge every query of it that was not accepted before, or none.
+        """Accept a batch: charge every query in it that was not accepted before, or refuse the whole batch.
 
-        ``ledger`` is the server ledger's id in the offer, ``sealing_key`` the server's key (hex) that the codes are to
-        be sealed to: both go on record, and the codes to nobody else. Empty, they are not compared.
+        A query accepted before costs nothing when it is offered again. A query that a receipt shows as released is
+        refused, because a server with an intact ledger never asks for it again; after :meth:`recover` it is accepted
+        and charged anew, since its answer will be drawn anew. In a sealed sum each draw is charged: a later draw of the
+        same query is accepted, an earlier one is not, and a receipt does not close the query.
 
-        Refused with a word fit to leave the site, after a refusal row: ``unknown-study`` (also for a query that was
-        accepted for another study or server), ``paused`` (a veto, or an alarm, or a query that a receipt shows as
-        released), ``wrong-mechanism`` (other voters than the study says), ``budget``, ``daily-cap``. What was
-        accepted stays accepted, and costs nothing when it is offered again; but a released query is never asked for by
-        a server that still has its ledger. After :meth:`recover` it is accepted and charged as a new one, since its
-        answer will be drawn anew.
+        Args:
+            study_id: Id of the study.
+            queries: The queries of the batch.
+            ledger: Id of the server's ledger; the codes go to no other. Empty: not compared.
+            sealing_key: The server's key, in hex, to which the codes will be sealed. Empty: not compared.
+            draw: Number of the draw in a sealed sum; None otherwise.
 
-        In a sealed sum a ``draw`` is accepted and charged: a later one of the same query again, an earlier one never
-        (``old-draw``). Its receipt comes before its code leaves, so it does not close the query.
+        Raises:
+            Refused: With a reason that may leave the site. ``unknown-study``: no consent, or the query was accepted for
+                another study or server. ``paused``: a pause, a withdrawal, an alarm or a released query.
+                ``wrong-mechanism``: another number of voters than the study states. ``budget``, ``daily-cap``: a limit
+                is reached. ``old-draw``: a later draw was accepted.
         """
         with self._writing():
             refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key, draw=draw)
@@ -246,7 +316,14 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return None
 
     def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
-        """Put on record that the site's policy declined an offer before its ledger was asked; once a day and reason."""
+        """Record that the site's policy declined an offer before the ledger was asked; at most one row for each day and
+        reason.
+
+        Args:
+            study_id: Id of the study.
+            queries: The declined queries.
+            reason: The policy's reason.
+        """
         with self._writing():
             self._refuse(study_id, {query.id: query for query in queries}, reason, word=reason)
 
@@ -260,7 +337,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         amounts: tuple[str, str] = ("", ""),
     ) -> Refused:
         books = self._books
-        said = (study_id, reason, self._chain.today) in books.refusals  # once a day, whichever the queries
+        said = (study_id, reason, self._chain.today) in books.refusals  # one row a day for a reason, for any queries
         again = reason == "released-before" and any(
             books.reservations.receipted[query] not in books.asked_again for query in queries
         )
@@ -271,13 +348,24 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     def accepted(
         self, query_id: str, *, study_id: str, ledger: str, sealing_key: str, draw: int | None = None
     ) -> QuerySpec:
-        """The query accepted under this id, for whoever asks for its code now: a study, and the server by its ledger's
-        id and its sealing key.
+        """Return the accepted query for which a server now requests the code.
 
-        Refused (``not-accepted``) unless it was accepted for just these, or for a sealing key that the server has
-        announced this one in the place of; and (``released-before``) if receipts show every release that was paid for.
-        An acceptance of before ledger and key were recorded is held to its study alone. In a sealed sum the newest
-        ``draw`` is asked for, and no other.
+        An acceptance from before ledger id and sealing key were recorded is compared by study only.
+
+        Args:
+            query_id: Id of the query.
+            study_id: Id of the requesting study.
+            ledger: Id of the server's ledger.
+            sealing_key: The server's sealing key, hex. A key that the server announced as a replacement is accepted
+                too.
+            draw: Number of the draw in a sealed sum, where only the newest one is answered; None otherwise.
+
+        Returns:
+            The query as it was accepted.
+
+        Raises:
+            Refused: ``not-accepted`` if it was not accepted for this study, server and draw; ``released-before`` if
+                receipts show that every charged release was made.
         """
         check_hash(query_id)
         self._catch_up()
@@ -295,21 +383,34 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     # --- reading
 
     def spent(self, study_id: str | None = None) -> Spend:
-        """What the pool has spent in all by the site's own account, or in one study under the study's protection."""
+        """Return what the pool has spent, by the site's own account.
+
+        Args:
+            study_id: Limit the sum to this study, under the study's protection; None for all studies.
+
+        Returns:
+            Σμ² and the number of releases.
+        """
         self._catch_up()
         return self._books.spent() if study_id is None else self._books.spent_in(study_id)
 
     def guarantees(self) -> dict[AccountantName, Guarantee]:
-        """What every accepted query together costs the pool, by every gate accountant, at the pool's own δ."""
+        """Return the guarantee for everything accepted so far, by each accountant, at the pool's δ.
+
+        Returns:
+            The guarantee by accountant.
+        """
         spent, declared = self.spent(), self._books.declared.declaration
         return {
             name: guarantee(spent.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
         }
 
     def account(self) -> dict[str, object]:
-        """What was accepted and spent, ready for JSON. It does not depend on the site's patients.
+        """Return what was accepted and spent, ready for JSON. It does not depend on the site's patients.
 
-        ``at_least`` is there only in doubt, and says why more may have been spent (:meth:`doubt`).
+        Returns:
+            Plain values. ``at_least`` is present only if more may have been spent, and gives the reason
+            (:meth:`doubt`).
         """
         books, declared = self._books, self._books.declared.declaration
         return {
@@ -324,9 +425,16 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         }
 
     def summary(self, *, present: Iterable[Sequence[str]] = ()) -> dict[str, object]:
-        """Plain facts for a person or a machine; JSON-ready. ``present``: as for :meth:`trainings`.
+        """Return the ledger's facts, ready for JSON.
 
-        They are handed over, so none says whether a patient was withdrawn. ``codes_stored`` are queries with a code.
+        The summary leaves the site, so nothing in it shows whether a patient was withdrawn: ``codes_stored`` counts all
+        queries that ever had a code.
+
+        Args:
+            present: The teachers present in each directory, as in :meth:`trainings`.
+
+        Returns:
+            Plain values.
         """
         spent, books = self.spent(), self._books
         declared = books.declared.declaration
@@ -337,7 +445,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             "share_spent": float(spent.mu_squared / books.limit),
             "queries_today": books.per_day.get(today, 0),
             "queries_per_day": books.declared.queries_per_day,
-            "codes_stored": len(books.teachers.codes),  # whether they still stand would tell of a withdrawal
+            "codes_stored": len(books.teachers.codes),  # deleted ones too, to hide withdrawals
             "released_again": books.released_again,
             "patient_identity": [
                 {"row": seq, "identity": str(record.identity), "sentence": record.identity.sentence}
@@ -360,7 +468,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     # --- helpers
 
     def _query(self, reservation: Reservation) -> QuerySpec:
-        """The query as the row says it that accepted it, or the receipt that showed it had been."""
+        """Return the query from the row that accepted it, or from the receipt that showed it as accepted."""
         row = self._chain.row(reservation.seq)
         record = parse_record("site", row.kind, row.body)
         if isinstance(record, ReservationRecord):
@@ -375,7 +483,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             raise LedgerCorrupt("the row is not the one that accepted the query", row=reservation.seq) from None
 
     def _state(self, study_id: str) -> str:
-        """``pause``, ``withdraw``, ``spent`` (no room for one more query like the last) or ``open``."""
+        """Return ``pause``, ``withdraw``, ``open``, or ``spent`` if one more query like the newest does not fit the
+        budget.
+        """
         books = self._books
         if study_id in books.paused:
             return books.paused[study_id]

@@ -1,4 +1,8 @@
-"""The peers of a site on record: whose keys a person here has compared with the hospitals themselves."""
+"""Records the other hospitals whose keys a person at this site has compared with them.
+
+`consilium site peers` writes it and the worker reads it before a sealed sum. Refuses keys for a study not consented
+to, this site's own name or key, and one key for two sites.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,41 @@ from common.peers import Peer
 
 
 class KeepsPeers(SiteFile):
-    """The part of a site's ledger that knows with whom codes may be added up."""
+    """The part of a site's ledger that records with which sites it may take part in a sealed sum."""
 
     def confirm_peer(self, study_id: str, peer: Peer) -> None:
-        """Put on record that ``peer.key`` was compared with the hospital itself, for one study. Confirmed: no row.
+        """Record that a person compared a peer's key with that hospital, for one study.
 
-        A new key of a site takes the place of the old one. InvalidInput for a study not consented to, this site's own
-        name or key, and a key that is confirmed for another site of the study.
+        A new key replaces the site's earlier one. A key that is confirmed already adds no row.
+
+        Args:
+            study_id: Id of the study.
+            peer: The peer's site and key.
+
+        Raises:
+            InvalidInput: For a study not consented to, for this site's own name or key, and for a key that is confirmed
+                for another site of the study.
         """
         self._note_peer(PeerRecord(study_id, peer.site, peer.key))
 
     def distrust_peer(self, study_id: str, site: str) -> None:
-        """Take a confirmation back: nothing is added up with that site until it is confirmed anew."""
+        """Withdraw a confirmation: this site joins no sealed sum with that peer until its key is confirmed again.
+
+        Args:
+            study_id: Id of the study.
+            site: Name of the peer's site.
+        """
         self._note_peer(PeerRecord(study_id, site, key=""))
 
     def peers(self, study_id: str) -> dict[str, str]:
-        """The confirmed key (hex) of each peer in a study; with what other processes wrote since."""
+        """Return the confirmed keys of a study, including what other processes recorded since.
+
+        Args:
+            study_id: Id of the study.
+
+        Returns:
+            The key in hex by site name.
+        """
         self._catch_up()
         return dict(self._books.sealed.peers.get(study_id, {}))
 

@@ -1,6 +1,7 @@
-"""The server's receipts as a site keeps them: each checked against the site's own record, and what contradicts it.
+"""Checks each of the server's receipts against the site's own record, and stores it.
 
-A contradiction that the server signed is kept as evidence and stops every answer until a person has looked into it.
+The worker and `site recover` call it. A signed receipt that contradicts the record is stored as evidence and stops
+every answer until a person ends the alarm. Refuses receipts without the server's signature, and receipts after a gap.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from common.ledger.records import AlarmRecord, ReceiptRecord, RecoveryRecord, Su
 from common.ledger.rows import START, Position
 
 MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
-"""Of receipts that contradict the record: an honest server's whole line fits, a liar's does not fill the disk."""
+"""Daily limit on stored receipts that conflict with the record."""
 
 
 class KeepsReceipts(SiteFile):
-    """The part of a site's ledger that checks and stores receipts and heads of the server's ledger."""
+    """The part of a site's ledger that checks and stores the server's receipts and the heads of its ledger."""
 
     def record_receipt(self, receipt: Receipt, *, public_key: Ed25519PublicKey) -> None:
-        """Check a server's receipt against everything on record here, and keep it.
+        """Check a receipt against everything on record here, and store it.
 
-        InvalidInput if the server's key did not sign it (no row: anyone could send that). LedgerCorrupt if it is signed
-        and contradicts the record: the receipt is kept as evidence, once, and nothing is accepted until
-        :meth:`recover`; after it the same receipt is Refused (``receipt-superseded``). While an alarm stands, further
-        evidence is kept up to :data:`MAX_EVIDENCE_BYTES_A_DAY`. Refused (``receipt-gap``) if receipts before it are
-        missing. A receipt already recorded changes nothing.
+        A receipt that is stored already changes nothing. A contradicting receipt is stored once as evidence, further
+        ones up to :data:`MAX_EVIDENCE_BYTES_A_DAY`.
+
+        Args:
+            receipt: The server's receipt.
+            public_key: The server's signing key.
+
+        Raises:
+            InvalidInput: If the server's key did not sign the receipt. Nothing is recorded, since anyone could send it.
+            LedgerCorrupt: If the receipt is signed and contradicts the record. Nothing is accepted until
+                :meth:`recover`.
+            Refused: ``receipt-gap`` if earlier receipts are missing; ``receipt-superseded`` if a person has already
+                ended the alarm that this receipt raised.
         """
         if not receipt.is_genuine(public_key):
             raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
@@ -61,23 +70,32 @@ class KeepsReceipts(SiteFile):
             raise problem
 
     def _has_room_for_evidence(self, receipt: Receipt) -> bool:
-        """Whether one more contradiction is kept today: whoever can sign could fill the disk with them."""
+        """Tell whether one more contradicting receipt fits today's limit; the limit keeps a dishonest server from
+        filling the disk.
+        """
         kept, size = self._books.evidence.get(self._chain.today, 0), len(receipt.render())
         return kept + size <= MAX_EVIDENCE_BYTES_A_DAY
 
     def recover(self, ledger_id: str) -> None:
-        """End an alarm: the server's ledger may go on from where it was restored, if it still owns every charge.
+        """End an alarm: accept that the server's ledger continues from the row to which it was restored.
 
-        Queries of that ledger that receipts show as released may be asked for again, and are charged again.
+        The server must still hold every charge. Queries that receipts show as released may be asked again, and are
+        charged again.
+
+        Args:
+            ledger_id: Id of the server's ledger.
         """
         with self._writing():
             self._append(RecoveryRecord(ledger_id))
 
     def alarms(self) -> tuple[str, ...]:
-        """What contradicts the record, one line for each server ledger concerned; empty when all is well.
+        """Return everything that contradicts the record.
 
-        A signed contradiction stops every answer. A released query that is asked for again is declined, and shows here
-        too: a restored server looks like that before it has signed anything.
+        A signed contradiction stops every answer. A request for a query that was already released is declined and
+        listed here as well: it is the first sign of a restored server, before that server has signed anything.
+
+        Returns:
+            One sentence for each server ledger concerned, and one if this file is an older copy; empty if all is well.
         """
         self._catch_up()
         contradicted = (alarm.problem for alarm in self._books.alarms.values())
@@ -91,27 +109,46 @@ class KeepsReceipts(SiteFile):
         return (*(() if forgotten is None else (forgotten,)), *contradicted, *asked)
 
     def alarmed_ledgers(self) -> tuple[str, ...]:
-        """Ids of the server ledgers that :meth:`alarms` speaks of."""
+        """Return the server ledgers that :meth:`alarms` reports.
+
+        Returns:
+            Their ids.
+        """
         self._catch_up()
         return tuple({**self._books.alarms, **self._books.asked_again})
 
     def held(self, ledger_id: str) -> Position:
-        """The newest head of a server's ledger this site holds a receipt for; (0, zeros) for none, and after a
-        recovery, when the rows of the restored ledger mean nothing yet."""
+        """Return the newest head of a server's ledger for which this site has a receipt.
+
+        Args:
+            ledger_id: Id of the server's ledger.
+
+        Returns:
+            Row and hash; (0, zeros) without a receipt, and after a recovery until the restored ledger sends one.
+        """
         self._catch_up()
         known = self._books.known.get(ledger_id)
         return START if known is None or known.recovering else known.position
 
     def server_heads(self) -> dict[str, tuple[int, str]]:
-        """By server ledger id: row and hash of the newest head this site holds a receipt for."""
+        """Return the newest receipted head of every server ledger.
+
+        Returns:
+            Row and hash by ledger id.
+        """
         self._catch_up()
         known = self._books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
     def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:
-        """Every receipt on record, in order: what the server charged by its own hand.
+        """Return every receipt on record, in order.
 
-        With ``evidence`` also those that contradicted the record: a recovery needs them, since they charge too.
+        Args:
+            evidence: Also return those that contradicted the record. A recovery needs them, because they charge as
+                well.
+
+        Returns:
+            The receipts.
         """
         self._catch_up()
         kinds = ("receipt", "alarm", "superseded") if evidence else ("receipt",)

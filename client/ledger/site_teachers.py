@@ -1,6 +1,8 @@
-"""A site's teachers on record: what each training may spend, which teachers a worker loaded, and patients who left.
+"""Records a site's teachers: what each training may spend, which teachers a worker loaded, and which patients left.
 
-No patient's name is written: a patient is a keyed hash. When one is withdrawn every code stored before is deleted.
+Training, withdrawal and the worker call it. A patient appears as a keyed hash only, never by name. Withdrawing a
+patient deletes every code stored before. Refuses a training's end without its beginning, a patient in two slots, and
+two runs that draw the same steps.
 """
 
 from __future__ import annotations
@@ -26,16 +28,21 @@ from common.privacy.training import TrainingEvent
 
 
 class KeepsTeachers(SiteFile):
-    """The part of a site's ledger that knows whose votes a code holds."""
+    """The part of a site's ledger that records which patients' votes a code may contain."""
 
     def withdraw_patient(
         self, *, slot: int, voter: int, subject: str, weights: str | None, deal: str | None = None
     ) -> None:
-        """Put on record that the patient in ``slot`` left; ``weights`` (SHA-256) are those of the voter's teacher.
+        """Record that a patient left, and delete every stored code, since it may contain the patient's vote.
 
-        ``subject`` is a keyed hash of the case's name: the ledger never holds the name. The same subject again adds no
-        row. Every code stored before is deleted with it: it may hold the patient's vote. Releases already made stay
-        made and charged: nothing can recall them.
+        A patient withdrawn before adds no row. Releases already made stay made and charged; nothing can recall them.
+
+        Args:
+            slot: The patient's slot.
+            voter: The slot's voter.
+            subject: Keyed hash of the case's name.
+            weights: SHA-256 of the weights of the voter's teacher; None without one.
+            deal: Name of the deal in this ledger.
         """
         with self._writing():
             if subject not in self._books.teachers.patients:
@@ -44,7 +51,7 @@ class KeepsTeachers(SiteFile):
         self._chain.settle()
 
     def _drop_withdrawn_codes(self) -> None:
-        """Delete what a version that did not delete with the withdrawal left; no such code is given out anyway."""
+        """Delete codes from before a withdrawal that an earlier version kept; they are never sent in any case."""
         if self._chain.has_payload(before=self._books.teachers.last_withdrawal):
             with self._writing():
                 self._chain.drop_payloads(before=self._books.teachers.last_withdrawal)
@@ -53,9 +60,17 @@ class KeepsTeachers(SiteFile):
     def record_training(
         self, training_id: str, *, voter: int, deal: str, strategy: str, event: TrainingEvent | None
     ) -> bool:
-        """Charge a voter's training before its first step; a training known by its id adds no row and gives False.
+        """Charge a voter's training before its first step.
 
-        ``event`` is all the training may spend, None for one without a guarantee of its own.
+        Args:
+            training_id: Id of the training's journal.
+            voter: The voter.
+            deal: Name of the deal in this ledger.
+            strategy: Name of the strategy.
+            event: Everything the training may spend; None for a training without a guarantee of its own.
+
+        Returns:
+            False if the training is on record already; then no row is added.
         """
         with self._writing():
             if training_id in self._books.teachers.trainings:
@@ -64,10 +79,16 @@ class KeepsTeachers(SiteFile):
         return True
 
     def record_drawn(self, training_id: str, steps: int, *, after: int) -> None:
-        """Put on record, before they are drawn, that a training's steps up to ``steps`` count as drawn.
+        """Record that a training's steps up to ``steps`` count as drawn, before they are drawn.
 
-        ``after`` is what the caller takes for the newest such row. Refused (``training-busy``) where it is not: another
-        run draws the same steps.
+        Args:
+            training_id: Id of the training.
+            steps: Number of steps that count as drawn from now on.
+            after: Number of steps on record as the caller knows it.
+
+        Raises:
+            Refused: ``training-busy`` if another number is on record: another run is drawing the same steps.
+            InvalidInput: If the training is not on record.
         """
         with self._writing():
             if self._drawn(training_id) != after:
@@ -79,10 +100,19 @@ class KeepsTeachers(SiteFile):
             self._append(DrawnRecord(training_id, steps))
 
     def drawn(self, training_id: str) -> int:
-        """How many steps of a private training count as drawn: never fewer than were.
+        """Return how many steps of a private training count as drawn; never fewer than were really drawn.
 
-        All of them once it is finished, and where this ledger was restored after the training began: then rows may be
-        lost, and nobody can say how far it got.
+        All planned steps count once the training is finished, and also if this ledger was restored after the training
+        began, because rows may be lost then.
+
+        Args:
+            training_id: Id of the training.
+
+        Returns:
+            The number of steps.
+
+        Raises:
+            InvalidInput: If the training is not on record.
         """
         self._catch_up()
         return self._drawn(training_id)
@@ -97,19 +127,39 @@ class KeepsTeachers(SiteFile):
         return books.drawn.get(training_id, 0)
 
     def lost_rows_since(self, training_id: str) -> bool:
-        """Whether this ledger was restored from an older copy after a training began."""
+        """Tell whether this ledger was restored from an older copy after a training began.
+
+        Args:
+            training_id: Id of a training on record.
+
+        Returns:
+            True if rows about the training may be lost.
+        """
         began, _ = self._books.teachers.trainings[training_id]
         return max(self._books.restored_at, default=0) > began
 
     def made(self, training_id: str) -> frozenset[str]:
-        """The hashes of the teachers that a training on record made; empty until it is finished."""
+        """Return the teachers that a training made.
+
+        Args:
+            training_id: Id of a training on record.
+
+        Returns:
+            Their hashes; empty until the training is finished.
+        """
         self._catch_up()
         return self._books.teachers.made(training_id)
 
     def record_deal(self, deal: str, seats: Mapping[int, str], *, voters: int) -> None:
-        """Put on record who sits in which slot, before any training on them; what is known already adds no row.
+        """Record the patient of each slot, before any training on them. Seats on record already add no row.
 
-        InvalidInput where a patient would sit in another slot than before, or come back after a withdrawal.
+        Args:
+            deal: Name of the deal.
+            seats: Keyed hash of the patient by slot.
+            voters: Number of voters.
+
+        Raises:
+            InvalidInput: If a patient would change slots, or return after a withdrawal.
         """
         with self._writing():
             record = DealRecord(deal, voters, tuple(sorted(seats.items())))
@@ -118,25 +168,49 @@ class KeepsTeachers(SiteFile):
                 self._append(DealRecord(deal, voters, missing))
 
     def deals_of_trainings(self, *, before: int) -> frozenset[str]:
-        """The deals that trainings on record before a row were of."""
+        """Return the deals used by the trainings recorded before a row.
+
+        Args:
+            before: Row number.
+
+        Returns:
+            Names of the deals.
+        """
         self._catch_up()
         return frozenset(one.deal for row, one in self._books.teachers.trainings.values() if row < before)
 
     def seats(self, deal: str) -> Mapping[int, str]:
-        """The newest subject in each slot of a deal, by its rows; empty for a deal without one."""
+        """Return the newest patient in each slot of a deal.
+
+        Args:
+            deal: Name of the deal.
+
+        Returns:
+            Keyed hash by slot; empty for a deal that is not on record.
+        """
         self._catch_up()
         return dict(self._books.teachers.deals.seats(deal))
 
     def withdrawn_patients(self) -> tuple[tuple[int, PatientRecord], ...]:
-        """The row of every patient who left, with its number."""
+        """Return every withdrawal of a patient.
+
+        Returns:
+            Row number and record of each.
+        """
         self._catch_up()
         return tuple(self._books.teachers.patients.values())
 
     def record_trained(self, training_id: str, served: str, *, dealt: str | None = None) -> None:
-        """Put on record that a training came to its end and made the teacher of this hash; known already: no row.
+        """Record that a training is finished and which teacher it made. A pair on record already adds no row.
 
-        ``dealt`` is the digest of the deal it was planned on. InvalidInput for a training that was never recorded: what
-        nobody put on record has no event to count; and for another deal than is on record.
+        Args:
+            training_id: Id of the training.
+            served: Hash of the teacher (:func:`client.records.served.served_hash`).
+            dealt: Digest of the deal on which it was planned.
+
+        Raises:
+            InvalidInput: If the training is not on record, since then no event is charged for it, or if ``dealt`` is
+                not the deal on record.
         """
         check_hash(served)
         with self._writing():
@@ -148,9 +222,14 @@ class KeepsTeachers(SiteFile):
                 self._append(record)
 
     def record_foreign(self, voter: int, served: str, *, brought: str) -> None:
-        """Put on record that the hospital brought this voter's teacher; no row if it stands there already.
+        """Record that the hospital added this voter's teacher from elsewhere. A teacher on record already adds no row.
 
-        After a patient's withdrawal it is a person's word that the patient is not in this teacher.
+        After a patient's withdrawal, a new record states on a person's word that the patient is not in this teacher.
+
+        Args:
+            voter: The voter.
+            served: Hash of the teacher.
+            brought: Kind of the teacher, as declared.
         """
         check_hash(served)
         with self._writing():
@@ -158,19 +237,45 @@ class KeepsTeachers(SiteFile):
                 self._append(ForeignRecord(voter, served, brought))
 
     def is_foreign(self, voter: int, served: str) -> bool:
-        """Whether this very teacher of this voter is on record as brought, before or after a withdrawal."""
+        """Tell whether this voter's teacher is on record as added from elsewhere, before or after a withdrawal.
+
+        Args:
+            voter: The voter.
+            served: Hash of the teacher.
+
+        Returns:
+            True if it is on record.
+        """
         self._catch_up()
         return (voter, served) in self._books.teachers.foreign
 
     def brought_votes(self, voter: int, served: str) -> bool:
-        """Whether it was brought after the last withdrawal of a patient: before, it may hold that patient."""
+        """Tell whether a teacher from elsewhere was added after the last withdrawal of a patient.
+
+        One added earlier may contain that patient and must not vote.
+
+        Args:
+            voter: The voter.
+            served: Hash of the teacher.
+
+        Returns:
+            True if it may vote.
+        """
         self._catch_up()
         return self._books.teachers.brought(voter, served)
 
     def was_trained(self, voter: int, served: str, *, deal: str) -> bool:
-        """Whether a training on record, of this voter and on this very deal of patients, made this very teacher.
+        """Tell whether a training on record made this teacher, for this voter and on this deal.
 
-        So patients of two voters of whom this holds are not the same: a deal's rows seat each of them once.
+        Two voters for which this holds share no patient, because a deal seats each patient once.
+
+        Args:
+            voter: The voter.
+            served: Hash of the teacher.
+            deal: Digest of the deal.
+
+        Returns:
+            True if such a training is on record.
         """
         self._catch_up()
         known = self._books.teachers
@@ -178,9 +283,15 @@ class KeepsTeachers(SiteFile):
         return any(training.voter == voter and training.deal == deal for training in made)
 
     def state_teachers(self, served: Sequence[str]) -> str:
-        """Put on record what a worker loaded: each voter's hash, empty for none; the digest that codes name it by.
+        """Record the teachers that a worker loaded, each with the training that made it.
 
-        The training behind each is looked up here, by content. What the newest such row says already adds no row.
+        The same teachers as in the newest record add no row.
+
+        Args:
+            served: Hash of each voter's teacher, in order; empty for a voter without one.
+
+        Returns:
+            The digest under which codes refer to these teachers.
         """
         with self._writing():
             known = self._books.teachers
@@ -191,29 +302,51 @@ class KeepsTeachers(SiteFile):
         return record.digest
 
     def teachers(self) -> TeachersRecord | None:
-        """What the newest worker loaded, None before the first."""
+        """Return the teachers that the newest worker loaded.
+
+        Returns:
+            The record; None before the first worker.
+        """
         self._catch_up()
         return self._books.teachers.newest
 
     def state_identity(self, identity: PatientIdentity) -> None:
-        """Put on record what counts as one patient from now on; what holds already adds no row."""
+        """Record what counts as one patient from now on. The current definition adds no row.
+
+        Args:
+            identity: How patients are recognised in the dataset.
+        """
         with self._writing():
             known = self._books.teachers.identities
             if not known or known[-1][1].identity is not identity:
                 self._append(IdentityRecord(identity))
 
     def has_training(self, training_id: str) -> bool:
-        """Whether this very training is charged."""
+        """Tell whether a training is charged.
+
+        Args:
+            training_id: Id of the training.
+
+        Returns:
+            True if it is on record.
+        """
         self._catch_up()
         return training_id in self._books.teachers.trainings
 
     def trainings(self, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
-        """Every training on record, what was served of it, and whether anything was served that is of none.
+        """Return every training on record, which of them were used for answers, and whether a teacher of unknown origin
+        was used.
 
-        ``present``: for each directory of the pool the hash of what every voter would answer with when its worker is
-        started now, empty for none (:func:`client.records.served.found_in`). Served is what computed a code, what the
-        newest worker loaded, and what is present; unknown where this file is an older copy, or was. A private training
-        counts once for every teacher it made: a second one is made of steps that were drawn again.
+        A training counts as used if its teacher computed a code, was loaded by the newest worker, or lies in one of the
+        given directories. If rows may be lost, this is unknown. A private training counts once for each teacher it
+        made, since a second teacher comes from steps that were drawn again.
+
+        Args:
+            present: For each directory of the pool, the hash of every voter's present teacher
+                (:func:`client.records.served.found_in`); empty for a voter without one.
+
+        Returns:
+            The trainings, for :mod:`common.privacy.patient_guarantee`.
         """
         self._catch_up()
         books = self._books.teachers
@@ -240,14 +373,30 @@ class KeepsTeachers(SiteFile):
         )
 
     def may_vote(self, voter: int, served: str, *, deal: str) -> bool:
-        """Whether no withdrawn patient is in this voter's trained teacher (:meth:`TeacherBooks.may_vote`)."""
+        """Tell whether a voter's trained teacher contains no withdrawn patient (:meth:`TeacherBooks.may_vote`).
+
+        Args:
+            voter: The voter.
+            served: Hash of the teacher.
+            deal: Name of the deal.
+
+        Returns:
+            True if it may vote.
+        """
         self._catch_up()
         return self._books.teachers.may_vote(voter, served, deal=deal)
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
-        """The voters who lost a patient in a row past ``after``: models loaded before must not vote any more.
+        """Return the voters that lost a patient after a row: models loaded before must not vote any more.
 
-        Those with a teacher that was brought before are among them, whichever voter the patient sat in.
+        A teacher added from elsewhere before the last withdrawal is included for any voter, since it may contain the
+        patient.
+
+        Args:
+            after: Row number.
+
+        Returns:
+            Numbers of the voters.
         """
         self._catch_up()
         books = self._books.teachers

@@ -1,1 +1,1 @@
-"""Holds a site's records of its teachers and of the patients they were trained on."""
+"""Keeps a site's files about its teachers and about the patients they were trained on."""

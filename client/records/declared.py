@@ -1,7 +1,8 @@
 """Defines what a hospital declares about a teacher it adds: its kind, labels, channels and limits.
 
-The declaration lies beside the model (``foreign.json``), and the hash of both is on the site's record. Refuses labels
-and channels that are not the study's, and a declaration that does not name every label of the study.
+The declaration is a file (``foreign.json``) beside the model; a hash over both is in the site's ledger.
+``client.foreign`` writes it, the worker reads it before it loads a teacher. Refuses labels and channels that are not
+the study's, and a declaration that does not name every label of the study.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DECLARED = "foreign.json"
 
 
 class ForeignKind(StrEnum):
-    """What was brought."""
+    """The form in which a hospital adds an existing teacher: a MONAI bundle, a TorchScript model, or a command."""
 
     BUNDLE = "bundle"
     TORCHSCRIPT = "torchscript"
@@ -33,7 +34,7 @@ class ForeignKind(StrEnum):
 
 
 class Activation(StrEnum):
-    """What makes probabilities of a model's output."""
+    """The function that turns a model's output into probabilities."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -41,7 +42,7 @@ class Activation(StrEnum):
 
 
 class Intensity(StrEnum):
-    """How a volume is normalised before a TorchScript model sees it."""
+    """How a volume's intensities are normalised before a TorchScript model reads it."""
 
     Z_SCORE = "z-score"
     UNIT = "unit"
@@ -50,7 +51,12 @@ class Intensity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LabelOf(Document):
-    """What one output of the model, a channel or a value of its label map, is called in the study."""
+    """The study's label for one output of the model.
+
+    Attributes:
+        output: Channel number of a model that gives probabilities, or a value of its label map.
+        label: Name of the label in the study.
+    """
 
     output: Annotated[int, Between("output of a model", 0, 65_535)]
     label: str
@@ -58,11 +64,21 @@ class LabelOf(Document):
 
 @dataclass(frozen=True, slots=True)
 class Declared(Document):
-    """``foreign.json``. ``files`` are SHA-256 by path, relative to the teacher's folder or absolute.
+    """The content of ``foreign.json``: what a teacher is made of, what it reads and writes, and its limits.
 
-    ``channels`` are the study's, in the order in which the model takes them; ``command`` is the template of a command,
-    ``reads`` what it may read beside ``files``. ``spacing_mm``, ``patch``, ``intensity`` are a TorchScript's: a bundle
-    says them itself. A volume may take ``timeout_s`` and ``memory_gib``.
+    Attributes:
+        kind: Bundle, TorchScript or command.
+        labels: The study's label for each output of the model.
+        channels: The study's channels in the order in which the model takes them.
+        files: SHA-256 by path; paths are relative to the teacher's folder, or absolute.
+        timeout_s: Seconds that one volume may take.
+        memory_gib: Memory in GiB that one volume may take.
+        activation: How the model's output becomes probabilities.
+        intensity: How a TorchScript model's input is normalised. A bundle states this itself.
+        spacing_mm: Voxel spacing in mm that a TorchScript model expects; empty for a bundle or a command.
+        patch: Window in voxels for a TorchScript model's sliding-window inference; empty for a bundle or a command.
+        command: The command with its placeholders; empty for the other kinds.
+        reads: Paths outside ``files`` that a command may read.
     """
 
     SCHEMA: ClassVar = ("declaration of a teacher", 1)
@@ -82,23 +98,44 @@ class Declared(Document):
 
     @property
     def outputs(self) -> int:
-        """Channels of the model's output, where it gives probabilities."""
+        """The number of output channels of a model that gives probabilities."""
         return max(one.output for one in self.labels) + 1
 
     @property
     def served(self) -> str:
-        """The hash that names this teacher: of every file it is made of, and of what was declared."""
+        """The hash that identifies this teacher; it covers every file of the teacher and every declared value."""
         return digest("foreign-teacher", self.to_json())
 
     @classmethod
     def read(cls, path: Path) -> Declared:
-        """InvalidInput for a file that is not a declaration."""
+        """Read a declaration.
+
+        Args:
+            path: The ``foreign.json`` to read.
+
+        Returns:
+            The declaration.
+
+        Raises:
+            InvalidInput: If the file cannot be read or is not a declaration.
+        """
         what, remedy = "declaration of a teacher cannot be read", "`consilium site teacher add` it again"
         with parsing(what, value=str(path), remedy=remedy):
             return cls.from_json(parse_json(path.read_bytes(), what=what, value=str(path), remedy=remedy))
 
     def label_numbers(self, data: DataConfig) -> dict[int, int]:
-        """The study's number for each output; InvalidInput unless labels and channels are the study's."""
+        """Map each output of the model to the study's label number.
+
+        Args:
+            data: The study's labels and channels.
+
+        Returns:
+            The study's label number by output number.
+
+        Raises:
+            InvalidInput: If a label or channel is not the study's, if a label of the study is missing, or if an output
+                is named twice.
+        """
         _check_known("label of a teacher", [one.label for one in self.labels], data.labels)
         _check_known("channel of a teacher", self.channels, data.channels)
         missing = [name for name in data.labels if name not in {one.label for one in self.labels}]
@@ -118,15 +155,30 @@ def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def has_foreign(teachers: Path, voter: int) -> bool:
-    """Whether this voter's teacher is one that the hospital brought."""
+    """Tell whether a voter's teacher is one that the hospital added instead of training it here.
+
+    Args:
+        teachers: The site's directory of teachers.
+        voter: The voter's number.
+
+    Returns:
+        True if a declaration lies in the voter's folder.
+    """
     return (voter_directory(teachers, voter) / DECLARED).exists()
 
 
 def check_unit(study: Study) -> None:
-    """InvalidInput for a study of unit patient: nobody can say of this teacher which patients one vote is about.
+    """Refuse teachers trained elsewhere in a study whose unit of privacy is the patient.
 
-    There a patient moves one voter, because patients were dealt to slots before any training. A model that came from
-    elsewhere may have seen every patient of the pool. For unit hospital all a site says is one unit, whoever made it.
+    With unit patient, one patient may influence one voter only; this holds because patients are dealt to voters before
+    any training. A model trained elsewhere may have seen every patient of the pool. With unit hospital, the whole
+    contribution of a site is one unit, so it does not matter who trained the model.
+
+    Args:
+        study: The study in which the teacher is to vote.
+
+    Raises:
+        InvalidInput: If the study's unit is not the hospital.
     """
     if study.privacy.unit is not Unit.HOSPITAL:
         raise InvalidInput(
@@ -138,7 +190,18 @@ def check_unit(study: Study) -> None:
 
 
 def read_labels(text: str) -> tuple[LabelOf, ...]:
-    """``--labels``: the study's label of every output in turn (``background,anterior``), or by number (``0=…,4=…``)."""
+    """Parse the option ``--labels``.
+
+    Args:
+        text: The study's label of every output in order (``background,anterior``), or by number
+            (``0=background,4=anterior``).
+
+    Returns:
+        One entry for each output.
+
+    Raises:
+        InvalidInput: If an entry has no name, or its number is not one to five digits.
+    """
     found = []
     for place, item in enumerate(part.strip() for part in text.split(",")):
         number, name = item.split("=", 1) if "=" in item else (str(place), item)

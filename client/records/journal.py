@@ -1,14 +1,17 @@
-"""A training's own memory of what it has spent: a step is on disk before anything it draws is used.
+"""Records each step of a private training on disk before the step draws anything.
 
-One text file: a header with the planned event, then a line a step, each flushed to disk. A run that died in the middle
-of a step finds the step written and counts it as spent, and never runs more steps than planned. Every line is written
-under the file's lock by a run that knew all lines before it, so two runs never spend more than the plan together.
-Refuses to go on under another plan or on other data, and beside another run: what was spent stays spent, so a new
-training needs its own directory and its own charge.
+The trainers in ``client.training.private`` spend their steps here. The journal is one text file: a header with the
+planned event, then one line for each step, each flushed to disk.
 
-The file may come back from a backup, older than what was drawn. So a ``witness`` outside of it, the site's ledger, is
-told of every step before it is drawn (:class:`Witness`), and what it knows counts as spent even where the file says
-less.
+* A run that dies within a step finds the step's line when it starts again and counts the step as spent, so a training
+  never draws more steps than planned.
+* A line is written under the file's lock, and only by a run that knows every earlier line. Two runs together therefore
+  never exceed the plan.
+* A restored backup of the file may be older than the last step drawn. The site's ledger is therefore told of each step
+  before it is drawn (:class:`Witness`), and a step that the ledger knows counts as spent even if the file lacks it.
+
+Refuses to continue under another plan, on other data, or beside another run. What was spent stays spent: a new training
+needs its own directory and its own charge.
 """
 
 from __future__ import annotations
@@ -36,7 +39,18 @@ JOURNAL_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a training may spend: (ε, δ) under a relation, the event that fits it, and n, the patients' slots."""
+    """What a private training may spend.
+
+    Attributes:
+        event: The planned mechanism and number of steps.
+        epsilon: Upper limit on the event's ε.
+        delta: δ at which ε is computed.
+        neighbours: Neighbouring relation of the guarantee.
+        patients: Number of patient slots n, at least 1.
+
+    Raises:
+        InvalidInput: If ``patients`` is below 1, or the event costs more than ``epsilon``.
+    """
 
     event: TrainingEvent
     epsilon: float
@@ -56,6 +70,7 @@ class TrainingPlan:
             )
 
     def to_json(self) -> dict[str, object]:
+        """Return the plan for the journal's header, with ε and δ as exact hexadecimal floats."""
         return {
             "delta": self.delta.hex(),
             "epsilon": float(self.epsilon).hex(),
@@ -66,21 +81,33 @@ class TrainingPlan:
 
 
 class Witness(Protocol):
-    """Keeps how far a training got, outside of its journal. Refuses a run that does not know what another has drawn."""
+    """Counts a training's drawn steps outside its journal, so that an old copy of the journal is noticed.
+
+    Refuses a run that does not know all steps another run has drawn.
+    """
 
     @property
     def drawn(self) -> int:
-        """Steps that count as drawn, never fewer than were."""
+        """The number of steps that count as drawn; never fewer than were really drawn."""
         ...
 
     def claim(self, steps: int) -> None:
-        """Count steps up to this one as drawn, durably, before the last of them is."""
+        """Count all steps up to ``steps`` as drawn, on disk, before the last of them is drawn."""
         ...
 
 
 @dataclass(slots=True)
 class TrainingJournal:
-    """Steps spent under a plan; ``path`` None keeps them in memory (benchmarks on public data)."""
+    """The steps spent so far under a plan.
+
+    Attributes:
+        plan: What the training may spend.
+        path: The journal's file; None keeps the steps in memory (for benchmarks on public data).
+        identity: Hash of data, recipe and trainer; a journal is continued only under the same one.
+        spent: Steps spent so far.
+        key: 32 random bytes from which the training's id in the ledger is derived.
+        witness: Where steps are counted as well, outside this file; None for nowhere.
+    """
 
     plan: TrainingPlan
     path: Path | None = None
@@ -91,11 +118,23 @@ class TrainingJournal:
 
     @classmethod
     def open(cls, path: Path, plan: TrainingPlan, *, identity: str) -> TrainingJournal:
-        """Start a journal, or continue the one at ``path``: same plan and same ``identity`` (data, recipe, trainer)."""
+        """Start a journal, or continue the one that already exists.
+
+        Args:
+            path: The journal's file.
+            plan: What the training may spend.
+            identity: Hash of data, recipe and trainer.
+
+        Returns:
+            The journal with the steps already spent. A last line that was only partly written counts as a spent step.
+
+        Raises:
+            InvalidInput: If the file cannot be read, or was started under another plan or identity.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path) as descriptor:
             text = _read(descriptor).decode(errors="replace")
-            if not text:  # nothing was ever spent under a header that did not come to the disk
+            if not text:  # the header is flushed before any step, so without a header nothing was spent
                 journal = cls(plan, path, identity)
                 header = {
                     "identity": identity,
@@ -131,12 +170,18 @@ class TrainingJournal:
 
     @property
     def left(self) -> int:
+        """Steps of the plan that are not spent yet."""
         return self.plan.event.steps - self.spent
 
     def spend(self) -> int:
-        """Charge one step, on disk and with the witness before this returns; gives the step's number.
+        """Charge one step, on disk and with the witness, before the step is drawn.
 
-        Refused past the plan, and where another run has spent steps of it since this one read the journal.
+        Returns:
+            The step's number, from 0.
+
+        Raises:
+            Refused: ``training-plan-spent`` if the plan has no step left; ``training-busy`` if another run has spent
+                steps since this one read the journal.
         """
         if self.left <= 0:
             raise Refused(
@@ -152,12 +197,22 @@ class TrainingJournal:
         return self.spent - 1
 
     def watched_by(self, witness: Witness) -> None:
-        """Tell a witness of every step from now on, and count what it knows as spent."""
+        """Report every later step to a witness, and count the steps it already knows as spent.
+
+        Args:
+            witness: Where steps are counted outside this file.
+        """
         self.witness = witness
         self.catch_up(witness.drawn)
 
     def catch_up(self, spent: int) -> None:
-        """Count the steps that something else proves were drawn: a checkpoint is younger than a restored journal."""
+        """Count steps as spent that a checkpoint or a witness proves were drawn.
+
+        A journal restored from a backup can be older than the checkpoint.
+
+        Args:
+            spent: Number of steps known to be drawn; more than the plan counts as the whole plan.
+        """
         while self.spent < min(spent, self.plan.event.steps):
             self.spend()
 
@@ -171,20 +226,35 @@ class TrainingJournal:
 
     @property
     def event(self) -> TrainingEvent:
-        """What was spent so far: the plan's event with the steps drawn; releases are charged from the start."""
+        """The event spent so far: the planned one with only the steps already drawn.
+
+        Releases outside the steps count in full from the start.
+        """
         plan = self.plan.event
         return TrainingEvent(plan.sampling, plan.rate, plan.noise_multiplier, self.spent, plan.releases)
 
 
 def training_id_of(key: bytes) -> str:
-    """What the site's ledger knows a training by: a hash of its journal's own key, so a new journal is a new charge."""
+    """Return the id under which the site's ledger charges a training.
+
+    Args:
+        key: The journal's random key. A new journal has a new key, and so is charged as a new training.
+
+    Returns:
+        SHA-256 in hex over the key.
+    """
     return sha256(b"training\0" + key).hexdigest()
 
 
 def begun_trainings(directory: Path) -> tuple[str, ...]:
-    """The ids of the trainings whose journals in a voter's directory have spent a step.
+    """Return the ids of the trainings that have spent at least one step in a voter's directory.
 
-    A journal that cannot be read has an id that no training has.
+    Args:
+        directory: The voter's directory.
+
+    Returns:
+        One id for each such journal. A journal without a readable header gives an id that belongs to no training on
+        record.
     """
     found = []
     for path in sorted(directory.glob("journal-*.jsonl")):
@@ -200,7 +270,10 @@ def begun_trainings(directory: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file, made where there is none, with its lock held: the kernel frees it when the process dies."""
+    """Open the file, create it if missing, and hold its exclusive lock.
+
+    The kernel releases the lock when the process dies.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

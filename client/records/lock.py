@@ -1,6 +1,7 @@
-"""One writer at a time in a site's teachers: whoever trains them or takes a patient out holds the directory's lock.
+"""Lets only one process at a time change a site's teachers, by a lock on their directory.
 
-Refuses a second one at once, whatever the first is doing. The kernel frees the lock when its holder dies, however.
+`site train` and `site withdraw-patient` hold the lock while they work. A second holder is refused at once. The kernel
+releases the lock when its holder exits or dies.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ LOCK_NAME = ".lock"
 
 @contextmanager
 def writing(teachers: Path) -> Iterator[None]:
-    """Hold the lock of a site's ``teachers`` directory, which is made where there is none; Refused if another does."""
+    """Hold the lock of a site's directory of teachers.
+
+    Args:
+        teachers: The directory; it is created if it does not exist.
+
+    Raises:
+        Refused: ``busy`` if another process holds the lock.
+    """
     teachers.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(teachers / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)  # not inherited by what this starts
+    descriptor = os.open(teachers / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)  # child processes do not inherit it
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,26 +1,32 @@
-"""Deals patients to voters once by a random permutation, and keeps the result in a file.
+"""Deals patients to voters once, by a random permutation, and keeps the result in a file.
 
-The deal happens before any file is looked at, so whether a patient's scan is good decides nothing about anybody else:
-a bad case leaves its slot empty. Slot i belongs to voter i mod m. A patient whose files are exchanged keeps the slot; a
-patient who is no longer listed keeps it too, empty, and finds it again. A patient who is withdrawn is forgotten by name
-and never dealt again: what stays is a hash under a key kept in this file alone, and the empty slot, which a patient who
-comes later takes as the replacement. Further newcomers get new slots at the end. So nobody is ever in two voters.
-Refuses another number of voters than was dealt for.
+Training, withdrawal and the ledger of the site's teachers use the stored slots. Rules:
 
-The file may come back from a backup, older than the deal: the site's ledger has every seat, by hash, and
-:meth:`Slots.following` brings the file up to date before it is used. So it only has to keep names and key.
+1. The deal is made from names only, before any scan is opened. Whether a patient's scan is usable therefore changes
+   nothing for other patients: an unusable case leaves its slot empty.
+2. Slot i belongs to voter i mod m.
+3. A patient whose files are replaced keeps the slot. So does a patient who is no longer listed; the slot is used again
+   if the patient is listed again.
+4. A withdrawn patient's name is deleted and never dealt again. A hash under a key that only this file contains remains,
+   with an empty slot, which the next new patient takes.
+5. All other new patients get new slots at the end.
 
-**Why one patient moves one voter.** Names are sorted and then shuffled uniformly (:func:`by_os`). Let x be exchanged
-for y. Sorting puts y in another rank than x, so the two worlds' lists differ by a permutation σ of ranks; but π·σ is
-uniform where π is, so the deal with y has the distribution of the deal with x in which y took x's slot and nobody else
-moved. Under that coupling everything below the slots differs in one voter alone. It holds for a shuffle that nobody
-chose: at a known seed π·σ is another deal than π, and of 23 patients in four voters one exchange takes up to 16 others
-to another voter. So a seed is for data that are nobody's (:func:`by_seed`). The number of slots is public, and what
-counts as a patient less is an empty slot. Someone who is renamed between two deals is one who leaves and one who comes,
-in two slots; withdrawn under the old name first, the new one takes the slot that this emptied.
+So no patient is ever in two voters. Refuses a number of voters other than the one dealt for.
+
+A restored backup of this file may be older than the newest deal. The site's ledger has the hash of the patient in every
+slot, and :meth:`Slots.following` updates the file from it before use. The file alone contains the names and the key.
+
+**Why one patient moves one voter.** Names are sorted and then shuffled uniformly (:func:`by_os`). Let patient x be
+replaced by y. Sorting gives y another rank than x, so the sorted lists of the two worlds differ by a permutation σ of
+ranks. If π is uniform then π·σ is uniform, so the deal with y has the same distribution as the deal with x in which y
+takes x's slot and nobody else moves. Under this coupling the two worlds differ in one voter only. The argument needs a
+shuffle that nobody chose: with a known seed, π·σ is another deal than π, and among 23 patients in four voters one
+exchange moves up to 16 other patients to another voter. A seed is therefore for synthetic data only (:func:`by_seed`).
+The number of slots is public; a missing patient is an empty slot. A patient who is renamed between two deals counts as
+one who leaves and one who joins, in two slots; if the old name is withdrawn first, the new name takes the emptied slot.
 
 The stored ``seed`` seeds the voters' trainings (first weights, order, augmentation). It is drawn without looking at
-names or scans, and need not be secret: what a patient can move is bounded at each of its values.
+names or scans and need not be secret, because the bound on a patient's influence holds for each of its values.
 """
 
 from __future__ import annotations
@@ -43,19 +49,25 @@ from common.objects import write_atomically
 from common.reading import parse_json
 
 ANOTHER_DIRECTORY = "set one up with `consilium site join --from`, which keeps this pool's books"
-"""The remedy wherever teachers cannot be trained in their directory as they were: never a directory without books."""
+"""The remedy in errors where teachers cannot be trained again in their directory: a new one that keeps the ledger."""
 
 SLOTS_SCHEMA = 2
 MAX_SEED = 1 << 62
 _EMPTY, _UNKNOWN = "#withdrawn-", "#unknown-"
 
 Shuffle = Callable[[Sequence[str]], Sequence[str]]
-"""Sorted names → the same names in the order in which they are dealt."""
+"""Takes sorted names and returns them in the order in which they are dealt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a patient sits or sat: slot, its voter, and ``subject``, the keyed hash that stands for the case's name."""
+    """The slot of a patient, now or before a withdrawal.
+
+    Attributes:
+        slot: Number of the slot.
+        voter: Voter to which the slot belongs.
+        subject: Keyed hash of the case's name.
+    """
 
     slot: int
     voter: int
@@ -64,9 +76,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Slots(Document):
-    """``order[i]`` is the patient in slot i, named by the case where nothing says whose scan it is; ``seed`` seeds the
-    voters' training. ``withdrawn`` holds (slot, subject) of the patients who were taken out, ``key`` (in
-    hex) what subjects are hashed under."""
+    """A deal of patients to slots.
+
+    Attributes:
+        seed: Seed of the voters' trainings.
+        voters: Number of voters m at the site.
+        order: The patient in each slot; where a dataset does not name patients, the case.
+        key: Key, in hex, under which names are hashed.
+        withdrawn: Slot and keyed hash of every withdrawn patient.
+    """
 
     SCHEMA: ClassVar = ("slots file", SLOTS_SCHEMA)
 
@@ -77,29 +95,57 @@ class Slots(Document):
     withdrawn: tuple[tuple[int, Sha256], ...] = ()
 
     def check(self) -> None:
+        """Refuse a file in which a case has two slots.
+
+        Raises:
+            InvalidInput: If a case occurs twice in ``order``.
+        """
         if len(set(self.order)) != len(self.order):
             raise InvalidInput("slots file", limit="each case in exactly one slot")
 
     @property
     def deal(self) -> str:
-        """What the site's ledger names this deal by; nothing can be read from it."""
+        """The name of this deal in the site's ledger; a hash that tells nothing about the patients."""
         return digest("deal", {"key": self.key})
 
     def subject(self, case: str) -> str:
-        """HMAC-SHA256 of a case's name under this file's key: without the key it cannot be tried out on names.
+        """Return the keyed hash that stands for a case's name in the ledger.
 
-        Of a patient whose name the file does not know it is what stands in the name's place.
+        Without this file's key nobody can test whether a name belongs to a hash.
+
+        Args:
+            case: Name of a case, or the placeholder of a slot whose patient's name this file does not know.
+
+        Returns:
+            HMAC-SHA256 of the name in hex; for a placeholder, the hash it contains.
         """
         if case.startswith(_UNKNOWN):
             return case.removeprefix(_UNKNOWN)
         return hmac.new(bytes.fromhex(self.key), case.encode(), hashlib.sha256).hexdigest()
 
     def has_placed(self, case: str) -> bool:
-        """Whether ``case`` has a slot, or had one before it was withdrawn."""
+        """Tell whether a case has a slot, or had one before it was withdrawn.
+
+        Args:
+            case: Name of the case.
+
+        Returns:
+            True if the case was ever dealt to a slot.
+        """
         return case in self.order or self.subject(case) in {subject for _, subject in self.withdrawn}
 
     def place(self, case: str) -> Place:
-        """Where ``case`` sits, or sat before it was withdrawn; InvalidInput for a case that never had a slot."""
+        """Find the slot of a case, or the slot it had before it was withdrawn.
+
+        Args:
+            case: Name of the case.
+
+        Returns:
+            Slot, voter and keyed hash.
+
+        Raises:
+            InvalidInput: If the case never had a slot.
+        """
         subject = self.subject(case)
         slot = next((slot for slot, known in self.withdrawn if known == subject), None)
         if slot is None and case in self.order:
@@ -114,7 +160,17 @@ class Slots(Document):
         return Place(slot=slot, voter=slot % self.voters, subject=subject)
 
     def without(self, case: str) -> Slots:
-        """These slots with ``case`` taken out: its slot stays, empty and nameless. Withdrawn already: unchanged."""
+        """Take a case out of its slot and delete its name.
+
+        Args:
+            case: Name of the case.
+
+        Returns:
+            New slots in which the case's slot is empty; the same slots if the case was withdrawn before.
+
+        Raises:
+            InvalidInput: If the case never had a slot.
+        """
         place = self.place(case)
         if case not in self.order:
             return self
@@ -123,16 +179,24 @@ class Slots(Document):
 
     @property
     def seats(self) -> dict[int, str]:
-        """The subject in every slot that is not empty."""
+        """The keyed hash of the patient in every slot that is not empty."""
         return {slot: self.subject(name) for slot, name in enumerate(self.order) if not self.is_empty(name)}
 
     def following(self, seats: Mapping[int, str], *, gone: Mapping[str, int], names: Iterable[str]) -> Slots:
-        """These slots as the site's ledger has them: ``seats`` (slot, subject), and ``gone``, who was withdrawn from
-        which slot.
+        """Update these slots to what the site's ledger has on record.
 
-        Whoever the ledger seats sits there, under a name among ``names`` or in this file; where no such name is known
-        the slot stays taken until it is. Who sits elsewhere by the ledger, or was withdrawn, leaves an empty slot. What
-        the ledger does not know, a deal it was never told of, stays as it is.
+        A patient whom the ledger has in a slot is put there, under the name that matches the hash; without a matching
+        name the slot is marked as taken. A patient whom the ledger has in another slot, or as withdrawn, leaves an
+        empty slot. Entries that the ledger does not know stay as they are: they belong to a deal that was not recorded
+        yet.
+
+        Args:
+            seats: The patient's keyed hash by slot, from the ledger.
+            gone: By keyed hash of a withdrawn patient, the slot.
+            names: Names of cases in the dataset, to match against hashes.
+
+        Returns:
+            The updated slots.
         """
         gone = {**{subject: slot for slot, subject in self.withdrawn}, **gone}
         known = {self.subject(name): name for name in {*self.order, *names} if not self.is_empty(name)}
@@ -153,25 +217,61 @@ class Slots(Document):
 
     @staticmethod
     def is_empty(name: str) -> bool:
-        """Whether ``name`` in ``order`` stands for a slot whose patient was withdrawn and not replaced."""
+        """Tell whether an entry of ``order`` marks a slot whose patient was withdrawn and not replaced.
+
+        Args:
+            name: An entry of ``order``.
+
+        Returns:
+            True for the marker of an emptied slot.
+        """
         return name.startswith(_EMPTY)
 
     def part(self, voter: int) -> tuple[str, ...]:
-        """The patients of one voter, in slot order; a slot emptied by a withdrawal is among them (``is_empty``)."""
+        """Return the patients of one voter in slot order.
+
+        Args:
+            voter: The voter's number.
+
+        Returns:
+            Entries of ``order``, including the markers of emptied slots (:meth:`is_empty`).
+        """
         return self.order[voter :: self.voters]
 
     def voter_seed(self, voter: int) -> int:
-        """The seed of one voter's training: a function of the stored seed and the voter's number alone."""
+        """Return the seed of one voter's training.
+
+        Args:
+            voter: The voter's number.
+
+        Returns:
+            An integer that depends on the stored seed and the voter's number only.
+        """
         return int(digest("voter-seed", {"seed": str(self.seed), "voter": voter})[:15], 16)
 
 
 def by_os(names: Sequence[str]) -> Sequence[str]:
-    """A uniform shuffle from the operating system's CSPRNG: nobody chose it, and nothing of it is kept."""
+    """Shuffle names uniformly with the operating system's random generator; no seed is kept.
+
+    Args:
+        names: Sorted names.
+
+    Returns:
+        The same names in random order.
+    """
     return secrets.SystemRandom().sample(names, len(names))
 
 
 def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
-    """The shuffle that ``seed`` decides after the deals ``before``: for synthetic data and tests (see the module)."""
+    """Return a shuffle that is fixed by a seed; for synthetic data and tests only (see the module).
+
+    Args:
+        seed: The seed.
+        before: Slots dealt earlier; their number and the number of withdrawals enter the generator.
+
+    Returns:
+        A function from names to shuffled names; a second call continues the generator's sequence.
+    """
     dealt, gone = (0, 0) if before is None else (len(before.order), len(before.withdrawn))
     draws = np.random.default_rng([seed, dealt, gone] if gone else [seed, dealt])
     return lambda names: [names[i] for i in draws.permutation(len(names))]
@@ -180,8 +280,23 @@ def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
 def deal(
     listed: Iterable[str], *, voters: int, seed: int, shuffle: Shuffle = by_os, before: Slots | None = None
 ) -> Slots:
-    """Put every listed patient that has no slot yet into one, in random order: first into slots that a withdrawal
-    emptied, then after those dealt before. ``seed`` is the voters', not the deal's; tests inject a ``shuffle``."""
+    """Put every listed patient without a slot into one, in random order.
+
+    Slots emptied by a withdrawal are filled first; then slots are added at the end.
+
+    Args:
+        listed: Names of all patients of the dataset.
+        voters: Number of voters m.
+        seed: Seed of the voters' trainings. It does not influence the deal.
+        shuffle: The random permutation; tests inject another one.
+        before: Slots dealt earlier; None for a first deal.
+
+    Returns:
+        The slots with the new patients.
+
+    Raises:
+        InvalidInput: If a name begins with a marker of this file.
+    """
     before = before or Slots(seed=seed, voters=voters, order=(), key=secrets.token_hex(32))
     gone = {subject for _, subject in before.withdrawn}
     new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
@@ -194,12 +309,23 @@ def deal(
 
 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:
-    """The slots stored at ``path``, extended by patients that are new; dealt and stored at the first call.
+    """Load the stored slots and add new patients to them; at the first call, deal and store them.
 
-    ``seed`` decides the deal and is for synthetic data alone, which the caller answers for; None deals at random.
-    Of fewer patients than voters some voters get none and send the zero code. Raises InvalidInput for nobody at the
-    first deal, and for another seed or number of voters than stored, since dealing again would put a patient into two
-    voters' released answers.
+    With fewer patients than voters some voters get no patient, and send the zero code.
+
+    Args:
+        path: The file of the slots.
+        listed: Names of all patients of the dataset.
+        voters: Number of voters m.
+        seed: None for a random deal. A number fixes the deal, for synthetic data only; the caller is responsible for
+            that.
+
+    Returns:
+        The slots, as they are now stored.
+
+    Raises:
+        InvalidInput: If nobody is listed at the first deal, or if the number of voters or the seed is not the stored
+            one: a second deal could put a patient into two voters.
     """
     listed = sorted(set(listed))
     before = load_slots(path) if path.exists() else None
@@ -216,17 +342,32 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
     else:
         drawn = secrets.randbelow(MAX_SEED) if before is None else before.seed
         slots = deal(listed, voters=voters, seed=drawn, before=before)
-    save_slots(path, slots)  # unchanged, too: a file of schema 1 was given a key
+    save_slots(path, slots)  # also when unchanged: a file of schema 1 has just been given a key
     return slots
 
 
 def save_slots(path: Path, slots: Slots) -> None:
-    """Store the slots (mode 0600), whole or not at all."""
+    """Store the slots in one atomic write, readable by their owner only (mode 0600).
+
+    Args:
+        path: The file of the slots.
+        slots: The slots.
+    """
     write_atomically(path, (json.dumps(slots.to_json(), indent=1) + "\n").encode(), mode=0o600)
 
 
 def load_slots(path: Path) -> Slots:
-    """Read stored slots; a file of schema 1, which knew no withdrawal, gets a key."""
+    """Read stored slots; a file of schema 1, from before withdrawals existed, gets a new key.
+
+    Args:
+        path: The file of the slots.
+
+    Returns:
+        The slots.
+
+    Raises:
+        InvalidInput: If the file cannot be read.
+    """
     try:
         document = parse_json(path.read_bytes(), what="slots file")
         if isinstance(document, dict) and document.get("schema") == 1:

@@ -1,4 +1,8 @@
-"""Names by hash the teachers that a site's voters would answer with, without loading a model."""
+"""Computes the hashes that identify the teachers a site would answer with, without loading a model.
+
+The ledger and `site status` compare them with the trainings on record. Refuses nothing: a teacher that cannot be loaded
+has the empty hash, and one that cannot be read has a hash that matches no training.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,33 @@ from common.canonical import digest, sha256_file
 from common.errors import InvalidInput
 
 RETIRED = "withdrawn"
-"""What stands for a training's identity in ``train.json`` once a patient of that voter was withdrawn."""
+"""The value of ``identity`` in ``train.json`` after a patient of that voter was withdrawn."""
 
 
 def served_hash(weights: str, posterior: str | None) -> str:
-    """Names what a teacher answers with: the SHA-256 of its weights, for dp-bbb a hash over weights and posterior."""
+    """Return the hash that identifies a trained teacher.
+
+    Args:
+        weights: SHA-256 of its weights.
+        posterior: SHA-256 of its posterior (dp-bbb); None for other strategies.
+
+    Returns:
+        The hash of the weights, or for dp-bbb a hash over weights and posterior.
+    """
     if posterior is None:
         return weights
     return digest("posterior-teacher", {"posterior": posterior, "weights": weights})
 
 
 def trained_hash(directory: Path) -> str:
-    """What the teacher in one voter's directory answers with; empty where there is none that a worker would load.
+    """Return the hash of the trained teacher in a voter's directory.
 
-    One that whoever asks may not read has a hash that no training made.
+    Args:
+        directory: The voter's directory.
+
+    Returns:
+        The hash; empty if the directory has no teacher that a worker would load. Without permission to read it, a hash
+        that matches no training.
     """
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
@@ -42,9 +59,15 @@ def trained_hash(directory: Path) -> str:
 
 
 def found_in(teachers: Path, *, voters: int) -> tuple[str, ...]:
-    """What each of so many voters would answer with if a worker were started now, trained or brought; empty for none.
+    """Return the hash of the teacher that each voter would use if a worker started now.
 
-    A brought teacher whose declaration cannot be read, on which no worker starts, is named by its bytes.
+    Args:
+        teachers: The site's directory of teachers.
+        voters: Number of voters.
+
+    Returns:
+        One hash for each voter; empty for a voter without a teacher. A teacher from elsewhere with an unreadable
+        declaration, which no worker would load, has the hash of the declaration's bytes.
     """
     found = []
     for voter in range(voters):
@@ -60,13 +83,29 @@ def found_in(teachers: Path, *, voters: int) -> tuple[str, ...]:
 
 
 def retired_voters(teachers: Path) -> frozenset[int]:
-    """Voters whose teacher was trained on a patient since withdrawn, by what lies beside their weights."""
+    """Return the voters whose teacher was trained on a patient who was withdrawn since.
+
+    Args:
+        teachers: The site's directory of teachers.
+
+    Returns:
+        Numbers of the voters whose training record is marked as withdrawn.
+    """
     found = (int(path.name.removeprefix("voter-")) for path in teachers.glob("voter-[0-9][0-9][0-9]"))
     return frozenset(voter for voter in found if (training_record(teachers, voter) or {}).get("identity") == RETIRED)
 
 
 def training_record(teachers: Path, voter: int) -> dict[str, Any] | None:
-    """A voter's training record; None where there is none or it cannot be read, since then nothing loads it either."""
+    """Read the record of a voter's training.
+
+    Args:
+        teachers: The site's directory of teachers.
+        voter: The voter's number.
+
+    Returns:
+        The content of ``train.json``; None if it is missing or cannot be read, in which case no worker loads the
+        teacher.
+    """
     path = voter_directory(teachers, voter) / "train.json"
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

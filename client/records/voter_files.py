@@ -1,4 +1,4 @@
-"""Defines where a voter's teacher lies in a site's directory, and the version of its record."""
+"""Defines the folder of each voter's teacher in a site's directory, and the version of its training record."""
 
 from __future__ import annotations
 
@@ -8,5 +8,13 @@ TRAIN_SCHEMA = 1
 
 
 def voter_directory(teachers: Path, voter: int) -> Path:
-    """The folder of one voter's teacher."""
+    """Return the folder of one voter's teacher.
+
+    Args:
+        teachers: The site's directory of teachers.
+        voter: The voter's number.
+
+    Returns:
+        The folder ``voter-NNN``; it need not exist.
+    """
     return teachers / f"voter-{voter:03d}"
