@@ -27,7 +27,8 @@ from common.stated_budget import StatedBudget
 
 STUDY_SCHEMA = 1
 JOINT_ROUNDS = 4
-"""Rounds of a query about all public volumes by default; twice as many bring little more (docs/utility.md)."""
+"""Rounds of a query about all public volumes by default; twice as many bring little more
+(docs/lab/utility-measured.md)."""
 OPEN, SEALED_SUM = "open", "sealed-sum"
 
 

@@ -21,7 +21,7 @@ MAX_JOINT_ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """What the planner knows of a protocol that asks in rounds, measured on the tasks in docs/utility.md.
+    """What the planner knows of a protocol that asks in rounds, measured on the tasks in docs/lab/utility-measured.md.
 
     ``asked`` and ``told`` are words for the query and for what teachers say in it. ``placed``: it suits tasks whose
     public shapes share a place; else tasks whose shapes do not. ``fitted``: the planner's gain was fitted on it.

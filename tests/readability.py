@@ -2,6 +2,7 @@
 
 Prints 150 docstrings, 50 messages (errors and help texts) and 30 paragraphs of the documents, numbered, each with its
 place. A reader marks every text clear or unclear at first reading. docs/lab/readability.md keeps seeds and figures.
+``python -m tests.readability words`` counts the words of the documents instead, page by page.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from tests import command_reference, message_reference
 
 ROOT = Path(__file__).resolve().parent.parent
+GENERATED = {"commands.md", "configuration.md", "messages.md", "contributing.md"}
+"""Documents that are made from the source."""
 Placed = tuple[str, str]
 
 
@@ -57,7 +60,6 @@ def messages() -> list[Placed]:
 def paragraphs() -> list[Placed]:
     """Every paragraph of running text of the README and the documents that people write."""
     found = []
-    generated = {"commands.md", "configuration.md", "messages.md", "contributing.md"}
     pages = ROOT / "docs"
     for path in (
         ROOT / "README.md",
@@ -65,7 +67,7 @@ def paragraphs() -> list[Placed]:
         *sorted(pages.glob("start/*.md")),
         *sorted(pages.glob("concepts/*.md")),
     ):
-        if path.name not in generated:
+        if path.name not in GENERATED:
             text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
             for block in re.split(r"\n\s*\n", text):
                 if len(block.split()) > 12 and not re.match(r"\s*(\||#|<!--)", block):
@@ -86,7 +88,27 @@ def drawn(kind: str, seed: int) -> list[Placed]:
     return random.Random(seed).sample(texts(), count)
 
 
+def words() -> dict[str, int]:
+    """Words of every hand-written document of docs/ itself, without the modules' and the public names' tables."""
+    found = {}
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if path.name not in GENERATED:
+            text = path.read_text(encoding="utf-8")
+            if path.name == "architecture.md":
+                text = re.sub(r"^\| `\w+` \|.*\n", "", text, flags=re.MULTILINE)
+            if path.name == "api.md":
+                text = text.partition("\n## Every public name")[0]
+            found[path.name] = len(text.split())
+    return found
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "words":
+        counted = words()
+        for _page, _count in counted.items():
+            print(f"{_count:6} {_page}")
+        print(f"{sum(counted.values()):6} in all")
+        sys.exit()
     for _kind in sys.argv[2:] or KINDS:
         print(f"# {_kind}, seed {sys.argv[1]}, of {len(KINDS[_kind][1]())}\n")
         for _number, (_place, _words) in enumerate(drawn(_kind, int(sys.argv[1])), 1):

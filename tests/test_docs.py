@@ -29,7 +29,7 @@ from tests import (
     recorded_tables,
     results_table,
 )
-from tests.documents import WALKS, WORDS, walk
+from tests.documents import WALKS, walk
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -178,16 +178,14 @@ def test_every_refusal_alarm_event_option_and_key_is_a_word_of_the_search_on_its
 
 @pytest.mark.parametrize("start", ["README", "index.html"])
 @pytest.mark.parametrize("question", WALKS)
-def test_an_answer_is_three_clicks_and_three_minutes_away_at_most(site, question, start):
-    clicks, read, way = walk(site, start, *WALKS[question])
-    assert 1 <= clicks <= 3, way
-    assert read <= WORDS, (read, way)
+def test_an_answer_is_three_clicks_away_at_most(site, question, start):
+    way = walk(site, start, WALKS[question])
+    assert 2 <= len(way) <= 4, way
 
 
-def test_the_readme_has_its_two_commands_and_says_whom_it_trusts():
+def test_the_readme_has_its_two_commands():
     assert "$ make demo" in README
     assert "$ make test" in README
-    assert "is trusted to add the noise" in README
 
 
 def test_the_results_tables_are_the_recorded_results():
@@ -311,11 +309,6 @@ def test_every_decision_has_number_status_and_date_and_stands_in_the_index(path)
     assert f"{int(stated[1]):04d}" == path.name.partition("-")[0]
     row = f"| [{stated[1]}]({path.name}) | {stated[2]} | {stated[3]} | {stated[4]} |"
     assert row in (ROOT / "docs" / "adr" / "README.md").read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.parametrize("path", ADRS, ids=lambda path: path.name)
-def test_a_decision_has_four_hundred_words_at_most(path):
-    assert len(path.read_text(encoding="utf-8").split()) <= 400, "measurements and details belong in a page of docs"
 
 
 def test_decisions_are_numbered_one_after_the_other():

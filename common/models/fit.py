@@ -63,7 +63,7 @@ def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
     """Take ``model`` back to :data:`NEAR` of the way from the weights ``start`` of a network of public pairs, in place.
 
     What such a network knows is forgotten over a few patients, or over labels of them; on the way back a model keeps
-    both (Wortsman et al. 2022). Measured in docs/utility.md.
+    both (Wortsman et al. 2022). Measured in docs/lab/utility-tried.md.
     """
     with torch.no_grad():
         for name, weights in model.state_dict().items():

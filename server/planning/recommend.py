@@ -52,12 +52,13 @@ OFF = 0.02
 
 TASKS = (0.48, 0.56, 0.67, 0.41, -0.01)
 """Gain over what came through of the room between codec and mean shape: means of the studies of hippocampi, hearts,
-tumours, the demo's phantoms and plain ones (docs/utility.md). Of the last the public start knows all that teachers do,
-which no label map shows."""
+tumours, the demo's phantoms and plain ones (docs/lab/utility-measured.md). Of the last the public start knows all that
+teachers do, which no label map shows."""
 
 PAIRS = 4
 """Public cases with their labels beside which no gain was seen: four tumours gave Dice .59, all patients .65. Beside
-eight the gain over the best control was within :data:`OFF` of 0 on tumours and hippocampi (docs/utility.md)."""
+eight the gain over the best control was within :data:`OFF` of 0 on tumours and hippocampi
+(docs/lab/utility-measured.md)."""
 
 LOOKS = 0.4
 """Where the mean shape has less Dice, asking for looks gave more: on hearts (.27 to .37), one rotation."""

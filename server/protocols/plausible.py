@@ -4,8 +4,8 @@ Everything here is made of stored noisy answers and public values, so it also wo
 code. What it can tell is bounded by the guarantee itself: noise that hides whether a hospital took its own part or
 another's also hides whether it was honest. At unit hospital and μ, no test of the answers that accuses an honest study
 with probability α finds one poisoned site more often than Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su 2022, eq 6). This one finds
-far less: docs/utility.md has the measured shares. Silence here is no proof; a site's own comparison is the better look
-(:mod:`client.teachers.comparison`). Refuses nothing and decides nothing.
+far less: docs/lab/utility-measured.md has the measured shares. Silence here is no proof; a site's own comparison is
+the better look (:mod:`client.teachers.comparison`). Refuses nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FALSE_ALARMS = 0.01
 
 HONEST = (0.25, 2.5)
 """How large honest offsets may be: their variance beside what frames expect, at least and at most. Frames expect the
-same of every task, and what hospitals know beyond public data differs: measured were .5 to 1.1 (docs/utility.md)."""
+same of every task, and what hospitals know beyond public data differs: measured were .5 to 1.1
+(docs/lab/utility-measured.md)."""
 
 CHANGED = 3.0
 """A structure's volume in the labels beyond this factor of its volume in the public mean shape is said."""
