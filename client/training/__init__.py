@@ -1,1 +1,1 @@
-"""Training a site's teachers: patients dealt to voters once, each voter trained on its own part alone."""
+"""Trains a site's teachers: each voter on its own patients only."""

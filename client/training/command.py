@@ -1,6 +1,12 @@
-"""`consilium site train` from its options to its report: what is trained is planned, charged, trained and recorded.
+"""Runs `consilium site train`: plans, charges, trains and records the site's teachers.
 
-Refuses what :func:`~client.training.site.plan_site` and the site's ledger refuse, before a step is spent.
+1. Read the site's policy, the study and the dataset.
+2. Plan each voter's training (:func:`~client.training.site.plan_site`).
+3. Record the trainings, and charge private ones, in the site's ledger.
+4. Train the voters in parallel processes.
+5. Record the teachers that were made.
+
+Refuses what steps 1 to 3 refuse, before a step of training is spent.
 """
 
 from __future__ import annotations
@@ -43,12 +49,15 @@ ASKED = (
     *MAC_ONLY,
     "noise_multiplier",
 )
-"""Options of a private training that are None unless somebody gave them."""
+"""Options of a private training; each is None unless it was given on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateOptions:
-    """What a training may cost, as a person writes it; None: the strategy's own. See :class:`PrivateSettings`."""
+    """The options of a private training as typed; None stands for the strategy's default.
+
+    See :class:`~client.training.private.settings.PrivateSettings` for their meaning.
+    """
 
     strategy: str = "standard"
     epsilon: float | None = None
@@ -70,7 +79,7 @@ class PrivateOptions:
     noise_multiplier: str | None = None
 
     def settings(self, *, begun: bool) -> PrivateSettings | None:
-        """Put these over the strategy's recipe.
+        """Combine the given options with the strategy's defaults.
 
         Args:
             begun: The training begins from a public start.
@@ -79,7 +88,8 @@ class PrivateOptions:
             The settings; None for a training without a guarantee.
 
         Raises:
-            InvalidInput: If an option makes no sense, is not read by the strategy, or stands beside none.
+            InvalidInput: If an option has an invalid value, is not read by the strategy, or is given without a private
+                strategy.
         """
         asked: dict[str, Any] = {name: getattr(self, name) for name in ASKED if getattr(self, name) is not None}
         if self.strategy not in STRATEGIES:
@@ -105,7 +115,7 @@ class PrivateOptions:
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
         if self.epsilon is not None or made.noise_multiplier is None:
             return made
-        event = TrainingEvent(made.sampling, made.rate, made.noise_multiplier, made.steps)  # charged what it costs
+        event = TrainingEvent(made.sampling, made.rate, made.noise_multiplier, made.steps)  # ε: its cost
         return replace(made, epsilon=epsilon_of(event, delta=made.delta, neighbours=made.neighbours))
 
 
@@ -115,7 +125,19 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What to train on and how, where that is not as site.toml says. ``again``: patients pay for another training."""
+    """The options of `consilium site train`; None stands for what ``site.toml`` says.
+
+    Attributes:
+        site_dir: The site's directory.
+        data: The dataset's folder.
+        study: The study's file.
+        layout: Layout of the dataset.
+        label_map: File that maps the dataset's labels to the study's.
+        seed: Fixes deal and trainings, for synthetic data only.
+        jobs: Processes at once.
+        private: Options of a private training.
+        again: Charge and train patients again who have paid for a private training already.
+    """
 
     site_dir: Path
     data: Path | None = None
@@ -130,14 +152,24 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a training came to: its report, what came of the cases, and the structures that are scored."""
+    """The result of a training.
+
+    Attributes:
+        report: The voters' report.
+        cases: What became of each case.
+        structures: Names of the structures that are scored.
+    """
 
     report: SiteReport
     cases: CaseRecord
     structures: tuple[str, ...]
 
     def check_finished(self) -> None:
-        """DaemonFailed if a voter's training did not come to its end."""
+        """Refuse a result in which a voter's training did not finish.
+
+        Raises:
+            DaemonFailed: If a voter crashed; the same command continues it.
+        """
         if self.report.crashes:
             voters = len(self.report.voters) + len(self.report.crashes)
             raise DaemonFailed(
@@ -146,7 +178,7 @@ class TrainResult:
             )
 
     def to_json(self) -> dict[str, object]:
-        """For a machine; case ids are for the site's own eyes."""
+        """Return plain values for JSON. They contain case ids and must not leave the site."""
         return {
             **self.report.to_json(),
             "patients": self.cases.patients,
@@ -156,13 +188,25 @@ class TrainResult:
 
 
 Progress = Callable[[int, int], AbstractContextManager[OnProgress]]
-"""Shows a training of so many voters, so many steps each."""
+"""Opens a progress display, from the number of voters and the steps of each."""
 
 
 def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[str], None]) -> TrainResult:
-    """Train the site's teachers, each training on the site's record before its first step and its teacher after it.
+    """Train the site's teachers; record each training before its first step and its teacher at the end.
 
-    Whoever writes in the teachers is kept out meanwhile (Refused). Interrupted, it goes on when it is called again.
+    Other commands that change the teachers are locked out meanwhile. An interrupted call continues when repeated.
+
+    Args:
+        options: The command's options.
+        progress: Opens the progress display.
+        on_warning: Called with each warning.
+
+    Returns:
+        The report.
+
+    Raises:
+        InvalidInput: If a voter's teacher was added by the hospital, or the plan or the ledger refuses the training.
+        Refused: If another command is changing the teachers.
     """
     config, study, settings, data = _terms(options)
     brought = [v for v in range(study.privacy.voters_per_site) if has_foreign(options.site_dir / "teachers", v)]
@@ -199,7 +243,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
 
 
 def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSettings, Path]:
-    """The site's policy, if it has one or needs one; the study; how and where the data is read."""
+    """Return the site's policy (None if not needed), the study, and how and where the data are read."""
     config, data, study, settings = None, options.data, options.study, DatasetSettings()
     if data is None or study is None or is_site(options.site_dir):
         config = load_site(options.site_dir)
@@ -219,7 +263,23 @@ def site_tasks(
     private: PrivateSettings | None,
     seed: int | None,
 ) -> tuple[VoterTask, ...]:
-    """:func:`~client.training.site.plan_site` for a site's directory: its start, its pool's deal and withdrawals."""
+    """Plan the trainings of a site's directory, with its public start and its pool's deal and withdrawals.
+
+    Args:
+        directory: The site's directory.
+        config: The site's policy; None without ``site.toml``.
+        study: The study.
+        dataset: The dataset.
+        trainer: Name of the trainer.
+        private: What a private training may spend; None for the standard trainer.
+        seed: Fixes deal and trainings, for synthetic data only.
+
+    Returns:
+        One task for each voter.
+
+    Raises:
+        InvalidInput: As :func:`~client.training.site.plan_site`.
+    """
     left = () if config is None else deal_for_training(config, scans_by_patient(dataset).keys())
     tasks = plan_site(
         dataset,
@@ -241,7 +301,7 @@ def site_tasks(
 def _warnings(
     study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
 ) -> list[str]:
-    """Where a δ is not small against the patients: the study's, and the training's against its smallest part."""
+    """Return warnings about a δ that is not small against the number of patients: the study's and the training's."""
     patients = len({dataset.patient_of(case) for case in dataset.listed})
     found = {"releases": delta_warning(study.privacy, patients=patients)}
     if private is not None:

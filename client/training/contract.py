@@ -1,6 +1,7 @@
-"""Defines a trainer: it takes a voter's own volumes and returns a trained network with its privacy event.
+"""Defines the interface of a trainer: it takes one voter's volumes and returns a network with its privacy event.
 
-A trainer sees one voter's part and public values, nothing else: so a change to one patient changes one voter.
+``client.training.voter`` calls trainers. A trainer receives one voter's patients and public values only, so a change to
+one patient changes one voter.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from common.privacy.training import TrainingEvent
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One voter's own patients: images [n, c, x, y, z] and label maps [n, x, y, z] with values below ``classes``.
+    """One voter's patients, as a trainer receives them.
 
-    ``places[i]`` is scan i's patient, by place among the ``patients`` dealt to this voter for training; places without
-    a usable scan do not occur, so there may be no image at all. Left out: every scan is a patient of its own.
-
-    More than fits into memory comes as :class:`~common.data.volume_cache.StoredVolumes`, read one volume at a time.
+    Attributes:
+        images: Float array [n, c, x, y, z], or :class:`~common.data.volume_cache.StoredVolumes` that are read one
+            volume at a time if memory is short.
+        labels: uint8 label maps [n, x, y, z] with values below ``classes``.
+        classes: Number of labels, background included.
+        places: The patient of each scan, as a place among the voter's training patients. Patients without a usable scan
+            do not occur. Empty: each scan is a patient of its own.
+        patients: Number of patients dealt to the voter for training.
     """
 
     images: Float[np.ndarray, "n c x y z"] | StoredVolumes
@@ -37,15 +42,22 @@ class Part:
 
     @property
     def slots(self) -> tuple[int, ...]:
+        """The patient's place for each scan."""
         return self.places or tuple(range(len(self.images)))
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trainer's result. ``event`` is the differential privacy the training itself gives, None for none.
+    """The result of a trainer.
 
-    ``loss`` is None where telling it was not paid for. ``deviations``: the posterior's standard deviation of every
-    parameter, for a trainer whose result is a distribution of networks around ``model``.
+    Attributes:
+        model: The trained network.
+        steps: Steps done.
+        loss: Last loss; None for a private training, because its release was not charged.
+        seconds: Duration.
+        event: What the training itself spent; None for a training without differential privacy.
+        deviations: The posterior's standard deviation of every parameter by name, for a trainer whose result is a
+            distribution around ``model``; None otherwise.
     """
 
     model: torch.nn.Module
@@ -57,13 +69,25 @@ class Trained:
 
 
 class Trainer(Protocol):
-    """Trains one voter; the same part, recipe and seed give the same weights, also through ``checkpoint``."""
+    """Trains one voter. The same part, recipe and seed give the same weights, also when resumed from ``checkpoint``."""
 
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
     ) -> Trained:
-        """Train a new network on ``part``.
+        """Train a new network.
 
-        InvalidInput for an empty part or a diverged loss where the training is not private. A private one goes through
-        all its steps whatever the part holds.
+        A private trainer runs all its steps whatever the part contains.
+
+        Args:
+            part: The voter's patients.
+            recipe: The study's recipe of a teacher.
+            seed: Seed of the first weights, the order and the augmentation.
+            checkpoint: File for resuming; None for none.
+            on_step: Called after each step with its number and loss.
+
+        Returns:
+            The network and what it spent.
+
+        Raises:
+            InvalidInput: For an empty part or a diverged loss, unless the training is private.
         """

@@ -1,9 +1,9 @@
-"""Voters trained side by side: one voter at a time in each of several processes, one thread a process.
+"""Trains voters in parallel: several processes with one thread each, one voter at a time in a process.
 
-The weights do not depend on how many there are: a voter's training reads its own task and nothing else. A process that
-dies takes its voter with it and no other one: that voter is reported and a fresh process goes on with the rest. What a
-voter may keep of its volumes in memory is shared out among the processes. Ctrl-C
-(any exception here) ends every process at once; finished voters and checkpoints stay, so the next call goes on.
+The number of processes does not change the weights, because a voter's training reads its own task only. If a process
+dies, its voter is reported as crashed and a new process continues with the other voters. The memory for volumes is
+divided among the processes. Any exception in the parent, such as Ctrl-C, ends every process at once; finished voters
+and checkpoints stay, so the next call continues.
 """
 
 from __future__ import annotations
@@ -25,17 +25,34 @@ from common.errors import InvalidInput
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 STOP_S = 5.0
-"""How long a process has to end after SIGTERM before it is killed."""
+"""Seconds a process has to end after SIGTERM before it is killed."""
 
 
 def default_jobs(voters: int) -> int:
-    """As many processes as there are voters, and no more than this process may use cores."""
+    """Return the number of processes used by default.
+
+    Args:
+        voters: Number of voters.
+
+    Returns:
+        The smaller of the voters and the CPU cores this process may use; at least 1.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(voters, cores))
 
 
 def side_by_side(jobs: int) -> RunVoters:
-    """How a site runs its voters in up to ``jobs`` processes at once."""
+    """Return a function that trains voters in parallel processes.
+
+    Args:
+        jobs: Largest number of processes at once.
+
+    Returns:
+        The function; it returns one outcome or crash for each task, in order.
+
+    Raises:
+        InvalidInput: If ``jobs`` is below 1.
+    """
     if jobs < 1:
         raise InvalidInput("jobs", value=jobs, limit="1 or more")
 
@@ -47,7 +64,7 @@ def side_by_side(jobs: int) -> RunVoters:
 
 @dataclass(slots=True)
 class _Process:
-    """A training process and the task (its place in the sequence) it has now."""
+    """A training process and the position of the task it is working on."""
 
     process: SpawnProcess
     connection: Connection
@@ -88,11 +105,11 @@ def _run(tasks: Sequence[VoterTask], *, jobs: int, on_progress: OnProgress) -> l
 
 
 def _give(one: _Process, waiting: list[int], tasks: Sequence[VoterTask]) -> bool:
-    """Hand a process the next task; False when there is none left."""
+    """Send the next task to a process; return False if no task is left."""
     one.place = waiting.pop() if waiting else None
     if one.place is None:
         return False
-    with contextlib.suppress(ConnectionError):  # it died: its end of the line says so at the next read
+    with contextlib.suppress(ConnectionError):  # a dead process is noticed at the next read
         one.connection.send(tasks[one.place])
     return True
 
@@ -102,7 +119,7 @@ def _start(*, cache_bytes: int) -> _Process:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, cache_bytes), daemon=True)
     resource_tracker.ensure_running()  # it resets the signal mask when it starts, so it must not start below
-    # Ctrl-C reaches the whole foreground group: blocked in the child from its first moment, acted upon in the parent.
+    # Ctrl-C reaches every process of the foreground group. The child blocks it from the start; the parent handles it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
@@ -135,7 +152,7 @@ def _obituary(process: SpawnProcess) -> str:
 
 
 def _work(connection: Connection, cache_bytes: int) -> None:
-    """A training process: tasks in, progress and outcomes out, until the parent closes the line or ends it."""
+    """Run a training process: receive tasks, send progress and outcomes, until the parent closes the pipe."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
     for name in THREAD_SETTINGS:
         os.environ[name] = "1"
@@ -154,6 +171,6 @@ def _work(connection: Connection, cache_bytes: int) -> None:
             outcome: VoterOutcome | str = train_voter(task, on_step=report, cache_bytes=cache_bytes)
         except BrokenPipeError:  # the parent is gone
             return
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is this voter's alone
+        except Exception as error:  # noqa: BLE001  # any error concerns this voter only
             outcome = f"{type(error).__name__}: {error}"
         connection.send(outcome)

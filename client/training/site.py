@@ -1,4 +1,8 @@
-"""Train a site's teachers: the patients dealt to voters, one training a voter, one report of all."""
+"""Plans the trainings of all voters of a site, and joins their outcomes into one report.
+
+``client.training.command`` calls it. Refuses everything that can be decided from what a person wrote (labels, channels,
+trainer, start, seed) before any scan is opened.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +36,32 @@ def plan_site(
     slots_file: Path | None = None,
     withdrawn: Collection[str] = (),
 ) -> tuple[VoterTask, ...]:
-    """Deal the patients (or read how they were dealt) and say what each voter is trained on; opens no scan.
+    """Deal the patients to voters, or read the stored deal, and plan the training of each voter. No scan is opened.
 
-    ``start``: public weights to begin from, for every trainer, of ``paired`` public cases or not. ``seed`` decides the
-    deal and the trainings, of synthetic data alone. ``slots_file``: where the pool keeps how its patients are dealt to
-    this many voters, ``slots.json`` beside the teachers unless given; ``withdrawn``: patients who left the pool, whom
-    no deal takes in any more. The caller holds the locks (:func:`client.records.lock.writing`) of both places.
-    Raises InvalidInput for a dataset of other labels or channels, an unknown trainer, a network that the private
-    strategy cannot train, a start that is not this network's weights, a seed for patients, nobody (for a private
-    training, fewer patients than voters), and a scan that its table gives to another patient than before: all of it is
-    decided by what a person wrote, none of it by what a scan holds.
+    The caller holds the locks (:func:`client.records.lock.writing`) of both directories. Every refusal depends on what
+    a person wrote, never on the content of a scan.
+
+    Args:
+        dataset: The site's dataset.
+        teachers: The site's directory of teachers.
+        data: The study's labels, channels and grid.
+        recipe: The study's recipe of a teacher.
+        voters: Number of voters m.
+        trainer: Name of the trainer.
+        private: What a private training may spend; None for the standard trainer.
+        start: Public weights from which every trainer begins; None for random ones.
+        paired: Whether the public start was trained on public cases with labels.
+        seed: Fixes the deal and the trainings, for synthetic data only.
+        slots_file: The pool's file of the deal; by default ``slots.json`` beside the teachers.
+        withdrawn: Patients who left the pool and are not dealt again.
+
+    Returns:
+        One task for each voter.
+
+    Raises:
+        InvalidInput: If labels or channels are not the study's; for an unknown trainer, a network the private strategy
+            cannot train, or a start with other weights; for a seed with real patients; if there is no patient (private:
+            fewer patients than voters); or if the case table assigns a scan to another patient than before.
     """
     _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
     if private is not None:
@@ -93,7 +113,7 @@ def _check_plan(
 
 
 def _refuse_regrouped(scans: Mapping[str, tuple[str, ...]], slots: Slots) -> None:
-    """InvalidInput where a scan that was dealt as a patient now belongs to another."""
+    """Refuse a case table that assigns a scan, dealt earlier as its own patient, to another patient."""
     regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
     if regrouped:
         raise InvalidInput(
@@ -104,9 +124,15 @@ def _refuse_regrouped(scans: Mapping[str, tuple[str, ...]], slots: Slots) -> Non
 
 
 def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """The ids of each patient's scans listed for training, good or bad; a patient is what the dataset says, or a scan.
+    """Return the scans of each patient that are listed for training, usable or not.
 
-    Decided by the index alone, before any file is looked at.
+    Only the dataset's index is read. A scan without a named patient is a patient of its own.
+
+    Args:
+        dataset: The site's dataset.
+
+    Returns:
+        Sorted scan ids by patient.
     """
     scans: dict[str, list[str]] = {}
     for scan in dataset.listed:
@@ -115,7 +141,14 @@ def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
 
 
 def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:
-    """The outcomes as one report, whatever they are: a site without one usable case takes part like any other."""
+    """Join the voters' outcomes into one report. A site without a usable case gets a report like any other.
+
+    Args:
+        outcomes: Outcome or crash of each voter.
+
+    Returns:
+        The report.
+    """
     outcomes = tuple(outcomes)
     done = [outcome for outcome in outcomes if isinstance(outcome, VoterOutcome)]
     crashes = tuple(outcome for outcome in outcomes if isinstance(outcome, Crash))

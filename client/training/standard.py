@@ -1,6 +1,7 @@
-"""The standard trainer: cross-entropy + Dice on augmented volumes, no differential privacy of its own.
+"""Trains a teacher by cross-entropy + Dice on augmented volumes, without differential privacy of its own.
 
-What protects patients is the noise on the released sum, not this training: its weights must not leave the site.
+Patients are protected by the noise on the released aggregate, not by this training, so the weights must not leave the
+site.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from common.models.unet import build_unet, load_weights
 
 
 class StandardTrainer:
-    """See the module. ``start``: a file of weights to begin from, which must be public; None for random ones."""
+    """The standard trainer.
+
+    Args:
+        start: File of public weights to begin from; None for random ones.
+    """
 
     def __init__(self, *, start: Path | None = None) -> None:
         self._start = start
@@ -28,7 +33,21 @@ class StandardTrainer:
         checkpoint: Path | None = None,
         on_step: OnStep | None = None,
     ) -> Trained:
-        """Train a UNet on the voter's part, from ``seed`` or from the public start; InvalidInput if that fits not."""
+        """Train a UNet on the voter's patients, from the public start or from random weights.
+
+        Args:
+            part: The voter's patients.
+            recipe: The study's recipe of a teacher.
+            seed: Seed of the first weights, the order and the augmentation.
+            checkpoint: File for resuming; None for none.
+            on_step: Called after each step with its number and loss.
+
+        Returns:
+            The network; its event is None.
+
+        Raises:
+            InvalidInput: If the start has other weights than the network, the part is empty, or the loss diverges.
+        """
         model = build_unet(
             recipe.channels,
             network=recipe.network,

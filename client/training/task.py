@@ -1,6 +1,7 @@
 """Defines the input and the result of one voter's training, as frozen values that pass between processes.
 
-A task names its own patients only. No torch here: who plans, charges or reports a training need not load it.
+A task contains its own voter's patients only. The module does not import torch, so planning, charging and reporting
+need not load it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,39 @@ LEAST_SLOTS_TO_HOLD_OUT = 5
 
 
 def held_out_count(slots: int) -> int:
-    """How many of a voter's slots are kept for its own validation: a tenth, none where there are fewer than five."""
+    """Return how many of a voter's slots are kept for its own validation.
+
+    Args:
+        slots: The voter's slots.
+
+    Returns:
+        A tenth, at least one; 0 below five slots.
+    """
     return 0 if slots < LEAST_SLOTS_TO_HOLD_OUT else max(1, round(HELD_OUT_SHARE * slots))
 
 
 @dataclass(frozen=True, slots=True)
 class VoterTask:
-    """All that one voter's training may read: its own patients' scans and public values, nothing of another voter's.
+    """Everything one voter's training may read: its own patients' scans, and public values.
 
-    ``patients`` are (name, ids of the scans) in slot order; ``cases`` and ``known`` (what the index says is wrong with
-    a scan) are of these scans alone. ``deal`` names the dealing of patients to voters; ``private`` is what a private
-    trainer may spend; ``start`` is a file of public weights that training begins from, None for random ones.
-    ``paired``: the start learnt from public cases with their labels, so it knows more than few patients can teach, and
-    the teacher stays near it (:func:`~common.models.fit.near`).
-    ``absent``: channels of the study that the site has not. ``site``: the directory whose ledger is told of a private
-    training's steps, None for a training that nobody's ledger knows of. ``leaves``: the network may leave the hospital.
+    Attributes:
+        voter: The voter's number.
+        patients: Name and scan ids of each patient, in slot order.
+        cases: The usable entries of these scans in the dataset.
+        known: Problems of these scans that the dataset's index already shows.
+        directory: Where the teacher and its record are written.
+        seed: Seed of the training.
+        data: The study's labels, channels and grid.
+        recipe: The study's recipe of a teacher.
+        trainer: Name of the trainer.
+        deal: Name of the deal of patients to voters.
+        private: What a private training may spend; None for the standard trainer.
+        start: File of public weights to begin from; None for random ones.
+        paired: The start was trained on labelled public cases, so it knows more than a few patients can teach; the
+            teacher is kept near it (:func:`~common.models.fit.near`).
+        absent: The study's channels that the site does not have.
+        site: Directory whose ledger counts a private training's steps; None without a ledger.
+        leaves: The network may leave the hospital.
     """
 
     voter: int
@@ -56,22 +75,35 @@ class VoterTask:
 
     @property
     def steps(self) -> int:
-        """Steps of the training when it is done."""
+        """Steps of the complete training."""
         return self.recipe.steps if self.private is None else self.private.steps
 
     @property
     def training_slots(self) -> int:
-        """How many of the voter's patients are for training, whatever their files hold."""
+        """Number of the voter's slots used for training, whether or not their files are usable."""
         return len(self.patients) - held_out_count(len(self.patients))
 
 
 @dataclass(frozen=True, slots=True)
 class VoterReport:
-    """One voter's training, as ``train.json`` holds it. ``dice`` is over its own held-out patients, one per structure.
+    """One voter's training, as stored in ``train.json``.
 
-    ``trained_on`` and ``held_out`` count patients. ``weights`` is the SHA-256 of weights.pt; None for a voter without a
-    single usable case or whose training is impossible (``problem`` says why), never for a private one. ``guarantees``
-    say what a patient of this training risks, under each relation; none for a training without differential privacy.
+    Attributes:
+        voter: The voter's number.
+        trained_on: Patients with a usable scan used for training.
+        held_out: Patients with a usable scan kept for validation.
+        empty_slots: Slots without a usable scan.
+        weights: SHA-256 of ``weights.pt``. None for a voter without a usable case, or whose training is impossible;
+            never None for a private training.
+        dice: Mean Dice of each structure on the held-out patients; None for a structure that is absent from all.
+        mean_dice: Mean over the structures.
+        steps: Steps done.
+        loss: Last loss; None for a private training.
+        seconds: Duration.
+        reused: The teacher of an earlier run was kept.
+        problem: Why training is impossible; None otherwise.
+        guarantees: What a patient of this training risks, in words, for each relation; empty without differential
+            privacy.
     """
 
     voter: int
@@ -91,7 +123,7 @@ class VoterReport:
 
 @dataclass(frozen=True, slots=True)
 class VoterOutcome:
-    """A voter's report, and what is wrong with scans of its own patients."""
+    """A voter's report, and the problems of its own patients' scans."""
 
     report: VoterReport
     problems: tuple[Problem, ...]
@@ -99,7 +131,7 @@ class VoterOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A voter whose training did not come to an end: nothing was recorded, and running it again goes on."""
+    """A voter whose training ended early. Nothing was recorded; running it again continues it."""
 
     voter: int
     reason: str
@@ -107,9 +139,12 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class SiteReport:
-    """What ``consilium site train`` did. Case ids in ``problems`` are for the site's own eyes.
+    """The report of ``consilium site train``.
 
-    ``voters`` are those that came to their end; ``crashes`` the others.
+    Attributes:
+        voters: The voters that finished.
+        problems: Problems of scans. Case ids in them must not leave the site.
+        crashes: The voters that did not finish.
     """
 
     voters: tuple[VoterReport, ...]
@@ -117,12 +152,13 @@ class SiteReport:
     crashes: tuple[Crash, ...] = ()
 
     def to_json(self) -> dict[str, object]:
+        """Return the report as plain values for JSON."""
         return {"schema": TRAIN_SCHEMA, **dataclasses.asdict(self)}
 
 
 OnProgress = Callable[[int, int, float], None]
-"""Called after every step with the voter, the steps it has done and the step's loss (nan for a voter kept)."""
+"""Called after every step with the voter, its steps done and the step's loss (nan if an earlier teacher is kept)."""
 
 
 RunVoters = Callable[[Sequence[VoterTask], OnProgress], list[VoterOutcome | Crash]]
-"""Trains the tasks, in their order in the result; the progress callback is given a task's place in the sequence."""
+"""Trains tasks and returns their results in the same order; the progress callback receives a task's position."""

@@ -1,9 +1,12 @@
-"""Train one voter on its own patients, resumable, and record it beside its weights.
+"""Trains one voter on its own patients and stores the teacher with its record; interrupted training resumes.
 
-A case that cannot be read leaves its slot empty, is reported and counted, and stops nobody. A voter whose slots are
-all empty has no weights and contributes the zero code; trained privately, it goes through every step like any other and
-its weights are made of noise, so that it has some says nothing of anybody. A finished voter is not trained again while
-its own files, the recipe and the study's data settings stay the same.
+``client.training.side_by_side`` calls it in a process of its own. Rules:
+
+1. A case that cannot be read leaves its slot empty, is reported and counted, and does not stop the training.
+2. A voter without any usable case has no weights and contributes the zero code.
+3. A private training of such a voter runs all its steps and makes weights from noise, so the existence of weights
+   reveals nothing about the patients.
+4. A finished voter is kept while its own files, the recipe and the study's data settings stay the same.
 """
 
 from __future__ import annotations
@@ -49,7 +52,17 @@ TRAINERS: dict[str, MakeTrainer] = {
 
 
 def trainer_of(name: str) -> MakeTrainer:
-    """What makes the trainer of that name; an unknown name is refused."""
+    """Return the factory of a trainer.
+
+    Args:
+        name: Name of the trainer.
+
+    Returns:
+        A function from a task to its trainer.
+
+    Raises:
+        InvalidInput: If no trainer has this name.
+    """
     known = {*TRAINERS, *STRATEGIES}
     if name not in known:
         raise InvalidInput("trainer", value=name, limit=", ".join(sorted(known)))
@@ -57,13 +70,22 @@ def trainer_of(name: str) -> MakeTrainer:
 
 
 def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_BUDGET_BYTES) -> VoterOutcome:
-    """Train (or resume, or keep) one voter from its own task alone, and record it beside its weights.
+    """Train one voter from its own task, resume its training, or keep the finished teacher; then store the record.
 
-    A scan that cannot be used is a Problem. A training that its data make impossible (a diverging loss) leaves the
-    voter without weights, so that it contributes the zero code: whether a site takes part says nothing of its data. A
-    private training has no such data: gradients that are not finite count as zero, no scan is an empty slot, so what it
-    refuses concerns its plan and is raised before a step is spent.
-    Volumes beyond ``cache_bytes`` lie in files meanwhile, which changes no weight.
+    A scan that cannot be used is reported as a problem. If the data make a standard training impossible (the loss
+    diverges), the voter gets no weights and contributes the zero code, so taking part reveals nothing about the data.
+    In a private training non-finite gradients count as zero and a patient without a scan is an empty slot.
+
+    Args:
+        task: The voter's task.
+        on_step: Called after each step with its number and loss.
+        cache_bytes: Volumes beyond this size are kept in files during the training; the weights do not depend on it.
+
+    Returns:
+        The voter's report and the problems of its scans.
+
+    Raises:
+        InvalidInput: If a private training's plan is refused; raised before a step is spent.
     """
     with VolumeCache(task.directory / "cache", budget_bytes=cache_bytes) as cache:
         return _train_voter(task, cache, on_step=on_step)
@@ -72,7 +94,7 @@ def train_voter(task: VoterTask, *, on_step: OnStep, cache_bytes: int = DEFAULT_
 def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> VoterOutcome:
     usable, problems = load_scans(task, cache)
     slots = [tuple(usable[scan] for scan in scans if scan in usable) for _, scans in task.patients]
-    training, held_out = slots[: task.training_slots], slots[task.training_slots :]  # whatever the files hold
+    training, held_out = slots[: task.training_slots], slots[task.training_slots :]  # independent of the files
     identity = _identity(task, list(chain(*training)), list(chain(*held_out)))
     done = _finished(task.directory, identity)
     if done is not None and (done.weights is not None or task.private is None):
@@ -105,9 +127,10 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
 
 
 def _forget(result: Trained, absent: tuple[int, ...]) -> None:
-    """Take the network's weights off channels it was never shown: public volumes have them, it knows nothing of them.
+    """Set the network's weights on channels that the site does not have to zero.
 
-    What is absent is what the site says of itself, not what a patient's files hold.
+    Public volumes have these channels, but the network has never seen them. Which channels are absent is the site's own
+    statement, not a property of a patient's files.
     """
     spread = result.deviations or {}
     with torch.no_grad():
@@ -117,7 +140,7 @@ def _forget(result: Trained, absent: tuple[int, ...]) -> None:
 
 
 def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list[LabelledScan]) -> VoterReport:
-    """The report of a training that came to its end, its weights saved and scored on the voter's own patients."""
+    """Save the weights, score them on the voter's held-out patients, and return the completed report."""
     dice = _dice(result.model, held_out, recipe=task.recipe, structures=task.data.members)
     return dataclasses.replace(
         report,
@@ -132,10 +155,10 @@ def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list
 
 
 def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: list[LabelledScan]) -> None:
-    """Keep a teacher near its paired start, and at it where the voter's own held-out patients say it knew more.
+    """Keep a teacher near its paired start, and replace it by the start if that scores better on the held-out patients.
 
-    The choice is the voter's, of its own patients: what it then sends is clipped like any code, so one patient still
-    changes one voter's vector by 2C at most.
+    The choice uses only this voter's patients, and the voter's code is clipped like any other, so one patient still
+    changes one voter's vector by at most 2C.
     """
     begun = network_for(task.recipe, task.data)
     load_weights(start, begun)
@@ -143,13 +166,19 @@ def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: l
     near(begun.state_dict(), model)
     known = [_dice(each, held_out, recipe=task.recipe, structures=task.data.members) for each in (begun, model)]
     old, new = (mean_present(math.nan if dice is None else dice for dice in each) for each in known)
-    if old > new:  # never where nothing was held out: nan is not above nan
+    if old > new:  # False if nothing was held out, since both are nan
         model.load_state_dict(begun.state_dict())
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledScan:
-    """One scan on the study's grid, in memory or in the cache's file; ``hashes`` of the files it was read from."""
+    """One scan on the study's grid.
+
+    Attributes:
+        image: The image, or the file that holds it in the cache.
+        label: The label map, or its file in the cache.
+        hashes: Hashes of the files that were read.
+    """
 
     image: np.ndarray | Path
     label: np.ndarray | Path
@@ -157,7 +186,15 @@ class LabelledScan:
 
 
 def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledScan], tuple[Problem, ...]]:
-    """Read a task's scans by id; whatever is wrong with one is that one's Problem."""
+    """Read a task's scans. A scan that cannot be read becomes a problem and stops nothing else.
+
+    Args:
+        task: The voter's task.
+        cache: Where volumes beyond the memory limit are kept.
+
+    Returns:
+        The usable scans by id, and the problems.
+    """
     usable: dict[str, LabelledScan] = {}
     problems: list[Problem] = []
     cases = {case.id: case for case in task.cases}
@@ -187,7 +224,7 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
                 Problem(scan, f"cannot be read ({error.strerror}); to fix: look at its permissions and the disk")
             )
             continue
-        except Exception as error:  # noqa: BLE001  # no scan may stop a site, not even by a fault of ours
+        except Exception as error:  # noqa: BLE001  # no scan may stop a site, not even through a defect in our code
             kind = type(error).__name__
             problems.append(Problem(scan, f"cannot be read ({kind}, a fault of this software); to fix: report it"))
             continue
@@ -196,7 +233,9 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
 
 
 def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> Part:
-    """The volumes of these patients, in order, each with its patient's place; none have the study's shapes as well."""
+    """Collect the volumes of these patients, each with its patient's place; without patients, empty arrays of the same
+    shapes.
+    """
     examples = list(chain(*slots))
     grid, channels = task.data.grid, len(task.data.channels)
     return Part(
@@ -209,10 +248,9 @@ def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> Part:
 
 
 def _identity(task: VoterTask, training: list[LabelledScan], held_out: list[LabelledScan]) -> str:
-    """Names everything a voter's weights depend on, its own files among it and no other voter's.
+    """Return a hash of everything a voter's weights depend on, including its own files.
 
-    A private training goes by its own identity, without its files: a scan that changed must not start it again and
-    spend again.
+    A private training is identified without its files: a changed scan must not start it again and spend again.
     """
     if task.private is not None:
         return digest("voter-training", {"data": repr(task.data), "private": private_trainer(task).identity})
@@ -254,7 +292,7 @@ def _number(value: float) -> float | None:
 
 
 def _guarantees(task: VoterTask, event: TrainingEvent | None) -> tuple[str, ...]:
-    """What the event costs a patient, under each relation, in words."""
+    """Describe what the event costs a patient, under each relation."""
     if event is None or task.private is None:
         return ()
     return tuple(str(guarantee_of(event, delta=task.private.delta, neighbours=relation)) for relation in Neighbours)
@@ -282,7 +320,9 @@ def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trai
 
 
 def _finished(directory: Path, identity: str) -> VoterReport | None:
-    """The report of an earlier run with the same identity whose weights are still those it recorded."""
+    """Return the report of an earlier run with the same identity, if the weights on disk are those it recorded; else
+    None.
+    """
     try:
         record: dict[str, Any] = json.loads((directory / "train.json").read_text(encoding="utf-8"))
         report = VoterReport(

@@ -1,4 +1,4 @@
-"""The shared mathematics of training with differential privacy: sampling, clipped integer sums, noise, journal.
+"""Contains the shared mathematics of differentially private training: sampling, clipped integer sums, noise, journal.
 
-Start at :mod:`client.training.private.engine`: one step is drawn, charged, summed, noised and applied there.
+Begin with :mod:`client.training.private.engine`: it draws, charges, sums, noises and applies one step.
 """

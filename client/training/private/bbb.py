@@ -1,14 +1,14 @@
-"""DP-BBB's Gaussian posterior and its corrected step: Bayes by Backprop with a private likelihood gradient.
+"""Implements DP-BBB: a Gaussian posterior of the weights, and its step from a private likelihood gradient.
 
-w = μ + s·ε with s = softplus(ρ), one ε for the whole batch. With G the private mean of the clipped −∇_w log p, n the
-number of patients and λ the temperature of the KL to N(m, s0²); m is 0, or the public weights training began from:
+Weights are w = μ + s·ε with s = softplus(ρ) and one ε for the whole batch. Let G be the private mean of the clipped
+−∇_w log p, n the number of patients, and λ the temperature of the KL divergence to N(m, s0²), where m is 0 or the
+public weights from which training began. Then
 
-    Δμ = G + (λ/n)·(μ − m)/s0²
-    Δρ = [G ⊙ ε + (λ/n)·(s/s0² − 1/s)] ⊙ sigmoid(ρ)
+    Δμ = G + (λ/n)·(μ − m)/s0² Δρ = [G ⊙ ε + (λ/n)·(s/s0² − 1/s)] ⊙ sigmoid(ρ)
 
-The KL in closed form sees no data, so it costs nothing and enters every step once with weight 1/n relative to the mean
-likelihood; ρ reuses G, which is post-processing. Privacy is that of DP-SGD on the w-gradients.
-Source: Blundell et al. 2015; the published DP variant lacks ∇ log q in its μ-gradient and counts the KL once a batch.
+The closed-form KL uses no data, so it costs no privacy; it enters every step with weight 1/n relative to the mean
+likelihood. ρ reuses G, which is post-processing. The privacy is that of DP-SGD on the gradients of w. Source: Blundell
+et al. 2015. The published DP variant lacks ∇ log q in its μ-gradient and counts the KL once a batch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,30 @@ Named = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightPosterior:
-    """Independent normals over all weights: ``mean`` μ and ``rho`` ρ by parameter name, float64."""
+    """Independent normal distributions of all weights.
+
+    Attributes:
+        mean: μ by parameter name, float64.
+        rho: ρ by parameter name, float64; the standard deviation is softplus(ρ).
+    """
 
     mean: Named
     rho: Named
 
     @classmethod
     def around(cls, mean: Mapping[str, torch.Tensor], *, std: float) -> WeightPosterior:
-        """A posterior of standard deviation ``std`` everywhere."""
+        """Return a posterior with the same standard deviation for every weight.
+
+        Args:
+            mean: Mean weights by parameter name.
+            std: Standard deviation, finite and above 0.
+
+        Returns:
+            The posterior.
+
+        Raises:
+            InvalidInput: If ``std`` is out of range.
+        """
         if not isfinite(std) or std <= 0:
             raise InvalidInput("standard deviation of a posterior", value=std, limit="a finite number above 0")
         rho = log(expm1(std)) if std < 30 else std
@@ -46,27 +62,63 @@ class WeightPosterior:
         )
 
     def draw(self, generator: torch.Generator) -> Named:
-        """ε ~ N(0, I) for every weight."""
+        """Draw ε ~ N(0, I) for every weight.
+
+        Args:
+            generator: Source of randomness.
+
+        Returns:
+            ε by parameter name.
+        """
         return {name: torch.randn(w.shape, generator=generator, dtype=torch.float64) for name, w in self.mean.items()}
 
     def at(self, draw: Mapping[str, torch.Tensor]) -> Named:
-        """w = μ + softplus(ρ)·ε, detached."""
+        """Return the weights w = μ + softplus(ρ)·ε, detached.
+
+        Args:
+            draw: ε by parameter name.
+
+        Returns:
+            w by parameter name.
+        """
         return {name: (w + deviation(self.rho[name]) * draw[name]).detach() for name, w in self.mean.items()}
 
     def samples(self, count: int, *, seed: int) -> list[Named]:
-        """``count`` weight samples, the same for the same seed: a prediction asked for twice is the same."""
+        """Draw weight samples; the same seed gives the same samples, so a repeated prediction is the same.
+
+        Args:
+            count: Number of samples.
+            seed: Seed.
+
+        Returns:
+            The samples.
+        """
         generator = torch.Generator().manual_seed(seed)
         return [self.at(self.draw(generator)) for _ in range(count)]
 
 
 def deviation(rho: torch.Tensor) -> torch.Tensor:
-    """s = softplus(ρ)."""
+    """Return the standard deviation s = softplus(ρ).
+
+    Args:
+        rho: ρ.
+
+    Returns:
+        s, of the same shape.
+    """
     return torch.nn.functional.softplus(rho, threshold=40)
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """N(m, ``std``²) on every weight, weighed by λ/n: ``temperature`` λ, n ``patients``, m ``centre`` (0 for None)."""
+    """The prior N(m, ``std``²) of every weight and the weight λ/n of its KL divergence.
+
+    Attributes:
+        temperature: λ.
+        std: Standard deviation s0.
+        patients: n.
+        centre: m by parameter name; None for 0.
+    """
 
     temperature: float
     std: float
@@ -77,7 +129,17 @@ class Prior:
 def posterior_gradients(
     posterior: WeightPosterior, likelihood: Mapping[str, Float[torch.Tensor, "..."]], draw: Named, prior: Prior
 ) -> WeightPosterior:
-    """(Δμ, Δρ) of the module, as a Posterior of gradients. ``likelihood`` is G, private already."""
+    """Compute (Δμ, Δρ) of the module's equations.
+
+    Args:
+        posterior: The current posterior.
+        likelihood: G by parameter name; already private.
+        draw: ε at which G was computed.
+        prior: The prior.
+
+    Returns:
+        The gradients, in the form of a posterior.
+    """
     weight = prior.temperature / prior.patients
     mean, rho = {}, {}
     for name, g in likelihood.items():
@@ -90,9 +152,12 @@ def posterior_gradients(
 
 
 class PosteriorDescent:
-    """A posterior on its way down: a weight sample, then Adam along the corrected step made of G at that sample.
+    """Moves a posterior: draws a weight sample, then takes an Adam step from G at that sample.
 
-    ``seed`` draws weights, which are no secret; the noise is not drawn here.
+    Args:
+        posterior: The posterior; it is changed in place.
+        prior: The prior.
+        seed: Seed of the weight samples. It is not secret; privacy noise is drawn elsewhere.
     """
 
     def __init__(self, posterior: WeightPosterior, prior: Prior, *, seed: int) -> None:
@@ -103,16 +168,26 @@ class PosteriorDescent:
         self._optimizer = torch.optim.Adam(self._leaves)
 
     def sample(self) -> Named:
-        """w = μ + s·ε of this step."""
+        """Draw this step's weights w = μ + s·ε.
+
+        Returns:
+            w by parameter name.
+        """
         self._draw = self.posterior.draw(self.generator)
         return self.posterior.at(self._draw)
 
     def apply(self, likelihood: Mapping[str, torch.Tensor], rate: float) -> None:
-        """One step; ``likelihood`` is G at the weights last sampled."""
+        """Take one step.
+
+        Args:
+            likelihood: G at the weights last sampled; already private.
+            rate: Learning rate.
+        """
         moves = posterior_gradients(self.posterior, likelihood, self._draw, self.prior)
         descend(self._leaves, [*moves.mean.values(), *moves.rho.values()], self._optimizer, rate)
 
     def state(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
         return {
             "leaves": [leaf.detach().clone() for leaf in self._leaves],
             "optimizer": self._optimizer.state_dict(),
@@ -120,6 +195,7 @@ class PosteriorDescent:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
         with torch.no_grad():
             for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
                 leaf.copy_(saved)

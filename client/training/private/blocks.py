@@ -1,9 +1,8 @@
-"""The blocks of a MONAI U-Net as DP-MAC's graph: what is computed from what, and which weights belong to which block.
+"""Finds the blocks of a MONAI U-Net and the order in which they are computed, for DP-MAC.
 
 A block is a convolution with its norm and activation, or a MONAI unit of several. Every block but the last has one
-coordinate z_k, its output; the last block gives the logits. The graph is found by one pass of shapes without numbers.
-Refuses by name a network that is no graph of such blocks: one with weights outside them, with a block that is used
-twice, or whose last block is not its output.
+coordinate z_k, its output; the last block gives the logits. One pass on shapes only finds the graph. Refuses a network
+with weights outside such blocks, with a block that is used twice, or whose last block is not its output.
 """
 
 from __future__ import annotations
@@ -24,17 +23,20 @@ KINDS = (
     *(Convolution, ResidualUnit, TwoConv, UpSample, UnetBasicBlock, UnetOutBlock),
     *(torch.nn.Conv3d, torch.nn.ConvTranspose3d),
 )
-"""What counts as a block where it lies in no larger one."""
+"""Modules that count as a block unless they lie inside a larger one."""
 
 Visit = Callable[[str, torch.Tensor], torch.Tensor]
-"""(block, its output) → what the blocks that read it are given."""
+"""A function from a block and its output to the value that later blocks receive instead."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A network's blocks in the order in which they are computed; ``names[-1]`` gives the logits.
+    """A network's blocks in the order in which they are computed.
 
-    ``weights[k]`` are the parameters of block k; every parameter of the network belongs to exactly one block.
+    Attributes:
+        model: The network.
+        names: Names of the blocks; the last one gives the logits.
+        weights: Parameter names of each block. Every parameter belongs to exactly one block.
     """
 
     model: torch.nn.Module
@@ -44,19 +46,42 @@ class Blocks:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The blocks that have a coordinate."""
+        """The blocks that have a coordinate: all but the last."""
         return self.names[:-1]
 
     def parts(self, clip: float) -> Parts:
-        """One clip Θ a block: r = √K, so a patient's whole vector is bounded by √(M·K)·Θ with M = 1."""
+        """Return one clip Θ for each block; with r = √K a patient's whole vector is bounded by √(M·K)·Θ, M = 1.
+
+        Args:
+            clip: Θ.
+
+        Returns:
+            The parts.
+        """
         return Parts(self.weights, (clip,) * len(self.weights))
 
     def run(self, weights: Weights, patches: torch.Tensor, visit: Visit) -> torch.Tensor:
-        """The logits where every block's output is replaced by what ``visit`` makes of it before it is read on."""
+        """Compute the logits while replacing each block's output by what ``visit`` returns for it.
+
+        Args:
+            weights: Parameters by name.
+            patches: Images [k, c, x, y, z].
+            visit: Called with each block's name and output; returns the value that later blocks receive.
+
+        Returns:
+            Logits [k, l, x, y, z].
+        """
         return _run(self.model, self.names, weights, patches, visit)
 
     def shapes(self, patches: torch.Size) -> dict[str, torch.Size]:
-        """The shape of every hidden block's coordinate for images [k, c, x, y, z] of this shape; computes nothing."""
+        """Return the shape of every hidden block's coordinate; no values are computed.
+
+        Args:
+            patches: Shape of the images, [k, c, x, y, z].
+
+        Returns:
+            Shape by block.
+        """
         if patches not in self._shapes:
             found: dict[str, torch.Size] = {}
             _run(self.model, self.names, _meta(self.model), torch.empty(patches, device="meta"), _into(found))
@@ -65,10 +90,10 @@ class Blocks:
 
 
 def blocks_of(model: torch.nn.Module) -> Blocks:
-    """The graph of a network's blocks.
+    """Find a network's blocks.
 
     Args:
-        model: A 3D segmentation network, images [n, c, x, y, z] to logits.
+        model: A 3D segmentation network from images [n, c, x, y, z] to logits.
 
     Returns:
         Its blocks in the order in which they are computed.
@@ -130,7 +155,7 @@ def _run(
 
 
 def _meta(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The network's weights as shapes alone."""
+    """Return the network's weights as shapes without values."""
     return {name: torch.empty(weight.shape, device="meta") for name, weight in model.named_parameters()}
 
 

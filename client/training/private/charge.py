@@ -1,10 +1,9 @@
-"""Trainings in the site's own ledger: on record before the first step, charged if private, and what each one made.
+"""Records a site's trainings in its own ledger, and charges private ones before their first step.
 
-Every training is recorded, also one without a guarantee, and at its end the hash of the teacher it made: so that what a
-worker serves is known by its bytes to come from one training or from none. With it goes the deal of the patients.
-Refuses a private training without a ledger to charge, and a second training on patients who paid for one already,
-unless that is what was asked for. Where teachers came back from a backup it refuses likewise: the ledger knows how far
-a training got, and steps that were drawn are not drawn again for the same charge.
+`site train` and `site adapt` call it. Every training is recorded, with the hash of the teacher it made and with its
+deal of patients, so that each served teacher can be traced to one training or to none. Refuses a private training
+without a ledger, a second private training on the same patients unless it is asked for, and teachers restored from an
+older copy: the ledger knows how far a training got, and its steps are not drawn twice for one charge.
 """
 
 from __future__ import annotations
@@ -33,10 +32,18 @@ if TYPE_CHECKING:
 def record_trainings(
     site_dir: Path, tasks: Sequence[VoterTask], *, again: bool, identity: PatientIdentity | None = None
 ) -> None:
-    """Put these trainings on record, and ``identity``, what a patient of theirs is; what is there already adds nothing.
+    """Record the trainings of all voters, and charge the private ones. A training on record already adds nothing.
 
-    A directory without site.toml has no record: its teachers' training will count as none. InvalidInput if a private
-    training has no ledger, or would be another one on the same voter's patients without ``again``.
+    A directory without ``site.toml`` has no ledger, so its teachers count as made by no recorded training.
+
+    Args:
+        site_dir: The site's directory.
+        tasks: The voters' tasks.
+        again: Charge and train patients again who have paid for a private training already.
+        identity: What counts as one patient in the dataset; None to leave it as it is on record.
+
+    Raises:
+        InvalidInput: If a private training has no ledger, or repeats one on the same patients without ``again``.
     """
     if not (site_dir / "site.toml").exists():
         if all(task.private is None for task in tasks):
@@ -60,10 +67,19 @@ def record_trainings(
 
 
 def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: PatientIdentity) -> None:
-    """Charge the training of a network that may leave, before its first step; what is there already adds nothing.
+    """Charge the training of a network that may leave the hospital, before its first step.
 
-    It is of no voter and no deal: it counts beside every other training of the pool's patients. InvalidInput if they
-    have paid for a private training already, without ``again``.
+    It belongs to no voter and no deal, so it adds to every other training of the pool's patients. A training on record
+    already adds nothing.
+
+    Args:
+        site_dir: The site's directory.
+        task: The training.
+        again: Charge and train patients again who have paid for a private training already.
+        identity: What counts as one patient in the dataset.
+
+    Raises:
+        InvalidInput: If the patients have paid for a private training already and ``again`` is False.
     """
     _, ledger = _ledger(site_dir)
     with ledger:
@@ -72,17 +88,27 @@ def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: Pa
 
 
 def record_adapted(site_dir: Path, task: VoterTask) -> None:
-    """Put on record which network the training made that may leave."""
+    """Record the network made by a training whose result may leave the hospital.
+
+    Args:
+        site_dir: The site's directory.
+        task: The training.
+    """
     _, ledger = _ledger(site_dir)
     with ledger:
         ledger.record_trained(_training_id(task), trained_hash(task.directory))
 
 
 def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteReport) -> None:
-    """Put on record which teacher each training made that came to its end; what is there already adds nothing.
+    """Record the teacher that each finished training made. One on record already adds nothing.
 
-    Until then (a crash in between) the teacher comes from no training that the record knows, and so does one whose
-    training was begun without a record. Running the same training again finishes it.
+    If the process dies before this, the teacher counts as made by no recorded training until the same command has run
+    again. So does a teacher whose training began without a record.
+
+    Args:
+        site_dir: The site's directory.
+        tasks: The voters' tasks.
+        report: The result of the trainings.
     """
     if not (site_dir / "site.toml").exists():
         return
@@ -98,7 +124,9 @@ def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteRepor
 
 
 def _training_id(task: VoterTask) -> str:
-    """What the ledger knows a training by; all of one voter that have no guarantee are one, since they count alike."""
+    """Return the training's id in the ledger; trainings of one voter without a guarantee share an id, since all count
+    alike.
+    """
     from client.training.private.trainer import planned_charge
 
     if task.private is not None:
@@ -116,7 +144,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
 
     charge, trainer = planned_charge(task), private_trainer(task)
     spent = trainer.open().spent
-    if spent and not ledger.has_training(charge.training_id):  # charged before its first step: that row is lost
+    if spent and not ledger.has_training(charge.training_id):  # a charge precedes every step, so its row was lost
         _record(ledger, charge)
         ledger.record_drawn(charge.training_id, charge.event.steps, after=0)
     if ledger.has_training(charge.training_id):
@@ -157,8 +185,10 @@ def _record(ledger: SiteLedger, charge: Charge) -> None:
 
 
 def _older_copy(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
-    """What shows that a voter's folder is older than the training on record, so that going on would draw steps again;
-    None if nothing does. ``spent`` are the steps its journal has."""
+    """Explain why a voter's folder is older than the recorded training, so that continuing would draw steps again.
+
+    ``spent`` is the number of steps in the folder's journal. None if nothing shows that the folder is older.
+    """
     made, drawn = ledger.made(charge.training_id), ledger.drawn(charge.training_id)
     if made:
         return None if trained_hash(task.directory) in made else "the teacher it made is not there"

@@ -1,11 +1,14 @@
-"""Clipped sums over patients as exact integers, and their noise: what every private trainer releases.
+"""Sums clipped patient vectors as exact integers and adds noise: what every private trainer releases.
 
-A patient's contribution is a vector in K parts (all parameters, or one part a layer or block). Part k is clipped to Θ_k
-and divided by Θ_k·r_k with Σ1/r_k² ≤ 1, so that the whole vector has norm at most 1: one Gaussian mechanism for all
-parts (DP-MAC's Appendix I has r_k = √(MK)). The vector is then put on the integer grid 2⁻²⁴ by truncation toward zero,
-its norm tested in exact integers, and summed in int64. The noise is the rounded Gaussian that protects releases
-(:mod:`common.privacy.gaussian`): rounding commutes with integer shifts, so no floating-point caveat is left in the
-mechanism. A patient with a NaN or infinite entry anywhere contributes zero.
+1. A patient's contribution is a vector in K parts (all parameters, or one part for each layer or block). Part k is
+   clipped to Θ_k and divided by Θ_k·r_k with Σ1/r_k² ≤ 1, so the whole vector has norm at most 1 and one Gaussian
+   mechanism covers all parts (DP-MAC, Appendix I, has r_k = √(MK)).
+2. The vector is truncated toward zero onto the integer grid 2⁻²⁴, its norm is tested in exact integers, and the vectors
+   are summed in int64.
+3. The noise is the same rounded Gaussian as for releases (:mod:`common.privacy.gaussian`). Rounding commutes with
+   integer shifts, so the mechanism has no floating-point error.
+
+A patient with a NaN or infinite entry contributes zero. Refuses parts whose shares exceed norm 1.
 """
 
 from __future__ import annotations
@@ -24,20 +27,27 @@ from common.privacy.gaussian import Sampler as NoiseSampler
 from common.privacy.gaussian import rounded_gaussian
 
 RADIUS_INT = 1 << 24
-"""R: a patient's whole vector of norm 1 in grid steps. Truncation moves a coordinate by less than 6e-8 of the norm."""
+"""R, the grid steps in norm 1. Truncation changes a coordinate by less than 6e-8 of the norm."""
 
-_SHRINK = 1 - 2.0**-17  # more than float32's rounding of a norm over a million entries; the integer test decides
+_SHRINK = 1 - 2.0**-17  # margin above float32's rounding of a norm over a million entries; the integer test decides
 _RETRY = 1 - 2.0**-10
 
 Vectors = Mapping[str, torch.Tensor]
-"""A patient's gradients by parameter name, [b, *shape] for b patients. Sensitive until noised."""
+"""Gradients by parameter name, of shape [b, *shape] for b patients. Sensitive until noised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a contribution is divided, clipped and scaled: ``names[k]`` are the entries of part k, Θ_k its norm bound.
+    """How a contribution is divided, clipped and scaled.
 
-    ``shares`` are r_k, by default √K for all; Σ1/r_k² above 1 is refused, since the whole vector's norm would be too.
+    Attributes:
+        names: Entry names of each part.
+        clips: Norm bound Θ_k of each part.
+        shares: r_k of each part, by default √K. Σ1/r_k² may not exceed 1, which bounds the whole vector's norm by 1.
+
+    Raises:
+        InvalidInput: If there is no part, a part lacks a clip or share, a clip is not finite and positive, or the
+            shares are too small.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -55,27 +65,50 @@ class Parts:
             raise InvalidInput("shares of the parts", value=self.shares, limit="sum of 1/r^2 at most 1")
 
     def scale(self, part: int) -> float:
-        """Θ_k·r_k: what a grid step of R is worth in part k."""
+        """Return Θ_k·r_k, the value in part k of a whole radius R.
+
+        Args:
+            part: Number k of the part.
+
+        Returns:
+            The factor.
+        """
         return self.clips[part] * self.shares[part]
 
     @property
     def order(self) -> tuple[str, ...]:
+        """The entry names of all parts, in order."""
         return tuple(name for part in self.names for name in part)
 
 
 def one_part(names: tuple[str, ...], clip: float) -> Parts:
-    """All entries under one clip: DP-SGD and DP-BBB."""
+    """Return one part with one clip for all entries, as DP-SGD and DP-BBB use it.
+
+    Args:
+        names: Names of the entries.
+        clip: Norm bound Θ.
+
+    Returns:
+        The parts.
+    """
     return Parts(names=(names,), clips=(clip,))
 
 
 def integer_sum(
     vectors: Vectors, parts: Parts, *, counted: Bool[torch.Tensor, "b"] | None = None
 ) -> dict[str, Int64[torch.Tensor, "..."]]:
-    """Σ over patients of the clipped, scaled, truncated contributions, by entry name.
+    """Sum the clipped, scaled and truncated contributions over patients.
 
-    Guarantee: adding or removing one patient moves the concatenated sum by at most :data:`RADIUS_INT` in ℓ2, exactly.
-    ``counted`` says whose vectors count, everybody's by default.
-    Edge cases: a patient with a non-finite entry (or a norm beyond the dtype) counts as zero; no patient gives zeros.
+    Guarantee: adding or removing one patient moves the concatenated sum by at most :data:`RADIUS_INT` in ℓ2, exactly. A
+    patient with a non-finite entry, or a norm that is not finite in the dtype, counts as zero.
+
+    Args:
+        vectors: Gradients by entry name, each of shape [b, *shape]. # sensitive
+        parts: How a contribution is divided and clipped.
+        counted: Which patients count, of shape [b]; None for all.
+
+    Returns:
+        int64 sums by entry name, in grid steps; zeros for no patient. # sensitive until noised
     """
     norms = {name: torch.linalg.vector_norm(vectors[name].flatten(1), dim=1).double() for name in parts.order}
     used = torch.isfinite(torch.stack(list(norms.values()))).all(dim=0)
@@ -89,7 +122,7 @@ def integer_sum(
         for name in names:
             entry = vectors[name] * _wide(factor, vectors[name])
             scaled[name] = torch.where(_wide(used, entry), entry, 0.0)
-    # integers in float64: exact, as are their squares' sums, all below 2^53
+    # integers in float64 are exact, and so are the sums of their squares: all are below 2^53
     whole = {name: torch.trunc(entry).double() for name, entry in scaled.items()}
     while bool((over := _squares(whole) > RADIUS_INT**2).any()):
         for name in whole:
@@ -99,7 +132,15 @@ def integer_sum(
 
 
 def zeros_like(parameters: Vectors, parts: Parts) -> dict[str, Int64[torch.Tensor, "..."]]:
-    """The sum over no patient: an empty batch is noised and charged like any other."""
+    """Return the sum over no patient: an empty batch is noised and charged like any other.
+
+    Args:
+        parameters: Tensors with the entries' shapes.
+        parts: How a contribution is divided.
+
+    Returns:
+        int64 zeros by entry name.
+    """
     return {name: torch.zeros(parameters[name].shape, dtype=torch.int64) for name in parts.order}
 
 
@@ -111,9 +152,19 @@ def noised(
     expected: float,
     noise: NoiseSampler = rounded_gaussian,
 ) -> dict[str, Float[torch.Tensor, "..."]]:
-    """(sum + N(0, z²R²))·Θ_k·r_k / (R·qn): the private mean, float64, divided by the constant qn.
+    """Add noise to a sum and scale it to the private mean: (sum + N(0, z²R²))·Θ_k·r_k / (R·qn).
 
-    One fresh draw over the concatenation of all parts. ``noise`` is the production sampler; tests inject others.
+    One fresh draw covers the concatenation of all parts.
+
+    Args:
+        total: int64 sums by entry name. # sensitive until noised
+        parts: How a contribution is divided.
+        noise_multiplier: z.
+        expected: The constant qn.
+        noise: The noise sampler; tests inject another one.
+
+    Returns:
+        The private mean by entry name, float64.
     """
     sizes = [total[name].numel() for name in parts.order]
     drawn = torch.from_numpy(noise(sum(sizes), noise_multiplier * RADIUS_INT))
@@ -127,17 +178,24 @@ def noised(
 
 
 def silent(size: int, _noise_std: Fraction) -> Int64[np.ndarray, "l"]:
-    """No noise: for trainings that claim no privacy (the ε = ∞ column of a table)."""
+    """Return zeros instead of noise, for trainings that claim no privacy (the ε = ∞ column of a table).
+
+    Args:
+        size: Number of entries.
+
+    Returns:
+        int64 zeros of shape [l].
+    """
     return np.zeros(size, dtype=np.int64)
 
 
 def _squares(entries: Vectors) -> Float[torch.Tensor, "b"]:
-    """Σq² a patient."""
+    """Return the sum of squares of each patient."""
     flat = [entry.flatten(1) for entry in entries.values()]
     return torch.stack([torch.einsum("bd,bd->b", entry, entry) for entry in flat]).sum(dim=0)
 
 
 def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[b] → [b, 1, …] in the dtype of ``like`` (booleans stay)."""
+    """Reshape [b] to [b, 1, …] in the dtype of ``like``; booleans stay booleans."""
     shaped = values.reshape(-1, *(1,) * (like.dim() - 1))
     return shaped if shaped.dtype is torch.bool else shaped.to(like.dtype)

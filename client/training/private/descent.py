@@ -1,4 +1,4 @@
-"""Steps along private gradients: learning-rate schedules and optimisers. All of it is post-processing."""
+"""Applies optimiser steps along private gradients, with a learning-rate schedule. All of it is post-processing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import cos, pi
 import torch
 
 Rate = Callable[[int, int], float]
-"""(step, steps) → learning rate."""
+"""A function from step and number of steps to the learning rate."""
 
 
 def descend(
@@ -17,7 +17,14 @@ def descend(
     optimizer: torch.optim.Optimizer,
     rate: float,
 ) -> None:
-    """One optimiser step of the given learning rate along private gradients."""
+    """Take one optimiser step along private gradients.
+
+    Args:
+        weights: The parameters; they are changed in place.
+        gradients: Their private gradients, in the same order.
+        optimizer: The optimiser of these parameters.
+        rate: Learning rate of this step.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -26,5 +33,12 @@ def descend(
 
 
 def cosine(start: float) -> Rate:
-    """From ``start`` down to a hundredth of it."""
+    """Return a cosine schedule from ``start`` down to a hundredth of it.
+
+    Args:
+        start: First learning rate.
+
+    Returns:
+        The schedule.
+    """
     return lambda step, steps: start * (0.505 + 0.495 * cos(pi * step / max(1, steps)))

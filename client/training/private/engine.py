@@ -1,8 +1,15 @@
-"""One private step, in the only order that is safe: draw the batch, charge the step, sum, add noise, apply, save.
+"""Runs private training steps in the only safe order, for every strategy.
 
-Every strategy runs through :func:`run`. It supplies a clipped integer sum over the patients of a batch and takes the
-private mean back; sampling, charging, noise, the constant denominator and resuming are here and nowhere else. The last
-iterate is the result: choosing among iterates on private data would be one more release.
+1. Draw the batch.
+2. Charge the step, on disk.
+3. Sum the clipped vectors of the batch.
+4. Add noise.
+5. Apply the private mean to the weights.
+6. Save a checkpoint.
+
+A strategy supplies the clipped integer sum (3) and takes the private mean (5). Sampling, charging, noise, the constant
+denominator and resuming happen only here. The result is the last iterate: choosing among iterates on private data would
+be another release. ``client.training.private.teachers`` calls :func:`run`.
 """
 
 from __future__ import annotations
@@ -29,17 +36,31 @@ CHECKPOINT_SCHEMA = 1
 
 
 class Strategy(Protocol):
-    """The part of a private training that differs between strategies. All it keeps between steps is in its state."""
+    """The part of a private training that differs between strategies. Everything kept between steps is in its state."""
 
     @property
     def parts(self) -> Parts: ...
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, Int64[torch.Tensor, "..."]]:
-        """The integer sum over these slots (:mod:`client.training.private.clipped_sums`); zeros for an empty batch."""
+        """Return the integer sum over these slots (:mod:`client.training.private.clipped_sums`). # sensitive until
+        noised
+
+        Args:
+            batch: Slots of the step, int64 [b].
+
+        Returns:
+            int64 sums by parameter name; zeros for an empty batch.
+        """
         ...
 
     def apply(self, mean: Mapping[str, Float[torch.Tensor, "..."]], *, step: int, steps: int) -> None:
-        """Move the weights by the private mean, which is already safe: post-processing from here on."""
+        """Move the weights by the private mean; this is post-processing.
+
+        Args:
+            mean: Private mean by parameter name.
+            step: Number of the step, from 0.
+            steps: Number of planned steps.
+        """
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -53,7 +74,13 @@ OnSpent = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run did: ``applied`` steps of the ``event``'s moved the weights, the others were lost to interruptions."""
+    """What a run did.
+
+    Attributes:
+        event: What was spent so far.
+        applied: Steps that moved the weights; the other spent steps were lost to interruptions.
+        seconds: Duration.
+    """
 
     event: TrainingEvent
     applied: int
@@ -72,8 +99,23 @@ def run(
 ) -> Spent:
     """Spend every step of the journal's plan that is left.
 
-    Resumes from ``checkpoint`` (of the same journal) or, without one, from the strategy's start: the steps the journal
-    has are spent either way. ``noise`` and ``sampler`` are for tests; production leaves both alone.
+    The run resumes from the checkpoint, or begins with the strategy's first weights if there is none; steps in the
+    journal stay spent in both cases.
+
+    Args:
+        strategy: What is trained.
+        journal: Where steps are charged.
+        checkpoint: Checkpoint of the same journal; None for none.
+        checkpoint_every: Steps between checkpoints.
+        on_step: Called after each step with the number of steps spent.
+        noise: The noise sampler; tests inject another one.
+        sampler: The patient sampler; tests inject another one.
+
+    Returns:
+        What was spent.
+
+    Raises:
+        Refused: If another run spends the same journal.
     """
     started = time.monotonic()
     plan = journal.plan
@@ -105,9 +147,10 @@ def _run(journal: TrainingJournal) -> dict[str, object]:
 
 
 def _resume(path: Path | None, journal: TrainingJournal, strategy: Strategy) -> int:
-    """Load a checkpoint of this very journal; returns the steps that moved the weights.
+    """Load a checkpoint of this journal, and return the number of steps that moved the weights.
 
-    Steps that the checkpoint has and the journal, restored from an older copy, has not were drawn: they count first.
+    A journal restored from an older copy may lack steps that the checkpoint contains. They were drawn, so they are
+    counted first.
     """
     saved = load_checkpoint(path, run=_run(journal))
     if saved is None:

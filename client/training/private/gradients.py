@@ -1,8 +1,8 @@
-"""Per-patient gradients: ``torch.func`` in chunks, or one patient at a time; networks that couple patients refused.
+"""Computes per-patient gradients, and refuses networks and losses that couple patients.
 
-A patient's loss is a function of that patient alone. Patches of a patient are averaged inside its loss, so they give
-one gradient and one clip. BatchNorm, and anything else that keeps statistics over patients, would make one patient's
-gradient depend on another's: clipping would then bound nothing.
+A patient's loss is a function of that patient only. A patient's patches are averaged within its loss, so they give one
+gradient and one clip. BatchNorm and other statistics over patients would make one patient's gradient depend on
+another's, and clipping would then bound nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from common.errors import InvalidInput
 Weights = Mapping[str, torch.Tensor]
 
 PatientLoss = Callable[[Weights, torch.Tensor, torch.Tensor], Float[torch.Tensor, ""]]
-"""(weights, one patient's patches [k, …], their targets [k, …]) → that patient's loss."""
+"""A function from weights, one patient's patches [k, …] and targets [k, …] to that patient's loss."""
 
 _COUPLING = (torch.nn.modules.batchnorm._BatchNorm,)
 
 
 def refuse_coupling(model: torch.nn.Module) -> None:
-    """InvalidInput if a module lets patients of a batch see each other, or draws its own randomness."""
+    """Refuse a network with a module that mixes the patients of a batch, keeps statistics, or draws randomness of its
+    own.
+
+    Args:
+        model: The network.
+
+    Raises:
+        InvalidInput: For BatchNorm, running statistics or dropout.
+    """
     for name, module in model.named_modules():
         reason = ""
         if isinstance(module, _COUPLING) and not isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
@@ -43,10 +51,17 @@ def refuse_coupling(model: torch.nn.Module) -> None:
 
 
 def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, classes: int = 2) -> None:
-    """InvalidInput unless ``loss`` gives one value a patient, each a function of that patient alone.
+    """Refuse a loss that does not give one value for each patient as a function of that patient only.
 
-    Tried on three random patients: the first one's value must not move by a bit when the others are exchanged. A Dice
-    pooled over the batch fails here.
+    The loss of the first of three random patients is compared with the loss of that patient alone. A Dice pooled over
+    the batch fails.
+
+    Args:
+        loss: Loss of logits and targets [b, l, x, y, z].
+        classes: Number of labels to test with.
+
+    Raises:
+        InvalidInput: If the loss is pooled.
     """
     rng = torch.Generator().manual_seed(1)
     logits = torch.randn(3, classes, 4, 4, 4, generator=rng, dtype=torch.float64)
@@ -64,7 +79,18 @@ def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *,
 def segmentation_loss(
     model: torch.nn.Module, each: Callable[[torch.Tensor, torch.Tensor], Float[torch.Tensor, "k"]]
 ) -> PatientLoss:
-    """One patient's loss of a network: ``each`` gives a value a patch, their mean is the patient's."""
+    """Return a network's loss of one patient: the mean of its patches' losses.
+
+    Args:
+        model: The network.
+        each: Loss of each patch.
+
+    Returns:
+        The patient's loss.
+
+    Raises:
+        InvalidInput: If the network couples patients.
+    """
     refuse_coupling(model)
 
     def loss(weights: Weights, patches: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -76,7 +102,9 @@ def segmentation_loss(
 def by_vmap(
     loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
-    """Gradients [b, *shape] and losses [b] of a chunk of patients, all at once. Weights must not require gradients."""
+    """Compute gradients [b, *shape] and losses [b] of all patients in a chunk at once. Weights must not require
+    gradients.
+    """
     gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(dict(weights), patches, targets)
     return gradients, losses
 
@@ -84,7 +112,10 @@ def by_vmap(
 def by_loop(
     loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
-    """The same by plain autograd, one patient at a time: the oracle, and the path that needs least memory."""
+    """Compute gradients and losses by plain autograd, one patient at a time.
+
+    It needs the least memory, and is the reference for :func:`by_vmap` in tests.
+    """
     rows: list[dict[str, torch.Tensor]] = []
     losses = []
     for patient in range(len(patches)):
@@ -105,13 +136,29 @@ METHODS: dict[str, Callable[..., tuple[dict[str, torch.Tensor], torch.Tensor]]] 
 
 
 def plain_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's parameters by name, detached: what is trained. Buffers that hold state are refused."""
+    """Return a model's trainable parameters, copied and detached.
+
+    Args:
+        model: The network.
+
+    Returns:
+        Parameters by name.
+
+    Raises:
+        InvalidInput: If the network has buffers, which would keep state outside the parameters.
+    """
     if next(model.buffers(), None) is not None:
         raise InvalidInput("network with buffers cannot be trained privately", limit="parameters only")
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def load_weights_into(model: torch.nn.Module, weights: Weights) -> None:
+    """Copy weights into a model's parameters.
+
+    Args:
+        model: The network; it is changed in place.
+        weights: Parameters by name.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

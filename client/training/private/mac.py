@@ -1,21 +1,22 @@
-"""DP-MAC on a 3D network: coordinates at every hidden block, a Z-step on one's own patients, a W-step block by block.
+"""Trains a 3D network by DP-MAC: coordinates at every hidden block, a Z-step on a patient's images, a W-step for each
+block.
 
-MAC (Carreira-Perpiñán & Wang 2014) gives every hidden block k an output of its own, the coordinate z_k, and asks it to
-agree with what the block computes. For one image of N voxels, with Z all its coordinates,
+MAC (Carreira-Perpiñán & Wang 2014) gives every hidden block k an output of its own, the coordinate z_k, and penalises
+its distance from what the block computes. For one image of N voxels, with Z all its coordinates,
 
     E(W, Z) = loss(f_K(parents of K; W_K), y) + μ/(2N) · Σ_k ‖z_k − f_k(parents of k; W_k)‖²
 
-where a block's parents are the coordinates it reads, skips included. One private step is
+where a block's parents are the coordinates it reads, skip connections included. One private step is
 
-1. **Z-step**, never released: descend E over Z at the current weights. It moves in residual coordinates
-   z_k = f_k(parents) + e_k from e = 0. That is the same objective in other coordinates (the map is one to one), and the
-   loss reaches every block at once: the first step's direction is −∂loss/∂(output of k), which back-propagation has.
-2. **W-step**: the gradient of E at fixed Z with respect to each W_k alone. These are DP-MAC's first-order coefficients
-   Σ∂T centred at the current weights, M = 1 a block. A patient's are averaged over its images, clipped by Θ a block,
-   and released together: one Gaussian mechanism of sensitivity √(M·K)·Θ.
+1. **Z-step**, never released: descend E over Z at the current weights. The descent uses residual coordinates z_k =
+   f_k(parents) + e_k, from e = 0. This is the same objective in other coordinates (the map is one to one), and the loss
+   reaches every block at once: the first direction is −∂loss/∂(output of k), as in back-propagation.
+2. **W-step**: take the gradient of E at fixed Z with respect to each W_k. These are DP-MAC's first-order coefficients
+   Σ∂T centred at the current weights, with M = 1 for each block. A patient's coefficients are averaged over its images,
+   clipped by Θ for each block, and released together: one Gaussian mechanism of sensitivity √(M·K)·Θ.
 
-As μ grows, z stays at the forward pass and the W-step becomes back-propagation's times 1 − (1 − rate)^steps. A
-patient's Z-step reads that patient's images and the (public) weights alone; nothing of it is kept between steps.
+As μ grows, z approaches the forward pass and the W-step becomes back-propagation's times 1 − (1 − rate)^steps. The
+Z-step reads one patient's images and the (public) weights only, and nothing of it is kept between steps.
 """
 
 from __future__ import annotations
@@ -37,15 +38,25 @@ from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 
 Each = Callable[[torch.Tensor, torch.Tensor], Float[torch.Tensor, "k"]]
-"""(logits, targets) of k images → their losses."""
+"""A function from logits and targets of k images to their k losses."""
 
 Coordinates = dict[str, torch.Tensor]
-"""A value for every hidden block, [k, channels, …] of a patient's k images. # sensitive: never released"""
+"""By hidden block, the coordinates of a patient's k images, [k, channels, …]. # sensitive: never released"""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """The Z-step of a training: μ from ``mu`` to ``mu``·``growth``, ``steps`` of descent of size ``rate``·N/μ."""
+    """The settings of the Z-step.
+
+    Attributes:
+        mu: Penalty μ at the first step.
+        growth: Factor by which μ grows until the last step.
+        steps: Number of descent steps.
+        rate: Size of a descent step in units of N/μ.
+
+    Raises:
+        InvalidInput: If a value is out of range.
+    """
 
     mu: float
     growth: float
@@ -64,7 +75,15 @@ class Penalty:
             raise InvalidInput("z_rate of dp-mac", value=self.rate, limit="above 0, at most 1")
 
     def at(self, step: int, steps: int) -> float:
-        """μ of one of ``steps`` steps: geometric from the first to the last."""
+        """Return μ at one step, interpolated geometrically.
+
+        Args:
+            step: Number of the step, from 0.
+            steps: Number of planned steps.
+
+        Returns:
+            μ.
+        """
         return self.mu * float(self.growth ** (min(step, steps - 1) / max(1, steps - 1)))
 
 
@@ -77,10 +96,22 @@ def objective(
     z: Coordinates,
     mu: float,
 ) -> Float[torch.Tensor, "k"]:
-    """E(W, Z) of each of a patient's images; ``z`` are the coordinates themselves.
+    """Return E(W, Z) of each of a patient's images.
 
-    Its gradient with respect to the weights is the W-step's: a block is given its parents' coordinates, so no block's
-    weights enter another block's term.
+    Each block receives its parents' coordinates, so no block's weights enter another block's term; the gradient with
+    respect to the weights is therefore the W-step's.
+
+    Args:
+        blocks: The network's blocks.
+        each: Loss of each image.
+        weights: Parameters by name.
+        patches: Images [k, c, x, y, z].
+        targets: One-hot targets [k, l, x, y, z].
+        z: Coordinates by block.
+        mu: Penalty μ.
+
+    Returns:
+        E of shape [k].
     """
     gaps: list[torch.Tensor] = []
 
@@ -97,9 +128,21 @@ def objective(
 def coordinates(
     blocks: Blocks, each: Each, weights: Weights, patches: torch.Tensor, targets: torch.Tensor, mu: float, how: Penalty
 ) -> Coordinates:
-    """The Z-step on one patient: its coordinates after ``how.steps`` of descent of E at fixed weights.
+    """Run the Z-step on one patient: descend E over the coordinates at fixed weights.
 
-    Every image of the patient moves by its own E, so what a patient's coordinates are depends on no other patient.
+    Each image moves by its own E, so a patient's coordinates depend on no other patient.
+
+    Args:
+        blocks: The network's blocks.
+        each: Loss of each image.
+        weights: Parameters by name.
+        patches: Images [k, c, x, y, z].
+        targets: One-hot targets [k, l, x, y, z].
+        mu: Penalty μ.
+        how: Number and size of the descent steps.
+
+    Returns:
+        Coordinates by block. # sensitive: never released
     """
     voxels = _voxels(patches)
     e = {name: torch.zeros(shape, dtype=patches.dtype) for name, shape in blocks.shapes(patches.shape).items()}
@@ -125,7 +168,17 @@ def coordinates(
 
 
 def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientLoss:
-    """One patient's E after its Z-step, averaged over its images: the function whose gradient the W-step clips."""
+    """Return the loss whose gradient the W-step clips: one patient's E after its Z-step, averaged over its images.
+
+    Args:
+        blocks: The network's blocks.
+        each: Loss of each image.
+        mu: Penalty μ.
+        how: Number and size of the descent steps.
+
+    Returns:
+        The patient's loss as a function of weights, patches and targets.
+    """
 
     def loss(weights: Weights, patches: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         still = {name: w.detach() for name, w in weights.items()}
@@ -136,14 +189,25 @@ def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientL
 
 
 def _voxels(patches: torch.Tensor) -> int:
-    """N of one image."""
+    """Return N, the voxels of one image."""
     return int(np.prod(patches.shape[2:]))
 
 
 class VolumeMac(VolumeSgd):
-    """DP-MAC on a 3D network: a Z-step, then the clipped first-order coefficients of every block; Adam on their mean.
+    """DP-MAC on a 3D network: a Z-step, then clipped first-order coefficients for every block, then Adam on their mean.
 
-    ``clip`` is Θ, of every block; ``steps`` the planned ones, over which μ grows.
+    Args:
+        model: The network.
+        patients: The voter's scans.
+        rate: Learning-rate schedule.
+        clip: Θ of every block.
+        penalty: Settings of the Z-step.
+        steps: Number of planned steps, over which μ grows.
+        chunk: Patients differentiated at once.
+        method: Way to per-patient gradients, ``vmap`` or ``loop``.
+
+    Raises:
+        InvalidInput: If the network is not a graph of blocks, or couples patients.
     """
 
     def __init__(
@@ -164,6 +228,7 @@ class VolumeMac(VolumeSgd):
         self.parts = self.blocks.parts(clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        """Return the clipped integer sum over these slots, with μ of this step."""
         mu = self.penalty.at(self.turn + 1, self.steps)
         self.gradients = per_patient(mac_loss(self.blocks, soft_dice_ce, mu=mu, how=self.penalty), self.method)
         return super().total(batch)

@@ -1,6 +1,7 @@
-"""Chooses the patients of a training step: by coins from the operating system's CSPRNG, or a partition dealt once.
+"""Chooses the patients of a training step: by random coins from the operating system, or by a fixed partition.
 
-Nothing here looks at a record. Patients are slots 0 … n − 1; an empty slot may be picked and contributes zero.
+``client.training.private.engine`` calls it. Sampling looks at no record: patients are slots 0 … n − 1, and an empty
+slot may be chosen and contributes zero. Refuses a partition with more batches than patients, or with a short key.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from common.errors import InvalidInput
 from common.privacy.training import Sampling, TrainingEvent
 
 Entropy = Callable[[int], bytes]
-"""(count) → random bytes. Production uses ``os.urandom``; tests inject others."""
+"""A function from a number of bytes to random bytes. Production uses ``os.urandom``; tests inject others."""
 
 
 class Sampler(Protocol):
-    """Chooses the patients of a step; ``expected`` is the constant every sum is divided by."""
+    """Chooses the patients of each step."""
 
     @property
     def expected(self) -> float: ...
@@ -33,9 +34,15 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoissonSampler:
-    """Every patient joins every step with probability ``rate``, independently: sizes vary, and may be 0.
+    """Includes every patient in every step independently with probability ``rate``; batch sizes vary and may be 0.
 
-    The coin compares 64 random bits with ⌊q·2⁶⁴⌋, so the probability is never above q and short of it by under 2⁻⁶⁴.
+    A patient is included if 64 random bits are below ⌊q·2⁶⁴⌋. The probability is thus never above q, and less than 2⁻⁶⁴
+    below it.
+
+    Attributes:
+        patients: Number of slots n.
+        rate: Sampling rate q.
+        entropy: Source of random bytes.
     """
 
     patients: int
@@ -47,7 +54,14 @@ class PoissonSampler:
         return float(self.patients * self.rate)
 
     def batch(self, step: int) -> Int64[np.ndarray, "b"]:
-        """The slots of one step in order; ``step`` plays no part, every call draws anew."""
+        """Draw the slots of one step. Every call draws anew; ``step`` is not used.
+
+        Args:
+            step: Number of the step.
+
+        Returns:
+            Slots in ascending order, int64 [b].
+        """
         words = np.frombuffer(self.entropy(8 * self.patients), dtype="<u8")
         threshold = (self.rate.numerator << 64) // self.rate.denominator
         joined = np.ones(self.patients, dtype=bool) if threshold >> 64 else words < np.uint64(threshold)
@@ -56,10 +70,18 @@ class PoissonSampler:
 
 @dataclass(frozen=True, slots=True)
 class FixedPartition:
-    """Slots dealt to ``batches`` disjoint batches by ``key`` alone, visited in turn; the same key deals alike.
+    """Deals the slots once to disjoint batches, which the steps visit in turn.
 
-    The deal reads no record and does not depend on how many slots are filled, so one patient moves one batch. ``key``
-    is kept with the run: a resumed run must meet the same batches.
+    The deal depends on ``key`` only, not on records or on which slots are filled, so one patient moves one batch. The
+    key is stored with the run, so that a resumed run has the same batches.
+
+    Attributes:
+        patients: Number of slots n.
+        batches: Number of batches, 1 to n.
+        key: At least 16 random bytes.
+
+    Raises:
+        InvalidInput: If ``batches`` or ``key`` is out of range.
     """
 
     patients: int
@@ -77,13 +99,31 @@ class FixedPartition:
         return self.patients / self.batches
 
     def batch(self, step: int) -> Int64[np.ndarray, "b"]:
+        """Return the slots of the batch that this step visits.
+
+        Args:
+            step: Number of the step.
+
+        Returns:
+            Slots in ascending order, int64 [b].
+        """
         words = np.frombuffer(hashlib.shake_256(self.key).digest(8 * self.patients), dtype="<u8")
         order = np.argsort(words, kind="stable").astype(np.int64)
         return np.sort(order[step % self.batches :: self.batches])
 
 
 def sampler_for(event: TrainingEvent, *, patients: int, key: bytes, entropy: Entropy = os.urandom) -> Sampler:
-    """The sampler an event is accounted for: there is no other way to get one that goes with it."""
+    """Return the sampler for which an event is accounted.
+
+    Args:
+        event: The planned event.
+        patients: Number of slots n.
+        key: Key of a fixed partition.
+        entropy: Source of random bytes for Poisson sampling.
+
+    Returns:
+        The sampler.
+    """
     if event.sampling is Sampling.POISSON:
         return PoissonSampler(patients, event.rate, entropy)
     return FixedPartition(patients, event.rate.denominator, key)

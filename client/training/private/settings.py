@@ -1,8 +1,8 @@
 """Defines the settings of a private training: (ε, δ), the relation, the sampling, and each strategy's recipe.
 
-Settings that change the guarantee are planned into an event before anything is trained; the others (learning rate,
-clip, chunk) are the strategy's recipe, chosen on public or synthetic data: choosing them on private data would spend
-privacy that nothing here accounts for.
+Settings that change the guarantee are planned into an event before training begins. The others (learning rate, clip,
+chunk) are the strategy's recipe, chosen on public or synthetic data: tuning them on private data would spend privacy
+that nothing here accounts for. Refuses values out of range and unknown strategies.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, plan_noise
 
 MAX_EPSILON = 64.0
-"""A training with a larger ε protects nobody, and its accounting would take gigabytes."""
+"""Largest ε of a training. A larger one protects nobody, and its accounting would need gigabytes of memory."""
 
 MAX_SCANS = 64
-"""Of a patient at once: their gradients are taken together, and one step's memory grows with them."""
+"""Most scans averaged for one patient; a step's memory grows with them."""
 
 STRATEGIES: dict[str, str] = {
     "dp-sgd": "client.training.private.teachers:sgd",
     "dp-bbb": "client.training.private.teachers:bbb",
     "dp-mac": "client.training.private.teachers:mac",
 }
-"""Every strategy by name: ``module:function`` that makes one of a :class:`~client.training.private.teachers.Setup`,
-imported on use."""
+"""Makes each strategy from a :class:`~client.training.private.teachers.Setup`: ``module:function``, imported on use."""
 
 MAC_ONLY = ("mu", "mu_growth", "z_steps", "z_rate")
-"""Settings that came with dp-mac's coordinates; no other strategy reads them, and no other's records hold them."""
+"""Settings that only dp-mac reads; the records of other strategies do not contain them."""
 
 UNREAD: dict[str, tuple[str, ...]] = {
     "dp-sgd": ("temperature", "prior_std", *MAC_ONLY),
@@ -44,13 +43,34 @@ UNREAD: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class PrivateSettings:
-    """One private training. ``rate`` is q; ``clip`` bounds a patient's vector, or with ``per_layer`` its every layer.
+    """The settings of one private training.
 
-    ``scans`` is how many scans or views of a patient are averaged before its one clip. ``temperature``, ``prior_std``,
-    ``initial_std``: dp-bbb's KL and posterior. ``mu``, ``mu_growth``, ``z_steps``, ``z_rate``: dp-mac's penalty μ, by
-    what it grows until the last step, and the number and size of steps on coordinates; dp-mac clips every block.
-    ``noise_multiplier``: the noise in units of the clip, in place of the least that keeps ``epsilon``, which then
-    bounds what it may cost.
+    Attributes:
+        strategy: Name of the strategy.
+        epsilon: Largest ε.
+        delta: δ.
+        neighbours: Neighbouring relation.
+        sampling: How a step's patients are chosen.
+        rate: Sampling rate q.
+        steps: Number of steps.
+        learning_rate: First learning rate.
+        clip: Norm bound of a patient's vector, or of each of its layers with ``per_layer``. dp-mac clips every block.
+        scans: Scans or views of a patient averaged before its one clip.
+        chunk: Patients differentiated at once.
+        method: Way to per-patient gradients, ``vmap`` or ``loop``.
+        temperature: dp-bbb's temperature λ of the KL divergence.
+        prior_std: dp-bbb's standard deviation of the prior.
+        initial_std: dp-bbb's first standard deviation of the posterior.
+        per_layer: One clip for each layer.
+        mu: dp-mac's penalty μ at the first step.
+        mu_growth: Factor by which μ grows until the last step.
+        z_steps: dp-mac's steps on the coordinates.
+        z_rate: Size of these steps.
+        noise_multiplier: Noise in units of the clip; None for the least noise that keeps ``epsilon``. If given,
+            ``epsilon`` is the limit on its cost.
+
+    Raises:
+        InvalidInput: If a value is out of range.
     """
 
     strategy: str
@@ -99,8 +119,11 @@ class PrivateSettings:
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.
 
-        :data:`MAC_ONLY` are dp-mac's alone, and a noise multiplier that was planned is not among them: what they name
-        keeps its name.
+        :data:`MAC_ONLY` appears for dp-mac only, and the noise multiplier only if it was given, so trainings from
+        before these settings existed keep their identity.
+
+        Returns:
+            Values by name.
         """
         left_out = {"noise_multiplier"} if self.noise_multiplier is None else set()
         left_out |= set() if self.strategy == "dp-mac" else set(MAC_ONLY)
@@ -134,13 +157,23 @@ class PrivateSettings:
 
 
 CLIPS = {"dp-mac": 0.02}
-"""Clips that are not :class:`PrivateSettings`' own: one block's gradient is shorter than that of all weights."""
+"""Default clips by strategy where they differ: one block's gradient is shorter than that of all weights."""
 
 
 def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False) -> PrivateSettings:
-    """The strategy's own recipe at this (ε, δ); ``begun``: from a public start, which fewer and smaller steps improve.
+    """Return a strategy's recipe at a given (ε, δ). Recipes were tuned on one split of public data.
 
-    Tuned on one split of public data, not on a site's patients.
+    Args:
+        strategy: Name of the strategy.
+        epsilon: Largest ε.
+        delta: δ.
+        begun: Training begins from a public start, which needs fewer and smaller steps.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InvalidInput: For an unknown strategy, or ε or δ out of range.
     """
     plain = PrivateSettings(strategy, epsilon, delta)
     plain = replace(plain, clip=CLIPS.get(strategy, plain.clip))

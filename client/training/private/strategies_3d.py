@@ -1,11 +1,13 @@
-"""DP-SGD and DP-BBB for the 3D teachers, as strategies of the engine: one patient, one example, one clip.
+"""Implements DP-SGD and DP-BBB on 3D networks as strategies of the engine: one patient is one example with one clip.
 
-A patient is all patches (or views) of its volume; its loss is their mean. Patients come in chunks through
-``torch.func``. The sum over chunks is an integer, so their order changes no bit of it; but a gradient may round
-otherwise (by some steps of the grid) in another place of a chunk or in a chunk of another size. So who has which place
-follows from the sampled slots alone: a slot without a usable scan keeps its place as zeros, whose vector is thrown
-away. One patient's files, present or not, then move that patient's own vector and no bit of another's. A chunk's
-volumes are read when its turn comes, and cut to patches at once, so memory does not grow with the number of patients.
+A patient's loss is the mean over all its patches or views. Patients are differentiated in chunks by ``torch.func``.
+
+The sum over chunks is an integer, so the order of patients changes no bit. A gradient, however, may round differently
+(by a few grid steps) in another place of a chunk, or in a chunk of another size. Each patient's place therefore depends
+only on the sampled slots: a slot without a usable scan keeps its place as zeros, and its vector is discarded. Adding or
+removing one patient's files thus changes that patient's vector and no bit of another's.
+
+A chunk's volumes are read when needed and cut to patches at once, so memory does not grow with the number of patients.
 """
 
 from __future__ import annotations
@@ -39,17 +41,20 @@ from common.models.fit import one_hot, shown, soft_dice_ce
 Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
 
 VOXELS_AT_ONCE = 1 << 21
-"""Voxels whose gradients are taken together, however many patients a chunk may have: one patch of 128³."""
+"""Most voxels in a chunk, whatever its number of patients: one patch of 128³."""
 
 Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
-"""(weights, patches [b, k, c, x, y, z], targets [b, k, …]) → per-patient gradients [b, *shape] and losses [b]."""
+"""From weights, patches [b, k, c, x, y, z] and targets [b, k, …] to gradients [b, *shape] and losses [b]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Patients whose gradients are taken together: ``images`` [b, k, c, …], ``targets`` [b, k, l, …].
+    """Patients whose gradients are computed together.
 
-    ``filled`` [b] says which of the slots hold a patient; the others are zeros and must not be counted.
+    Attributes:
+        images: Float tensor [b, k, c, x, y, z].
+        targets: One-hot float tensor [b, k, l, x, y, z].
+        filled: Bool tensor [b]; False for a slot without a patient, whose zeros must not be counted.
     """
 
     images: torch.Tensor
@@ -59,16 +64,26 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Patients:
-    """A voter's scans: ``images`` [m, c, x, y, z] and ``targets``; scan i belongs to ``slots[i]``.
+    """A voter's scans, cut to the views at which gradients are taken.
 
-    ``targets`` are one-hot [m, l, x, y, z], or label maps [m, x, y, z] of ``classes`` classes; both may be
-    :class:`~common.data.volume_cache.StoredVolumes`. ``scans`` of a patient (the next in turn, from the start again
-    where it has fewer) are averaged before its clip: however many scans a patient has, it is one example. With
-    ``patch`` each is a random patch, at a place drawn from ``key``, the turn, the slot and which of the patient's
-    views it is: nothing that another patient could move. With ``modality_dropout`` channels are hidden likewise. The
-    sensitivity holds at every key that was drawn without these patients; a training's is its journal's, 32 bytes of
-    the operating system's that nobody else is told. A slot without a usable scan may be sampled and contributes zero,
-    so n stays what was dealt.
+    However many scans a patient has, they are one example: ``scans`` of them are averaged before the clip, the next
+    ones in turn, from the first again after the last. Patches and hidden channels are drawn from ``key``, the turn, the
+    slot and the number of the view, so no other patient can influence them. The sensitivity holds for every key drawn
+    without looking at the patients; a training uses its journal's key, 32 random bytes of the operating system. A slot
+    without a usable scan may be sampled and contributes zero, so n stays as dealt.
+
+    Attributes:
+        images: Scans [m, c, x, y, z].
+        targets: One-hot [m, l, x, y, z], or label maps [m, x, y, z] with ``classes`` classes.
+        slots: The slot of each scan.
+        scans: Views averaged for each patient.
+        classes: Number of labels if ``targets`` are label maps; None for one-hot targets.
+        patch: Size of a random patch; empty for the whole grid.
+        modality_dropout: Probability with which a channel is hidden.
+        key: Key from which patches and hidden channels are drawn.
+
+    Raises:
+        InvalidInput: If a scan has no slot, or the patch exceeds the grid.
     """
 
     images: Volumes
@@ -93,10 +108,15 @@ class Patients:
         object.__setattr__(self, "_rows", rows)
 
     def chunks(self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0) -> Iterator[Chunk]:
-        """The patients in these slots, at most ``size`` at a time and fewer where a patient is large.
+        """Yield the patients of a batch in chunks.
 
-        Slots come in the order of ``batch``, filled or not. ``turn`` moves on through a patient's scans and to other
-        patches.
+        Args:
+            batch: Slots in order; a slot without a scan keeps its place as zeros.
+            size: Most patients in a chunk; fewer if a patient is large.
+            turn: Number of the step, which selects the scans and the patches.
+
+        Yields:
+            Chunks of patients.
         """
         size = max(1, min(size, VOXELS_AT_ONCE // (self.scans * math.prod(self._box))))
         for start in range(0, len(batch), size):
@@ -107,11 +127,11 @@ class Patients:
 
     @property
     def _box(self) -> tuple[int, ...]:
-        """The size of what the network is shown."""
+        """The size of what the network receives."""
         return self.patch or tuple(self.images.shape[2:])
 
     def _views(self, slot: int, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What a patient's gradient is taken at in this turn; zeros for an empty slot."""
+        """Return the images and targets of a patient's views in this turn; zeros for an empty slot."""
         rows = self._rows.get(slot)
         if rows is None:
             classes = self.targets.shape[1] if self.classes is None else self.classes
@@ -126,7 +146,7 @@ class Patients:
         return np.random.default_rng(int.from_bytes(seed, "big"))
 
     def _view(self, row: int, draws: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """One scan, or a patch of it, as float32 image [c, …] and one-hot target [l, …]."""
+        """Return one scan or a patch of it, as float32 image [c, …] and one-hot target [l, …]."""
         image, target = self.images[row], self.targets[row]
         if self.patch:
             corner = [int(draws.integers(n - p + 1)) for n, p in zip(image.shape[1:], self.patch, strict=True)]
@@ -147,8 +167,17 @@ def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:
 class VolumeSgd:
     """DP-SGD on a 3D network: one clip over all parameters, Adam on the private mean.
 
-    ``chunk`` patients are differentiated at once; ``method`` ``loop`` takes one at a time in the least memory.
-    ``per_layer``: ``clip`` bounds every layer (:func:`layer_parts`), not all together.
+    Args:
+        model: The network.
+        patients: The voter's scans.
+        rate: Learning-rate schedule.
+        clip: Norm bound.
+        chunk: Patients differentiated at once.
+        method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
+        per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
+
+    Raises:
+        InvalidInput: If the network or the loss couples patients.
     """
 
     def __init__(
@@ -174,28 +203,33 @@ class VolumeSgd:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
+        """The current weights by parameter name, detached."""
         return {name: leaf.detach() for name, leaf in self.leaves.items()}
 
     @property
     def deviations(self) -> None:
-        """One network, no posterior."""
+        """None: DP-SGD has no posterior."""
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        """Return the clipped integer sum over the patients in these slots. # sensitive until noised"""
         self.turn += 1
         return total_over(
             self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn
         )
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        """Take one Adam step along the private mean."""
         descend(
             list(self.leaves.values()), [mean[name] for name in self.leaves], self.optimizer, self.rate(step, steps)
         )
 
     def state(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
         weights = {name: w.clone() for name, w in self.weights.items()}
         return {"weights": weights, "optimizer": self.optimizer.state_dict(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
         with torch.no_grad():
             for name, leaf in self.leaves.items():
                 leaf.copy_(state["weights"][name])
@@ -204,7 +238,23 @@ class VolumeSgd:
 
 
 class VolumeBbb:
-    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, and the corrected step of the posterior."""
+    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, then the corrected step of the posterior.
+
+    Args:
+        model: The network.
+        patients: The voter's scans.
+        rate: Learning-rate schedule.
+        clip: Norm bound.
+        prior: The prior of the weights.
+        initial_std: First standard deviation of every weight.
+        seed: Seed of the weight samples.
+        chunk: Patients differentiated at once.
+        method: Way to per-patient gradients, ``vmap`` or ``loop``.
+        per_layer: ``clip`` bounds each layer instead of all parameters together.
+
+    Raises:
+        InvalidInput: If the network or the loss couples patients.
+    """
 
     def __init__(
         self,
@@ -231,29 +281,35 @@ class VolumeBbb:
 
     @property
     def posterior(self) -> WeightPosterior:
+        """The current posterior."""
         return self.descent.posterior
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The mean network μ."""
+        """The weights of the mean network μ."""
         return {name: w.detach().float() for name, w in self.posterior.mean.items()}
 
     @property
     def deviations(self) -> dict[str, torch.Tensor]:
+        """The posterior's standard deviations by parameter name."""
         return {name: deviation(rho).detach().float() for name, rho in self.posterior.rho.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        """Return the clipped integer sum at a new weight sample. # sensitive until noised"""
         sample = {name: w.float() for name, w in self.descent.sample().items()}
         self.turn += 1
         return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        """Move the posterior along the private mean."""
         self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
         return {**self.descent.state(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
         self.descent.restore(state)
         self.turn = int(state["turn"])
 
@@ -268,11 +324,23 @@ def total_over(
     chunk: int,
     turn: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """The integer sum over the patients in these slots; zeros for none. ``chunk`` is how many at a time.
+    """Return the clipped integer sum over the patients in these slots. # sensitive until noised
 
-    Guarantee: exchanging one patient's scans, gaining or losing some, moves the sum by at most 2 ``RADIUS_INT`` in ℓ2,
-    emptying its slot by ``RADIUS_INT``: every other patient's vector stays the same to the bit (same machine, same
-    threads).
+    Guarantee: replacing one patient's scans moves the sum by at most 2·``RADIUS_INT`` in ℓ2, emptying the patient's
+    slot by at most ``RADIUS_INT``; every other patient's vector stays the same to the bit (on the same machine with the
+    same number of threads).
+
+    Args:
+        weights: Parameters by name.
+        patients: The voter's scans.
+        batch: Slots of the step.
+        gradients: Computes per-patient gradients.
+        parts: How a contribution is divided and clipped.
+        chunk: Most patients at once.
+        turn: Number of the step.
+
+    Returns:
+        int64 sums by parameter name; zeros for no patient.
     """
     total = zeros_like(weights, parts)
     for part in patients.chunks(batch, chunk, turn=turn):
@@ -283,21 +351,48 @@ def total_over(
 
 
 def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
-    """Gradients of a patient's loss by one of :data:`METHODS`."""
+    """Return a function that computes per-patient gradients of a loss.
+
+    Args:
+        loss: A patient's loss.
+        method: ``vmap`` or ``loop``.
+
+    Returns:
+        The function.
+
+    Raises:
+        InvalidInput: For another method.
+    """
     if method not in METHODS:
         raise InvalidInput("way to per-patient gradients", value=method, limit=", ".join(METHODS))
     return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
 
 
 def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Parts:
-    """One clip of all parameters, or one of every layer."""
+    """Return one clip for all parameters together, or one for each layer.
+
+    Args:
+        model: The network.
+        clip: Norm bound.
+        per_layer: One clip for each layer.
+
+    Returns:
+        The parts.
+    """
     return layer_parts(model, clip) if per_layer else one_part(tuple(plain_weights(model)), clip)
 
 
 def layer_parts(model: torch.nn.Module, clip: float) -> Parts:
-    """One part and one clip a layer: r = √K, so the whole vector is bounded by √K clips.
+    """Return one part with one clip for each layer; with r = √K the whole vector is bounded by √K clips.
 
-    A layer is a convolution and what follows it up to the next (the parameters of its norm and its activation).
+    A layer is a convolution and the parameters that follow it (norm, activation) up to the next convolution.
+
+    Args:
+        model: The network.
+        clip: Norm bound of each layer.
+
+    Returns:
+        The parts.
     """
     layers: list[list[str]] = []
     for name, module in model.named_modules():

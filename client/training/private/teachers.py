@@ -1,7 +1,7 @@
-"""Training one voter's 3D network privately: from a part and settings to weights, the event spent, and a posterior.
+"""Trains one voter's 3D network privately: from patients and settings to weights, the event spent, and a posterior.
 
-The journal names the training; the caller opens it, so that the same journal can be charged in the site's ledger before
-the first step. Refuses networks and losses that couple patients before anything is spent.
+``client.training.private.trainer`` calls it. The caller opens the journal, so that it can charge the training in the
+site's ledger before the first step. Refuses networks and losses that couple patients, before anything is spent.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ from common.registry import registered
 S = TypeVar("S")
 
 RARE = -2.5
-"""Logit of every structure against background before the first step."""
+"""Output bias of every structure relative to background before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivatelyTrained:
-    """The last iterate. ``deviations`` are the posterior's standard deviations by parameter name, for dp-bbb."""
+    """The last iterate of a private training.
+
+    Attributes:
+        model: The network.
+        event: What was spent.
+        applied: Steps that moved the weights.
+        seconds: Duration.
+        deviations: The posterior's standard deviations by parameter name, for dp-bbb; None otherwise.
+    """
 
     model: torch.nn.Module
     event: TrainingEvent
@@ -61,14 +69,27 @@ def train_privately(
 ) -> PrivatelyTrained:
     """Spend what is left of the journal's plan on a new network.
 
-    ``seed`` sets the first weights and, for dp-bbb, the weight samples. It need be neither secret nor random: the
-    guarantee holds at each. What must be is drawn elsewhere from the operating system: the noise and Poisson's coins
-    anew in every step, the key of a fixed partition and of the patches with the journal.
+    The seed need be neither secret nor random, because the guarantee holds for each seed. What must be random comes
+    from the operating system: noise and Poisson's coins in every step, and the key of the partition and the patches
+    with the journal. The guarantee holds for any first weights made without these patients, so a public start costs
+    nothing.
 
-    ``start``: a file of public weights to begin from instead. Every guarantee holds for any first weights that were
-    made without these patients, whoever made them, so a start costs nothing; one made with them is another training.
+    Args:
+        part: The voter's patients.
+        recipe: The study's recipe of a teacher.
+        settings: The private settings.
+        journal: Where steps are charged.
+        seed: Seed of the first weights and, for dp-bbb, of the weight samples.
+        start: File of public weights to begin from; None for random ones.
+        checkpoint: File for resuming; None for none.
+        on_step: Called after each step with its number and nan: a loss on private patients was not charged.
 
-    No loss is reported to ``on_step`` (nan): a loss on private patients is not part of what was paid for.
+    Returns:
+        The network and what it spent.
+
+    Raises:
+        InvalidInput: If the part has more patients than the plan, the start has other weights, or the strategy refuses
+            the network.
     """
     model = _network(part, recipe, seed)
     if start is not None:
@@ -113,9 +134,9 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels
 
 
 def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
-    """A fresh network that starts by answering "background": its output bias is a constant of ours, no statistic.
+    """Return a new network whose output bias favours background; the bias is a constant, not a statistic of data.
 
-    Left at zero, the first half of a short private training goes into learning that structures are small.
+    With a bias of zero, the first half of a short private training only learns that structures are small.
     """
     model = build_unet(
         recipe.channels, network=recipe.network, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed
@@ -129,8 +150,7 @@ def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
 
 
 class VolumeStrategy(Strategy, Protocol):
-    """A strategy on a 3D network. ``weights`` are the network it has come to, ``deviations`` its posterior's standard
-    deviations by parameter name, None for a strategy that ends in one network."""
+    """A strategy on a 3D network, whose weights can be read."""
 
     @property
     def weights(self) -> dict[str, torch.Tensor]: ...
@@ -140,7 +160,16 @@ class VolumeStrategy(Strategy, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a strategy is made of: ``slots`` is n; ``begun`` says that the model holds public weights already."""
+    """What a strategy is made from.
+
+    Attributes:
+        model: The network.
+        patients: The voter's scans.
+        settings: The private settings.
+        slots: Number of slots n.
+        seed: Seed of weight samples.
+        begun: The network already holds public weights.
+    """
 
     model: torch.nn.Module
     patients: Patients
@@ -150,25 +179,54 @@ class Setup:
     begun: bool
 
     def made(self, kind: Callable[..., S], **own: object) -> S:
-        """A strategy of this kind with what all of them take from the settings, and its ``own``."""
+        """Make a strategy with the settings that all strategies share.
+
+        Args:
+            kind: Class of the strategy.
+            own: Arguments of this strategy only.
+
+        Returns:
+            The strategy.
+        """
         s = self.settings
         shared = {"rate": cosine(s.learning_rate), "clip": s.clip, "chunk": s.chunk, "method": s.method}
         return kind(self.model, self.patients, **shared, **own)
 
 
 def sgd(setup: Setup) -> VolumeSgd:
-    """DP-SGD: one clip of all parameters, or of every layer."""
+    """Make DP-SGD: one clip for all parameters, or for each layer.
+
+    Args:
+        setup: What the strategy is made from.
+
+    Returns:
+        The strategy.
+    """
     return setup.made(VolumeSgd, per_layer=setup.settings.per_layer)
 
 
 def bbb(setup: Setup) -> VolumeBbb:
-    """DP-BBB: a posterior of networks; around public weights where the model holds some."""
+    """Make DP-BBB: a posterior of networks, centred at the public weights if the model holds some.
+
+    Args:
+        setup: What the strategy is made from.
+
+    Returns:
+        The strategy.
+    """
     s = setup.settings
     prior = Prior(s.temperature, s.prior_std, setup.slots, plain_weights(setup.model) if setup.begun else None)
     return setup.made(VolumeBbb, prior=prior, initial_std=s.initial_std, seed=setup.seed, per_layer=s.per_layer)
 
 
 def mac(setup: Setup) -> VolumeMac:
-    """DP-MAC: coordinates at every hidden block, one clip a block."""
+    """Make DP-MAC: coordinates at every hidden block, one clip for each block.
+
+    Args:
+        setup: What the strategy is made from.
+
+    Returns:
+        The strategy.
+    """
     s = setup.settings
     return setup.made(VolumeMac, penalty=Penalty(s.mu, s.mu_growth, s.z_steps, s.z_rate), steps=s.steps)

@@ -1,8 +1,8 @@
-"""The private trainers as a site runs them: one Trainer for each strategy, a journal per training, a posterior saved.
+"""Runs private strategies as trainers of a site: a journal for each training, charged and resumed.
 
-A training is identified by its voter's patients, recipe and settings, not by what their files hold: a scan that changed
-does not start a new training, for that would spend again. Another set of patients, recipe or plan is another training
-with its own journal beside the first, and the site's ledger adds it to what was spent.
+A training is identified by its voter's patients, recipe and settings, not by the content of their files: a changed scan
+must not start a new training and spend again. Other patients, another recipe or another plan make another training with
+a journal of its own, and the site's ledger adds its cost.
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ from common.privacy.training import TrainingEvent
 
 @dataclass(frozen=True, slots=True)
 class PrivateTrainer:
-    """A private strategy at the given settings; ``journal`` is where this training's steps are kept.
+    """A private strategy with its settings.
 
-    ``start``: a file of public weights to begin from, None for random ones. ``site``: the directory whose ledger has
-    the training on record and is told of every step, None for none.
+    Attributes:
+        settings: The private settings.
+        journal: File of the training's journal.
+        identity: What identifies the training.
+        patients: Number of training slots n.
+        start: File of public weights to begin from; None for random ones.
+        site: Directory whose ledger counts every step; None without a ledger.
     """
 
     settings: PrivateSettings
@@ -43,13 +48,20 @@ class PrivateTrainer:
     site: Path | None = None
 
     def open(self) -> TrainingJournal:
-        """The training's journal, begun or continued."""
+        """Start or continue the training's journal.
+
+        Returns:
+            The journal.
+
+        Raises:
+            InvalidInput: If the stored journal has another plan or identity, or no noise keeps (ε, δ).
+        """
         return TrainingJournal.open(self.journal, self.settings.plan(patients=self.patients), identity=self.identity)
 
     def set_aside(self) -> None:
-        """Take this journal, and what was made of its steps, out of the way of a training that begins anew.
+        """Rename this journal and delete its checkpoint and record, so that a new training can begin.
 
-        The journal stays readable beside the new one; its steps stay charged in the site's ledger.
+        The old journal stays readable; its steps stay charged in the site's ledger.
         """
         folder = self.journal.parent
         aside = self.journal.with_suffix(f".{training_id(self.open())[:12]}.old")
@@ -61,7 +73,22 @@ class PrivateTrainer:
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
     ) -> Trained:
-        """Spend what the plan has left; the last iterate is the teacher."""
+        """Spend what the plan has left; the last iterate is the teacher.
+
+        Args:
+            part: The voter's patients.
+            recipe: The study's recipe of a teacher.
+            seed: Seed of the first weights.
+            checkpoint: File for resuming; None for none.
+            on_step: Called after each step with its number and nan.
+
+        Returns:
+            The network and what it spent.
+
+        Raises:
+            InvalidInput: If the plan, the start or the network is refused.
+            Refused: If another run spends the same training.
+        """
         journal = self.open()
         with ExitStack() as opened:
             if self.site is not None:
@@ -88,7 +115,17 @@ class PrivateTrainer:
 
 
 def private_trainer(task: VoterTask) -> PrivateTrainer:
-    """The trainer of one voter's task; InvalidInput if the task has no settings for its strategy."""
+    """Return the trainer of one voter's task.
+
+    Args:
+        task: The task.
+
+    Returns:
+        The trainer.
+
+    Raises:
+        InvalidInput: If the task has no settings for its strategy.
+    """
     settings = task.private
     if settings is None or settings.strategy != task.trainer:
         raise InvalidInput(
@@ -119,7 +156,17 @@ class Charge:
 
 
 def planned_charge(task: VoterTask) -> Charge:
-    """Begin (or find) the task's journal and say what it may spend; trains nothing."""
+    """Start or find the task's journal, and return what the training may spend. Nothing is trained.
+
+    Args:
+        task: The task.
+
+    Returns:
+        The charge.
+
+    Raises:
+        InvalidInput: As :func:`private_trainer` and :meth:`PrivateTrainer.open`.
+    """
     trainer = private_trainer(task)
     journal = trainer.open()
     strategy = f"{ADAPTED}{task.trainer}" if task.leaves else task.trainer
@@ -135,10 +182,21 @@ def training_identity(
     deal: str,
     start: str | None = None,
 ) -> str:
-    """Names a training by what decides its charge and its first weights (``start``: the hash of public ones).
+    """Return the hash that identifies a training by everything that decides its charge and its first weights.
 
-    No patient's file is in it. Trainings of 0.2.0 keep their names: ``eta`` stood in them, and no clip a layer. What
-    only dp-mac reads stands in its own names alone.
+    Patients' files are not included. Settings that version 0.2.0 did not have are left out at their default, so
+    trainings begun with it keep their identity.
+
+    Args:
+        settings: The private settings.
+        recipe: The study's recipe of a teacher.
+        voter: The voter.
+        patients: Names of its patients, in slot order.
+        deal: Name of the deal.
+        start: Hash of the public weights to begin from; None for random ones.
+
+    Returns:
+        The hash.
     """
     facts = {"eta": 0.02, **settings.facts()}
     if not settings.per_layer:
@@ -158,5 +216,12 @@ def training_identity(
 
 
 def training_id(journal: TrainingJournal) -> str:
-    """What the site's ledger knows a journal's training by."""
+    """Return the id of a journal's training in the site's ledger.
+
+    Args:
+        journal: The journal.
+
+    Returns:
+        The id.
+    """
     return training_id_of(journal.key)

@@ -1,7 +1,7 @@
-"""The site's ledger as the witness of a private training: a row says how far it got, before the steps are drawn.
+"""Counts a private training's steps in the site's ledger before they are drawn.
 
-A folder of teachers that comes back from a backup knows less than was drawn. The ledger, whose own restores show by its
-standing, does not: so no step is drawn a second time for one charge. Refuses a second run of one training.
+A directory of teachers restored from a backup contains fewer steps than were drawn. The ledger detects its own restores
+by its standing, so with it no step is drawn twice for one charge. Refuses a second run of one training.
 """
 
 from __future__ import annotations
@@ -14,16 +14,31 @@ from pathlib import Path
 from client.ledger.site_ledger import SiteLedger
 
 MOST_ROWS = 128
-"""Rows of one training: a longer one is put on record several steps at a time."""
+"""Most rows for one training; a longer training records several steps in one row."""
 
 
 def steps_a_row(steps: int) -> int:
-    """How many steps of a training of so many go on record at once; a run that dies loses at most these."""
+    """Return how many steps of a training are recorded at once.
+
+    A run that dies loses at most these.
+
+    Args:
+        steps: Steps of the training.
+
+    Returns:
+        Steps in one row.
+    """
     return ceil(steps / MOST_ROWS)
 
 
 class LedgerWitness:
-    """See :class:`~client.records.journal.Witness`. ``steps`` are those of the plan."""
+    """Counts a training's steps in a ledger; implements :class:`~client.records.journal.Witness`.
+
+    Args:
+        ledger: The site's ledger.
+        training_id: Id of the training.
+        steps: Steps of the plan.
+    """
 
     def __init__(self, ledger: SiteLedger, training_id: str, *, steps: int) -> None:
         self._ledger, self._training_id, self._steps = ledger, training_id, steps
@@ -31,9 +46,11 @@ class LedgerWitness:
 
     @property
     def drawn(self) -> int:
+        """The number of steps that count as drawn."""
         return self._drawn
 
     def claim(self, steps: int) -> None:
+        """Record steps up to ``steps``, and those of the same row, as drawn."""
         upto = min(self._steps, steps + steps_a_row(self._steps) - 1)
         self._ledger.record_drawn(self._training_id, upto, after=self._drawn)
         self._drawn = upto
@@ -41,7 +58,16 @@ class LedgerWitness:
 
 @contextmanager
 def witness_of(site: Path, training_id: str, *, steps: int) -> Iterator[LedgerWitness]:
-    """The witness of a training that the ledger of this site's pool has on record."""
+    """Open the ledger of a site's pool as the witness of a training.
+
+    Args:
+        site: The site's directory.
+        training_id: Id of a training on record.
+        steps: Steps of the plan.
+
+    Yields:
+        The witness.
+    """
     from client.policy import load_site
     from client.site.books import open_books
 
