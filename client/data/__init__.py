@@ -1,1 +1,1 @@
-"""A hospital's own files: layouts, cases, and a verdict on each."""
+"""Reads a hospital's own files: their layout, their cases, and whether each case is usable."""

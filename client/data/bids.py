@@ -1,12 +1,15 @@
-"""The BIDS layout: ``sub-*/[ses-*/]anat`` with one image a contrast, label maps as ``*_dseg`` among the derivatives.
+"""Reads the BIDS layout: ``sub-*/[ses-*/]anat`` with images, and label maps ``*_dseg`` among the derivatives.
 
-A case is a session (or a subject without sessions), a patient is a subject. A contrast's name is the file's suffix
-(``T1w``, ``T2w``, ``FLAIR``), with ``ce-`` before it where a contrast agent was given. Labels are named by the table
-beside the label maps: ``*_dseg.tsv`` or ``dseg.tsv`` with the columns ``index`` and ``name``. One outside all subjects'
-folders is the dataset's; one in a subject's folder speaks for that subject alone. Of several images of one contrast, or
-several label maps, the site's choice says which is meant (:func:`chosen`); where that leaves several, the session is a
-:class:`Problem`, for an image if the study needs its contrast. No subject's files decide anything about another's: what
-contrasts there are, and what a subject's own table says, is told case by case.
+* A case is a session, or a subject without sessions. A patient is a subject.
+* A contrast is named by the file's suffix (``T1w``, ``T2w``, ``FLAIR``), with ``ce-`` before it if a contrast agent was
+  given.
+* Labels are named by a table ``*_dseg.tsv`` or ``dseg.tsv`` with columns ``index`` and ``name``. A table outside all
+  subjects' folders holds for the dataset; one in a subject's folder holds for that subject only.
+* If a session has several images of one contrast, or several label maps, the site's choice decides (:func:`chosen`). If
+  several remain, the session is a :class:`Problem`; for an image only if the study needs its contrast.
+
+No subject's files change how another subject is read. Refuses a directory without a case, and tables that contradict
+each other.
 """
 
 from __future__ import annotations
@@ -26,23 +29,42 @@ _NO_CONTRAST = {"dseg", "mask", "probseg", "defacemask"}
 
 
 Choice = Mapping[str, Mapping[str, str]]
-"""What is meant among several: contrast (or ``dseg``) → entity → value, as ``[bids.T1w] acq = "mprage"`` says it."""
+"""Which of several files to use: contrast (or ``dseg``) → entity → value, as in ``[bids.T1w] acq = "mprage"``."""
 
 
 @dataclass(frozen=True, slots=True)
 class BidsLayout:
-    """See the module."""
+    """The BIDS layout, with the site's choice among several files of one contrast."""
 
     choice: Choice = field(default_factory=dict)
     name: str = "bids"
     says: str = "sub-*/[ses-*/]anat/*.nii.gz, derivatives/…/*_dseg.nii.gz with a table dseg.tsv"
 
     def matches(self, directory: Path) -> bool:
+        """Tell whether the directory has subjects' ``anat`` folders.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            True if it looks like BIDS.
+        """
         return any(path.is_dir() for path in directory.glob("sub-*/anat")) or any(
             path.is_dir() for path in directory.glob("sub-*/ses-*/anat")
         )
 
     def read(self, directory: Path) -> Dataset:
+        """Read the dataset's index; no scan is opened.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InvalidInput: If there is no case, or the dataset's label tables contradict each other.
+        """
         sessions = _images(directory)
         drawn, tables = _label_maps(directory)
         if not sessions:
@@ -91,10 +113,17 @@ class BidsLayout:
 
 
 def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
-    """The files that ``wanted`` (entity → value) means.
+    """Select the files with the wanted entities.
 
-    A file with another value is never meant; one without the entity only where no other file has it. Numbers are
-    compared as numbers: ``run-01`` is run 1.
+    A file with another value is never selected; a file without the entity only if no file has it. Numbers are compared
+    as numbers: ``run-01`` is run 1.
+
+    Args:
+        files: Files of one contrast.
+        wanted: Value by entity.
+
+    Returns:
+        The selected files.
     """
     known = [(path, _entities(path)[0]) for path in files]
     fit = [(path, own) for path, own in known if all(_value(own.get(k, v)) == _value(v) for k, v in wanted.items())]
@@ -103,7 +132,16 @@ def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
 
 
 def several(what: str, contrast: str, files: Sequence[Path]) -> str:
-    """Why a session is left out, with the remedy: the entities in which its files differ."""
+    """Describe why a session is left out, with the entities by which its files differ.
+
+    Args:
+        what: What there are several of.
+        contrast: The contrast, or ``dseg``.
+        files: The files.
+
+    Returns:
+        Reason and remedy.
+    """
     found = [_entities(path)[0] for path in files]
     keys = sorted({key for one in found for key in one if any(other.get(key) != one[key] for other in found)})
     remedy = (
@@ -123,7 +161,7 @@ def _subject(case: str) -> str:
 
 
 def _entities(path: Path) -> tuple[dict[str, str], str]:
-    """``sub-01_ses-2_ce-gd_T1w.nii.gz`` → its entities and its suffix."""
+    """Split a file name such as ``sub-01_ses-2_ce-gd_T1w.nii.gz`` into its entities and its suffix."""
     ending = nifti_ending(path.name)
     stem = path.name.removesuffix(ending) if ending else path.stem
     *pairs, suffix = stem.split("_")
@@ -138,7 +176,7 @@ def _case_of(path: Path) -> str | None:
 
 
 def _images(directory: Path) -> dict[str, dict[str, list[Path]]]:
-    """Session → contrast → files."""
+    """Return the image files by session and contrast."""
     found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for pattern in ("sub-*/anat/sub-*", "sub-*/ses-*/anat/sub-*"):
         for path in sorted(directory.glob(pattern)):
@@ -151,7 +189,7 @@ def _images(directory: Path) -> dict[str, dict[str, list[Path]]]:
 
 
 def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Session → label maps below derivatives (or in anat), and every table beside them."""
+    """Return the label maps by session, below derivatives or in anat, and all label tables."""
     found: dict[str, list[Path]] = defaultdict(list)
     roots = [root for root in (directory / "derivatives", *directory.glob("sub-*")) if root.is_dir()]
     for root in roots:
@@ -165,7 +203,9 @@ def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
 
 
 def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:
-    """The dataset's own tables, and by session those in a subject's folder; a subject's holds for all its sessions."""
+    """Separate the dataset's own tables from those in subjects' folders, by session; a subject's table holds for all
+    sessions.
+    """
     shared: list[Path] = []
     own: dict[str, list[Path]] = defaultdict(list)
     for table in tables:
@@ -180,7 +220,7 @@ def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str,
 
 
 def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Values and names that the dataset's tables agree on; background is 0 whether a table says so or not."""
+    """Return the values and names on which the dataset's tables agree. 0 is background even if no table says so."""
     names: dict[int, str] = {}
     for table in tables:
         for value, name in read_label_table(table).items():
@@ -201,8 +241,10 @@ def _tables_of(case: str, tables: Mapping[str, list[Path]]) -> list[Path]:
 
 
 def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
-    """(value, name) by a subject's own tables, none if it has none; InvalidInput where they contradict the dataset's or
-    each other."""
+    """Return value and name from a subject's own tables; empty without any.
+
+    Raises InvalidInput if they contradict the dataset's table or each other.
+    """
     names: dict[int, str] = {}
     for table in tables:
         for value, name in read_label_table(table).items():
@@ -220,7 +262,17 @@ def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int
 
 
 def read_label_table(path: Path) -> dict[int, str]:
-    """``index`` and ``name`` of a BIDS label table (TSV)."""
+    """Read a BIDS label table (TSV).
+
+    Args:
+        path: The table, with columns ``index`` and ``name``.
+
+    Returns:
+        Name by value.
+
+    Raises:
+        InvalidInput: If an index is not a whole number or occurs twice, or a name is missing.
+    """
     names: dict[int, str] = {}
     for row in read_table(path):
         index, name = row.get("index", ""), row.get("name", "")

@@ -1,9 +1,10 @@
-"""Raw BraTS folders: one folder a case, one file a contrast, with ``seg`` for the label map where there is one.
+"""Reads raw BraTS folders: one folder for each case, with one file for each contrast and ``seg`` for the label map.
 
-``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz`` (2018 to 2021, enhancing tumour is 4) and
-``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz`` (from 2023, enhancing tumour is 3; the last number is the visit,
-so two visits are one patient). Labels have the Medical Segmentation Decathlon's names. A case without a contrast is
-left to the study to refuse, unless its site says that it has none.
+Two editions are known. 2018 to 2021: ``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz``, enhancing tumour is 4.
+From 2023: ``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz``, enhancing tumour is 3; the last number is the visit,
+so two visits are one patient. Labels have the Medical Segmentation Decathlon's names. A case without one of the
+contrasts is refused by the study, unless the site states that it does not have this contrast. Refuses a folder that
+mixes editions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from common.data.msd import nifti_ending
 from common.errors import InvalidInput
 
 LABELS = ("background", "non-enhancing tumor", "edema", "enhancing tumour")
-"""Of the values 0, 1, 2 and 4, or 3."""
+"""Names of the values 0, 1, 2 and 4; from 2023 on 0, 1, 2 and 3."""
 
 REGIONS = (
     "WT = non-enhancing tumor + edema + enhancing tumour",
@@ -38,15 +39,34 @@ _VISIT = re.compile(r"(BraTS-[A-Za-z]+-\d+)-\d+")
 
 
 class BratsLayout:
-    """See the module."""
+    """The layout of raw BraTS folders."""
 
     name = "brats"
     says = "CASE/CASE_flair.nii.gz, _t1, _t1ce, _t2 and _seg, or CASE/CASE-t2f.nii.gz, -t1n, -t1c, -t2w and -seg"
 
     def matches(self, directory: Path) -> bool:
+        """Tell whether a folder of the directory has two or more BraTS files.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            True if it looks like BraTS.
+        """
         return any(len(_files(folder)) > 1 for folder in _folders(directory))
 
     def read(self, directory: Path) -> Dataset:
+        """Read the dataset's index; no scan is opened.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InvalidInput: If there is no case, or the folder mixes two editions.
+        """
         cases: list[Case] = []
         problems: list[Problem] = []
         signs, patients = set(), {}
@@ -90,7 +110,7 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> dict[str, tuple[str, Path]]:
-    """Contrast (or ``seg``) → the sign before it, and the file; of files that begin with the folder's name."""
+    """Return a case's files by contrast (or ``seg``), each with the sign that separates its name (``_`` or ``-``)."""
     found: dict[str, tuple[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         ending = nifti_ending(path.name)

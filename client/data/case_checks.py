@@ -1,8 +1,8 @@
-"""Look at every case of a dataset as training would, and say of each whether it is good, odd or broken.
+"""Examines every case of a dataset as training would, and says whether it is good, odd or broken.
 
-Reads one case after the other, so memory is that of one. Beyond what training refuses, it compares the cases with each
-other: the same voxels twice, a structure many times larger or smaller than usual. A verdict carries the case's number
-in the dataset's order, so that a report can do without names.
+`site doctor` calls it. Cases are read one at a time. Beyond what training refuses, cases are compared with each other:
+identical voxels, and structures much larger or smaller than usual. Each verdict carries the case's number in the
+dataset's order, so that a report can omit names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ LEAST_CASES_TO_COMPARE = 8
 
 
 class CaseVerdict(StrEnum):
-    """GOOD: used as it is. ODD: used, and something was put right or looks unusual. BROKEN: left out."""
+    """The verdict on a case.
+
+    GOOD cases are used as they are. ODD cases are used, and something was corrected or looks unusual. BROKEN cases are
+    left out.
+    """
 
     GOOD = "good"
     ODD = "odd"
@@ -34,10 +38,15 @@ class CaseVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One case's verdict. ``number`` counts from 1 in the order of ids; ``case`` is for the site's own eyes.
+    """One case's verdict.
 
-    ``findings`` say why, without a name; ``remedy`` is what to do about a broken case. ``volumes_ml`` are the
-    structures' sizes on the study's grid, empty for a case that does not read.
+    Attributes:
+        number: Position in the order of ids, from 1.
+        case: The case's id; it must not leave the site.
+        verdict: Good, odd or broken.
+        findings: The reasons, without names.
+        remedy: What to do about a broken case.
+        volumes_ml: Size of each structure in ml on the study's grid; empty for a case that cannot be read.
     """
 
     number: int
@@ -49,9 +58,17 @@ class Examined:
 
 
 def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda done, total: None) -> Dataset:
-    """The dataset without the cases whose files cannot be used; why stands among its problems, by name.
+    """Leave out the cases whose files cannot be used. Every file is opened once; no study is needed.
 
-    Opens every file once, before there is a study's grid. InvalidInput where no case is left.
+    Args:
+        dataset: The dataset.
+        on_case: Called with the cases done and all cases.
+
+    Returns:
+        The dataset, with the cases left out among its problems.
+
+    Raises:
+        InvalidInput: If no case is left.
     """
     terms = DataConfig(dataset.labels, (1.0, 1.0, 1.0), (8, 8, 8), dataset.channels, dataset.regions)
     good, bad = [], []
@@ -71,7 +88,16 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
 def examine(
     dataset: Dataset, data: DataConfig, *, on_case: Callable[[int], None] = lambda done: None
 ) -> tuple[Examined, ...]:
-    """A verdict on every case of a dataset that was matched to the study, listed or not, in the order of ids."""
+    """Examine every case of a dataset that was matched to a study.
+
+    Args:
+        dataset: The dataset, in the study's terms.
+        data: The study's labels, channels and grid.
+        on_case: Called with the number of cases done.
+
+    Returns:
+        One verdict for each case, in the order of ids.
+    """
     known = {problem.case: problem for problem in dataset.problems}
     cases = {case.id: case for case in dataset.cases}
     seen: dict[str, int] = {}
@@ -119,7 +145,7 @@ def _examine(
 
 
 def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
-    """Structures of unusual size, told by the median over the cases that have them."""
+    """Mark structures of unusual size, relative to the median over the cases that have them."""
     sizes = np.array([r.volumes_ml for r in results if r.volumes_ml and r.verdict is not CaseVerdict.BROKEN])
     if len(sizes) < LEAST_CASES_TO_COMPARE:
         yield from results
@@ -138,6 +164,6 @@ def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A reason and its remedy, as the errors of this package join them."""
+    """Split an error's text into reason and remedy."""
     reason, _, remedy = text.partition("; to fix: ")
     return reason, remedy

@@ -1,8 +1,9 @@
-"""A folder with a table: ``cases.csv`` names every case's image, label and patient.
+"""Reads a folder with a table ``cases.csv`` that names every case's image, label and patient.
 
-Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM series) or one column ``image_NAME`` for
-each channel; ``label``, ``patient_id``, ``case_id`` where they are known. Paths are relative to the table. Labels are
-named by ``labels.tsv`` (``index``, ``name``) beside it; without it the numbers in the label maps must be the study's.
+Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM series), or one column ``image_NAME`` for
+each channel; ``label``, ``patient_id`` and ``case_id`` if they are known. Paths are relative to the table. Labels are
+named by ``labels.tsv`` (``index``, ``name``) beside it; without it the label maps must use the study's numbers. Refuses
+a table without image columns, and one that names the patient of some rows only.
 """
 
 from __future__ import annotations
@@ -21,13 +22,22 @@ _PREFIX = "image_"
 
 
 class TableLayout:
-    """See the module."""
+    """The layout of a folder with a table of cases."""
 
     name = "table"
     says = "cases.csv with columns image (or image_T1, image_T2, …), label, patient_id"
 
     def matches(self, directory: Path) -> bool:
-        """Beside a dataset.json a table with none of the columns is somebody's notes on the cases, and no layout."""
+        """Tell whether the directory has a table of cases.
+
+        Beside a ``dataset.json``, a table without any of the known columns is taken as notes and not as a layout.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            True if it has one.
+        """
         table = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)
         if table is None or not (directory / "dataset.json").is_file():
             return table is not None
@@ -35,6 +45,17 @@ class TableLayout:
         return not columns or any(name in ("label", "patient_id") or name.startswith("image") for name in columns)
 
     def read(self, directory: Path) -> Dataset:
+        """Read the table; no scan is opened.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InvalidInput: If there is no table, it is empty or has wrong columns, or only some rows name a patient.
+        """
         path = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)
         if path is None:
             raise InvalidInput("no cases.csv in the data directory", limit=self.says)
@@ -83,7 +104,7 @@ class TableLayout:
 
 
 def _name(row: dict[str, str], columns: list[str], number: int) -> str:
-    """The row's ``case_id``, else the name of its first image."""
+    """Return the row's ``case_id``, or else the name of its first image."""
     image = row[columns[0]]
     if row.get("case_id"):
         return row["case_id"]

@@ -1,9 +1,9 @@
-"""A site's dataset as its site.toml describes it, and the record of which cases its teachers were trained on.
+"""Opens a site's dataset as ``site.toml`` describes it, and records on which cases its teachers were trained.
 
-The record (``teachers/cases.json``, mode 0600) is for the site's own eyes: it names the cases left out and says why.
-What the server's operator may be told is :func:`counts_for_server`, numbers alone, and only where ``[share]
-case_counts`` is true: how many patients a hospital has, or how many of its files are bad, is a fact about its data that
-no noise covers.
+The record (``teachers/cases.json``, mode 0600) names the cases left out, with reasons; it must not leave the site. How
+many patients a hospital has, or how many of its files are bad, is a fact about its data that no noise covers. The
+server's operator may therefore be told numbers only (:func:`counts_for_server`), and only if ``[share] case_counts`` is
+true.
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ from common.stated_budget import StatedBudget
 
 @dataclass(frozen=True, slots=True)
 class CaseRecord(Document):
-    """What came of the cases listed for training. ``problems`` are those left out, with reasons; ``doubled`` the scans
-    that two patients have."""
+    """What became of the cases listed for training.
+
+    Attributes:
+        listed: Number of cases.
+        patients: Number of patients.
+        patient_identity: What counts as one patient.
+        problems: Cases left out, with reasons.
+        doubled: Scans that occur under two patients.
+    """
 
     SCHEMA: ClassVar = ("record of the cases", 1)
 
@@ -42,16 +49,36 @@ class CaseRecord(Document):
 
     @property
     def left_out(self) -> int:
+        """Number of cases left out."""
         return len(self.problems)
 
 
 def site_dataset(config: SiteConfig, data: DataConfig) -> Dataset:
-    """The site's dataset in the study's terms, as ``[dataset]``, ``[labels]`` and ``[channels]`` of site.toml say."""
+    """Open the site's dataset in the study's terms, by ``[dataset]``, ``[labels]`` and ``[channels]`` of ``site.toml``.
+
+    Args:
+        config: The site's policy.
+        data: The study's labels, channels and grid.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: If the dataset does not fit the study.
+    """
     return open_for_training(config.path(config.data), data, config.dataset)
 
 
 def check_index(config: SiteConfig, data: DataConfig) -> None:
-    """InvalidInput unless the index of the site's dataset names labelled cases in the study's terms; opens no scan."""
+    """Check that the index of the site's dataset fits the study and names a labelled case. No scan is opened.
+
+    Args:
+        config: The site's policy.
+        data: The study's labels, channels and grid.
+
+    Raises:
+        InvalidInput: If it does not.
+    """
     found = indexed(config.path(config.data), data, config.dataset)
     if not found.labelled:
         raise InvalidInput(
@@ -62,7 +89,16 @@ def check_index(config: SiteConfig, data: DataConfig) -> None:
 
 
 def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) -> CaseRecord:
-    """Write what came of a training's cases; ``problems`` are those that reading the scans brought up."""
+    """Write the record of a training's cases.
+
+    Args:
+        teachers: The site's directory of teachers.
+        dataset: The dataset.
+        problems: Problems found when the scans were read.
+
+    Returns:
+        The record.
+    """
     listed = set(dataset.listed)
     known = {problem.case: problem for problem in dataset.problems if problem.case in listed}
     left_out = {**known, **{problem.case: problem for problem in problems if problem.case in listed}}
@@ -79,12 +115,29 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
 
 
 def has_trained(site_dir: Path) -> bool:
-    """Whether there is a record of a training's cases."""
+    """Tell whether a record of a training's cases exists.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        True if it exists.
+    """
     return (site_dir / "teachers" / "cases.json").exists()
 
 
 def load_cases(site_dir: Path) -> CaseRecord:
-    """The record of the last training; InvalidInput where there is none."""
+    """Read the record of the last training's cases.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The record.
+
+    Raises:
+        InvalidInput: If there is none, or it cannot be read.
+    """
     try:
         text = (site_dir / "teachers" / "cases.json").read_bytes()
         return CaseRecord.from_json(parse_json(text, what="record of the cases"))
@@ -95,9 +148,16 @@ def load_cases(site_dir: Path) -> CaseRecord:
 
 
 def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:
-    """A sentence if the δ of a study or of the site's caps is not small against its own ``patients``; else None.
+    """Warn about a δ that is not small against the number of patients.
 
-    At unit hospital always None: how many hospitals take part is the consortium's to know, and to warn about.
+    With unit hospital there is no warning: the number of hospitals is the consortium's to know.
+
+    Args:
+        stated: The budget of a study, or of the site's caps.
+        patients: The site's number of patients.
+
+    Returns:
+        A sentence; None without a warning.
     """
     if stated.unit is not Unit.PATIENT or patients < 1:
         return None
@@ -105,9 +165,16 @@ def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:
 
 
 def counts_for_server(site_dir: Path) -> dict[str, object]:
-    """Numbers of cases for the server's operator: listed, left out, patients, and what a patient is.
+    """Return the numbers of cases that the server's operator may be told.
 
-    Raises Refused unless the site's policy shares them.
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        Cases listed, cases left out, patients, and what counts as a patient.
+
+    Raises:
+        Refused: ``not-shared`` unless the site's policy allows it.
     """
     config = load_site(site_dir)
     if not config.share.case_counts:

@@ -1,8 +1,8 @@
-"""Every layout a site's data may lie in, and how what is found there is matched to a study.
+"""Recognises the layout of a site's data, and matches what it finds to a study.
 
-:func:`open_dataset` says which layout a directory has and reads its index; :func:`match_study` puts its channels into
-the study's order and its labels into the study's numbers, by name. Neither opens a scan. Refuses a directory that looks
-like no layout, and names that are neither the study's nor mapped to it.
+Training, `site doctor` and `site init` call it. :func:`open_dataset` finds the layout and reads its index;
+:func:`match_study` puts channels into the study's order and labels into the study's numbers, by name. Neither opens a
+scan. Refuses a directory of unknown layout, and names that are neither the study's nor mapped to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.registry import registered
 
 
 class Layout(Protocol):
-    """A way in which datasets lie on disk. ``says`` describes it in a line."""
+    """A way in which datasets are stored on disk."""
 
     @property
     def name(self) -> str: ...
@@ -32,11 +32,28 @@ class Layout(Protocol):
     def says(self) -> str: ...
 
     def matches(self, directory: Path) -> bool:
-        """Whether the directory looks like this layout; opens no scan."""
+        """Tell whether a directory looks like this layout. No scan is opened.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            True if it does.
+        """
         ...
 
     def read(self, directory: Path) -> Dataset:
-        """The dataset's index; InvalidInput where there is none, a Problem for everything wrong with one case."""
+        """Read the dataset's index.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            The dataset; anything wrong with one case is a Problem of that case.
+
+        Raises:
+            InvalidInput: If there is no index.
+        """
         ...
 
 
@@ -47,7 +64,7 @@ LAYOUT_CLASSES: dict[str, str] = {
     "bids": "client.data.bids:BidsLayout",
     "brats": "client.data.brats:BratsLayout",
 }
-"""In the order in which they are tried: a table somebody wrote beside the data comes before what it stands beside."""
+"""The layouts in the order in which they are tried. A table of cases comes first, because a person wrote it."""
 
 LAYOUTS: dict[str, Layout] = {name: registered(target)() for name, target in LAYOUT_CLASSES.items()}
 
@@ -58,7 +75,7 @@ _SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c",
     "t2f": "flair",
     "t2flair": "flair",
 }
-"""Names of one contrast in MSD, BIDS, nnU-Net and BraTS."""
+"""Other names of the same contrasts in MSD, BIDS, nnU-Net and BraTS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,18 @@ class DatasetSettings:
     absent: tuple[str, ...] = ()
 
     def overridden(self, *, layout: str | None, label_map: Path | None) -> DatasetSettings:
-        """These settings with what ``--layout`` and the file of ``--label-map`` say in their place."""
+        """Return these settings with the command line's options in their place.
+
+        Args:
+            layout: ``--layout``; None to keep the setting.
+            label_map: File of ``--label-map``; None to keep the settings.
+
+        Returns:
+            The settings.
+
+        Raises:
+            InvalidInput: If the file cannot be read.
+        """
         settings = self
         if label_map is not None:
             names = load_names(label_map)
@@ -93,8 +121,18 @@ class DatasetSettings:
 
 
 def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings:
-    """Take ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` out of a TOML document; paths are relative to
-    ``root``."""
+    """Take the dataset's sections out of a TOML document.
+
+    Args:
+        document: The document; ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` are removed from it.
+        root: Folder to which paths are relative.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InvalidInput: For an unknown key, or a value of another form.
+    """
     tables = {name: _strings(document.pop(name, {}), name) for name in ("dataset", "labels", "channels")}
     choice = document.pop("bids", {})
     if not isinstance(choice, dict):
@@ -123,7 +161,18 @@ def _strings(table: object, name: str) -> dict[str, str]:
 
 
 def load_names(path: Path) -> DatasetSettings:
-    """The file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``, as in site.toml."""
+    """Read the file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``, as in
+    ``site.toml``.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InvalidInput: If the file cannot be read or has another key.
+    """
     remedy = "give TOML with tables [labels] and [channels]"
     text = read_text(path, what="label map", most_bytes=MAX_TOML_BYTES, remedy=remedy)
     document: dict[str, object] = parse_toml(text, what="label map", value=path.name, remedy=remedy)
@@ -134,17 +183,39 @@ def load_names(path: Path) -> DatasetSettings:
 
 
 def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
-    """A site's dataset in the study's terms, every scan once a patient.
+    """Open a site's dataset in the study's terms, with each scan in one patient only.
 
-    What is wrong with the index a person wrote is refused, before a scan is looked at; what is wrong with a scan, or
-    alike in two, stops nobody. See :func:`open_dataset`, :func:`match_study` and
-    :func:`common.data.patients.counted_once`.
+    An error in the index, which a person wrote, is refused before a scan is opened. A broken scan, or one that occurs
+    twice, stops nothing (:func:`common.data.patients.counted_once`).
+
+    Args:
+        directory: The dataset's folder.
+        data: The study's labels, channels and grid.
+        settings: How the data are read.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: As :func:`open_dataset` and :func:`match_study`.
     """
     return counted_once(indexed(directory, data, settings))
 
 
 def indexed(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
-    """A site's dataset in the study's terms, as far as its index says: no scan is opened."""
+    """Open a site's dataset in the study's terms from its index only. No scan is opened.
+
+    Args:
+        directory: The dataset's folder.
+        data: The study's labels, channels and grid.
+        settings: How the data are read.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: As :func:`open_dataset` and :func:`match_study`.
+    """
     dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
     return match_study(dataset, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
 
@@ -152,10 +223,20 @@ def indexed(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dat
 def open_dataset(
     directory: Path, *, layout: str = AUTO, patients: Path | None = None, choice: Choice | None = None
 ) -> Dataset:
-    """Read the index of a dataset in any of :data:`LAYOUTS`.
+    """Read the index of a dataset.
 
-    ``patients``: a table of cases and patients; ``patients.tsv`` or ``.csv`` in the directory is found by itself.
-    ``choice``: which of several files of one contrast is meant, for BIDS alone.
+    Args:
+        directory: The dataset's folder.
+        layout: One of :data:`LAYOUTS`, or ``auto``.
+        patients: Table of cases and patients; by default ``patients.tsv`` or ``.csv`` in the directory, if there is
+            one.
+        choice: In BIDS, which of several files of one contrast is meant.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: If the directory is missing, its layout is not recognised, or the layout refuses its content.
     """
     if layout != AUTO and layout not in LAYOUTS:
         raise InvalidInput("layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
@@ -195,13 +276,25 @@ def match_study(
     channels: Mapping[str, str] | None = None,
     absent: Sequence[str] = (),
 ) -> Dataset:
-    """The dataset in the study's terms: its labels, its channels, in its order. ``absent`` channels are not looked for.
+    """Put a dataset into the study's terms: its labels, and its channels in its order.
 
-    ``labels`` maps the site's label names or numbers to the study's names, ``channels`` its channel names. What has the
-    study's name already needs no entry; letter case, blanks and the usual other names of a contrast do not matter.
-    Raises InvalidInput for a label that is neither mapped nor the study's, and for a channel the study needs and nobody
-    has, as far as the dataset's own index says it. What a case says of itself, the contrasts of its folder or a table
-    of its own labels, can only make that case a Problem.
+    Names that the study has as well need no mapping; letter case, blanks and other usual names of a contrast do not
+    matter. What concerns a single case, such as a missing contrast or its own label table, becomes a Problem of that
+    case.
+
+    Args:
+        dataset: The dataset.
+        data: The study's labels, channels and grid.
+        labels: The study's name for each of the site's label names or numbers.
+        channels: The study's name for each of the site's channel names.
+        absent: Channels of the study that the site does not have.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: If the index names a label that is neither mapped nor the study's, or lacks a channel of the
+            study.
     """
     places = _places(absent, data)
     whole, data = data, replace(data, channels=tuple(c for i, c in enumerate(data.channels) if i not in places))
@@ -233,9 +326,19 @@ def match_study(
 def named_dataset(
     directory: Path, *, layout: str = AUTO, labels: Sequence[str] = (), channels: Sequence[str] = ()
 ) -> Dataset:
-    """A dataset in terms of its own: the labels and channels it names, or those given, in their order.
+    """Read a dataset in its own terms, before there is a study.
 
-    For what a dataset is made into before there is a study. InvalidInput where neither names them.
+    Args:
+        directory: The dataset's folder.
+        layout: One of :data:`LAYOUTS`, or ``auto``.
+        labels: Labels in order; by default those the dataset names.
+        channels: Channels in order; by default those the dataset names.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: If neither the arguments nor the dataset name them.
     """
     dataset = open_dataset(directory, layout=layout)
     for what, given, own in (("labels", labels, dataset.labels), ("channels", channels, dataset.channels)):
@@ -244,7 +347,7 @@ def named_dataset(
     terms = DataConfig(tuple(labels) or dataset.labels, (1, 1, 1), (8, 8, 8), tuple(channels) or dataset.channels)
     try:
         return match_study(dataset, terms)
-    except InvalidInput as error:  # its remedy is for a site, which has a site.toml and --label-map
+    except InvalidInput as error:  # the original remedy names site.toml and --label-map, which only a site has
         remedy = "give --labels and --channels as the data have them, in their order; --labels with background first"
         raise InvalidInput(error.what, value=error.value, limit=error.limit, remedy=remedy) from error
 
@@ -269,7 +372,10 @@ class _Unusable(Exception):
 def _in_order(
     case: Case, dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], order: tuple[int, ...] | None
 ) -> Case:
-    """The case with the study's channels in the study's order; ``order`` None: by the names its own files have."""
+    """Return the case with the study's channels in the study's order.
+
+    With ``order`` None, the names of the case's own files decide.
+    """
     names = dataset.channels
     if order is None:
         names = tuple(dict.fromkeys(name for name, _ in case.channel_files))
@@ -289,7 +395,7 @@ def _in_order(
 
 
 def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int]:
-    """The site's name or number of a label → the study's value, as the site's settings say."""
+    """Return the study's value for each label name or number that the site's settings map."""
     study = {_plain(name): value for value, name in enumerate(data.labels)}
     for target in mapping.values():
         if _plain(target) not in study:
@@ -300,7 +406,7 @@ def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int
 def _label_pairs(
     dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], given: Mapping[str, int]
 ) -> tuple[tuple[int, int], ...]:
-    """(the site's value, the study's); empty where they are the same numbers."""
+    """Return pairs of the site's value and the study's; empty if they are the same numbers."""
     values = dataset.label_values or tuple(range(len(dataset.labels)))
     table = dict(zip(values, dataset.labels, strict=True))
     if not table:
@@ -333,7 +439,9 @@ def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[
 
 
 def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """The study's value for each value of a table; InvalidInput for one that is neither mapped nor the study's."""
+    """Return the study's value for each value of a table; InvalidInput for a label that is neither mapped nor the
+    study's.
+    """
     study = {_plain(name): value for value, name in enumerate(data.labels)}
     pairs: list[tuple[int, int]] = []
     unmapped: list[str] = []
@@ -354,7 +462,7 @@ def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]
 
 
 def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[str, str]) -> tuple[int, ...]:
-    """Which of the dataset's channels is each of the study's."""
+    """Return, for each of the study's channels, the number of the dataset's channel."""
     study = {_contrast(name) for name in data.channels}
     for target in mapping.values():
         if _contrast(target) not in study:
@@ -363,9 +471,9 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
     if unknown:
         raise InvalidInput("channel map names a channel the dataset lacks", value=unknown[0], limit=", ".join(names))
     if len(names) == len(data.channels) == 1:
-        return (0,)  # there is but one way
+        return (0,)  # one channel on both sides: names do not matter
     if names == ("image",) and not mapping:
-        return tuple(range(len(data.channels)))  # one file that holds them all, unnamed: in the study's order
+        return tuple(range(len(data.channels)))  # one file with all channels, unnamed: the study's order is assumed
     means = [_contrast(mapping.get(name, name)) for name in names]
     doubled = sorted({name for name in means if means.count(name) > 1 and name in study})
     missing = [name for name in data.channels if _contrast(name) not in means]

@@ -1,8 +1,8 @@
-"""The nnU-Net v2 layout: ``imagesTr/CASE_0000.nii.gz`` with one file a channel, ``labelsTr/CASE.nii.gz``, an index.
+"""Reads the nnU-Net v2 layout: ``dataset.json``, ``imagesTr/CASE_0000.nii.gz`` for each channel,
+``labelsTr/CASE.nii.gz``.
 
-Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive ones. Refuses file endings other
-than NIfTI's. A case without its label or one of its channels is a
-:class:`Problem` and left out.
+Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive labels. A case without its label
+or one of its channels is a :class:`Problem` and left out. Refuses files that are not NIfTI.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from common.errors import InvalidInput
 
 
 class NnunetLayout:
-    """See the module."""
+    """The nnU-Net v2 layout."""
 
     name = "nnunet"
     says = "dataset.json with channel_names, imagesTr/CASE_0000.nii.gz, labelsTr/CASE.nii.gz"
 
     def matches(self, directory: Path) -> bool:
+        """Tell whether the directory has an nnU-Net ``dataset.json``.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            True if it looks like nnU-Net.
+        """
         return (
             (directory / "dataset.json").is_file()
             and "training" not in (index := read_index(directory))
@@ -31,6 +39,17 @@ class NnunetLayout:
         )
 
     def read(self, directory: Path) -> Dataset:
+        """Read the dataset's index; no scan is opened.
+
+        Args:
+            directory: The dataset's folder.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InvalidInput: If ``dataset.json`` is not nnU-Net's, or there is no case.
+        """
         index = read_index(directory)
         ending = index.get("file_ending", ".nii.gz")
         if ending not in NIFTI_SUFFIXES:
@@ -81,7 +100,7 @@ def _files(folder: Path, ending: str) -> list[Path]:
 
 
 def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:
-    """Case → channel number → file; files not named ``CASE_0000`` are no scans."""
+    """Return the files by case and channel number; files not named ``CASE_0000`` are ignored."""
     found: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in _files(folder, ending):
         match = re.fullmatch(r"(.+)_(\d{4})", path.name[: -len(ending)])
@@ -103,9 +122,9 @@ def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple
 
 
 def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
-    """``{"background": 0, "core": 1}`` → values, their names in the values' order, and regions where there are any.
+    """Return the label values, their names, and the regions in nnU-Net's table of labels.
 
-    A value that lies in several regions and in none by itself is named for the smallest: "core without enhancing".
+    A value that occurs only within regions is named after the smallest of them: "core without enhancing".
     """
     limit = 'an object that gives every name its number, or the numbers of a region: {"background": 0, "whole": [1, 2]}'
     if not isinstance(table, dict) or len(table) < 2:
@@ -129,7 +148,7 @@ def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str,
 
 
 def _values(entry: object) -> list[int]:
-    """The numbers of a label; empty for what is none."""
+    """Return the numbers of a table entry; empty for an entry that is not a list of distinct numbers."""
     listed: list[Any] = entry if isinstance(entry, list) else [entry]
     whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in listed)
     return sorted(listed) if whole and len(set(listed)) == len(listed) else []

@@ -1,1 +1,1 @@
-"""Teachers that a hospital already has: declared, confined, asked like any other."""
+"""Runs teachers that a hospital already has: declared, confined by the kernel, and asked like trained ones."""

@@ -1,7 +1,12 @@
-"""`consilium site teacher add` and `remove`: a hospital's model copied, tried on a made-up volume and put on record.
+"""Adds a hospital's own model as a teacher, or removes it: `consilium site teacher add` and `remove`.
 
-Refuses a study that has no place for it, a file that is no model or would have to be unpickled, and a model whose first
-answer does not pass the checks of every later one. Until it has passed, nothing of the site is changed.
+1. Copy the model to a temporary folder, and write its declaration.
+2. Ask it for one made-up volume, confined, with all checks that later answers get.
+3. Record it in the site's ledger.
+4. Put it in the voter's folder.
+
+Refuses a study in which such a teacher may not vote, a file that is no model or would have to be unpickled, and a model
+whose first answer fails a check. Nothing of the site changes before step 3.
 """
 
 from __future__ import annotations
@@ -46,8 +51,23 @@ _INCOMING = "incoming"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """What a person gives: a file or folder, or a command; and what it means. None and empty: as the model says, or the
-    study."""
+    """The options of `site teacher add`. None or empty: as the model states, or else as the study.
+
+    Attributes:
+        source: File or folder of the model; None for a command.
+        command: Template of a command; None for a model.
+        voter: The voter.
+        labels: ``--labels`` as typed.
+        channels: ``--channels`` as typed.
+        models: Files that a command is made of.
+        reads: Further paths that a command may read.
+        activation: How the model's output becomes probabilities.
+        intensity: How a TorchScript model's input is normalised.
+        spacing_mm: Voxel spacing in mm of a TorchScript model.
+        patch: Window in voxels of a TorchScript model.
+        timeout_s: Seconds for one volume.
+        memory_gib: Memory in GiB for one volume.
+    """
 
     source: Path | None = None
     command: str | None = None
@@ -66,8 +86,13 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was added: its declaration, its first answer, the share of each label on a made-up volume, and what that
-    took."""
+    """What was added.
+
+    Attributes:
+        declared: The declaration.
+        shares: Share of each label in the answer to a made-up volume.
+        used: What the answer took.
+    """
 
     declared: Declared
     shares: dict[str, float]
@@ -75,7 +100,19 @@ class Added:
 
 
 def add(site_dir: Path, brought: Brought) -> Added:
-    """Bring a teacher for one voter; a worker that runs goes on with what it loaded until it is started again."""
+    """Add a teacher for one voter. A running worker keeps the teachers it loaded until it is restarted.
+
+    Args:
+        site_dir: The site's directory.
+        brought: The options.
+
+    Returns:
+        What was added.
+
+    Raises:
+        InvalidInput: If the study, the model or its first answer is refused.
+        DaemonFailed: If the model's program fails or exceeds its limits.
+    """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
     check_unit(study)
@@ -87,7 +124,7 @@ def add(site_dir: Path, brought: Brought) -> Added:
             declared = _declare(brought, incoming, study.data)
             _write(incoming, declared)
             trial, used = ForeignTeacher.load(incoming, study.data).run(_made_up(study.data))
-            with open_books(config) as ledger:  # before it is there: what a worker finds must be on record
+            with open_books(config) as ledger:  # recorded before a worker can find it
                 ledger.record_foreign(brought.voter, declared.served, brought=str(declared.kind))
             _remove(folder)
             if (incoming / MODEL).exists():
@@ -99,7 +136,15 @@ def add(site_dir: Path, brought: Brought) -> Added:
 
 
 def remove(site_dir: Path, voter: int) -> None:
-    """Take a brought teacher away; what the site's ledger has of it stays. InvalidInput where there is none."""
+    """Remove an added teacher; its row in the site's ledger stays.
+
+    Args:
+        site_dir: The site's directory.
+        voter: The voter.
+
+    Raises:
+        InvalidInput: If no teacher was added for this voter.
+    """
     teachers = site_dir / "teachers"
     if not has_foreign(teachers, voter):
         raise InvalidInput(
@@ -124,7 +169,7 @@ def _write(folder: Path, declared: Declared) -> None:
 
 @contextmanager
 def _incoming(folder: Path) -> Iterator[Path]:
-    """A place beside the teacher for one that has not passed; gone at the end, and so is what a crash left of one."""
+    """Provide a temporary folder beside the teacher; it is deleted at the end, with anything an earlier crash left."""
     made, incoming = not folder.exists(), folder / _INCOMING
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True, mode=0o700)
@@ -172,7 +217,7 @@ def _existing(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[LabelOf, ...]:
-    """What a bundle's metadata calls its output's channels, where these are the study's names."""
+    """Return the names of the output's channels from a bundle's metadata, if they are the study's names."""
     found = _channel_names(model / "configs" / "metadata.json") if kind is ForeignKind.BUNDLE else {}
     known = {name.casefold(): name for name in data.labels}
     if not found or not all(name.casefold() in known for name in found.values()):
@@ -186,7 +231,7 @@ def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[Label
 
 
 def _channel_names(metadata: Path) -> dict[str, str]:
-    """A bundle's names by output, as MONAI's metadata says them; empty where it says them in no form that is known."""
+    """Return the output's channel names in MONAI's metadata by number; empty if they are missing or in another form."""
     try:
         found: object = json.loads(metadata.read_text(encoding="utf-8"))
         for key in ("network_data_format", "outputs", "pred", "channel_def"):
@@ -201,7 +246,7 @@ def _channel_names(metadata: Path) -> dict[str, str]:
 
 
 def _copied(source: Path, target: Path) -> ForeignKind:
-    """Copy a model into the site; what it is, from what it holds. Nothing of it is run or unpickled."""
+    """Copy a model into the site and return its kind, recognised by its content. Nothing of it is run or unpickled."""
     if source.suffix == ".onnx":
         raise InvalidInput(
             "ONNX file",
@@ -241,7 +286,7 @@ def _copied(source: Path, target: Path) -> ForeignKind:
 
 
 def _check_links(source: Path) -> None:
-    """InvalidInput for a link that leads out of a bundle's folder: what it leads to would be copied into the site."""
+    """Refuse a link that leads out of a bundle's folder, because its target would be copied into the site."""
     inside = source.resolve()
     for path in source.rglob("*"):
         if path.is_symlink() and inside not in path.resolve().parents:
@@ -254,7 +299,7 @@ def _check_links(source: Path) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
-    """A bundle's files, none outside of ``target``, no links, and not more than :data:`MAX_BUNDLE_BYTES`."""
+    """Unpack a bundle's zip file: no file outside ``target``, no links, at most :data:`MAX_BUNDLE_BYTES`."""
     entries = [entry for entry in archive.infolist() if entry.filename.startswith(root) and not entry.is_dir()]
     total = sum(entry.file_size for entry in entries)
     free = shutil.disk_usage(target.parent).free
@@ -273,7 +318,7 @@ def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
 
 
 def _made_up(data: DataConfig) -> bytes:
-    """A volume of noise as the study's volumes are, of no patient: what a teacher is tried on."""
+    """Return a volume of random noise with the study's shape, on which a teacher is tried."""
     shape = (*data.grid, len(data.channels)) if len(data.channels) > 1 else data.grid
     noise = np.random.default_rng(0).normal(100, 10, shape).astype(np.float32)
     image = nib.Nifti1Image(noise, np.diag([*data.spacing_mm, 1.0]))

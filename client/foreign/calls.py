@@ -1,10 +1,15 @@
-"""Lists the system calls that an added teacher's program may make; everything else is refused.
+"""Lists the system calls that an added teacher's program may make, and builds the kernel filter that refuses all
+others.
 
-``calls.toml`` has three lists, each call by its number on x86-64 and ARM64. *Allowed* calls concern the program's own
-memory, files and threads. *Checked* calls are allowed for some arguments, below. *Pretended* calls answer that they
-were done and are not. Whatever else the kernel has, now or later, is refused: what reaches another process of the same
-user (signals, tracing, limits, priorities, shared memory, queues), namespaces, mounts, sockets with an address.
-Source: seccomp(2), bpf(4); the list began as the one container engines use.
+``client.foreign.confined`` calls it. ``calls.toml`` has three lists, with each call's number on x86-64 and ARM64:
+
+* *Allowed* calls concern the program's own memory, files and threads.
+* *Checked* calls are allowed for some arguments (:func:`_block`).
+* *Pretended* calls return success and do nothing.
+
+Every other call is refused, including those of newer kernels: calls that reach another process of the same user
+(signals, tracing, limits, priorities, shared memory, queues), namespaces, mounts, and sockets with an address.
+Source: seccomp(2), bpf(4); the list began as the one that container engines use.
 """
 
 from __future__ import annotations
@@ -17,12 +22,12 @@ from functools import cache
 from pathlib import Path
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""The machines whose calls are known, with the number that the kernel gives each."""
+"""The supported machines, with the kernel's number for each."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _DONE, _NOT_PERMITTED, _NO_SUCH_CALL = _FAIL, _FAIL | 1, _FAIL | 38
-_OTHER_NUMBERS = 0x40000000  # x32: x86-64's calls once more
+_OTHER_NUMBERS = 0x40000000  # from here on, x32's second numbering of x86-64's calls
 
 _NAMESPACES = 0x7E020000  # every CLONE_NEW flag that clone takes
 _ADOPTED, _TRACED = 0x8000, 0x2000  # CLONE_PARENT, CLONE_PTRACE
@@ -38,7 +43,7 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One machine's calls by name."""
+    """One machine's call numbers by name."""
 
     machine: int
     allowed: dict[str, int]
@@ -48,7 +53,7 @@ class Calls:
 
 @cache
 def known_calls(machine: str) -> Calls:
-    """The lists of ``calls.toml`` for a machine of :data:`MACHINES`."""
+    """Read the lists of ``calls.toml`` for one of :data:`MACHINES`."""
     column = list(MACHINES).index(machine)
     lists = tomllib.loads(Path(__file__).with_name("calls.toml").read_text(encoding="utf-8"))
     own = {
@@ -85,7 +90,7 @@ def call_filter(machine: str, *, scoped_signals: bool, group: int) -> bytes:
 
 
 def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as runs (first, one after the last)."""
+    """Group numbers into runs of (first, one after the last)."""
     runs: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number:
@@ -104,32 +109,33 @@ def _argument(number: int, *, high: bool = False) -> Line:
 
 
 def _one_of(values: Iterable[int]) -> list[Line]:
-    """Allowed where the loaded word is one of ``values``."""
+    """Allow the call if the loaded word is one of ``values``."""
     found = [line for value in values for line in ((_EQUAL, 0, 1, value & 0xFFFFFFFF), _give(_ALLOW))]
     return [*found, _give(_NOT_PERMITTED)]
 
 
 def _none_of(values: Iterable[int]) -> list[Line]:
+    """Refuse the call if the loaded word is one of ``values``."""
     found = [line for value in values for line in ((_EQUAL, 0, 1, value), _give(_NOT_PERMITTED))]
     return [*found, _give(_ALLOW)]
 
 
 def _is(line: Line, value: int) -> list[Line]:
-    """Refused unless the word that ``line`` loads is ``value``; goes on where it is."""
+    """Refuse the call unless the word that ``line`` loads is ``value``; otherwise continue."""
     return [line, (_EQUAL, 1, 0, value), _give(_NOT_PERMITTED)]
 
 
 def _block(name: str, *, scoped_signals: bool, group: int) -> list[Line]:
-    """What decides about one call by its arguments, in which 0 names the caller itself."""
+    """Return the instructions that decide a call by its arguments. An argument of 0 means the caller itself."""
     match name:
-        case "clone":  # threads and children, none in a namespace of its own, none of another parent
+        case "clone":  # threads and children are allowed, but no new namespace and no other parent
             return [
                 _argument(0),
                 (_ANY_BIT, 0, 1, _NAMESPACES | _ADOPTED | _TRACED),
                 _give(_NOT_PERMITTED),
                 _give(_ALLOW),
             ]
-        case "clone3":  # its flags lie in memory, where no filter reads them: the C library falls back to clone
+        case "clone3":  # its flags are in memory, which a filter cannot read; the C library falls back to clone
             return [_give(_NO_SUCH_CALL)]
         case "prlimit64" | "sched_setaffinity":
             return [*_is(_argument(0), 0), _give(_ALLOW)]
@@ -147,9 +153,9 @@ def _block(name: str, *, scoped_signals: bool, group: int) -> list[Line]:
             return [_argument(1), *_none_of(_IOCTL_REFUSED)]
         case "prctl":
             return [_argument(0), *_one_of(_PRCTL)]
-        case "socketpair":  # Unix, stream or sequence: neither can be pointed at an address
+        case "socketpair":  # Unix stream or seqpacket only: these cannot send to an address
             return [*_is(_argument(0), 1), _argument(1), (_AND, 0, 0, 0xF), *_one_of((1, 5))]
-        case "sendto":  # along a pair, to no address
+        case "sendto":  # only on a connected pair, without an address
             return [*_is(_argument(4), 0), *_is(_argument(4, high=True), 0), _give(_ALLOW)]
         case _:
             raise ValueError(f"checked call without a check: {name}")

@@ -1,10 +1,10 @@
-"""A program the hospital brought, run where it can read what was declared, write its own folder, and reach no network.
+"""Runs a program of the hospital so that it reads only declared files, writes only its own folder, and has no network.
 
-Three locks of the Linux kernel, none of which needs a privilege or can be taken off again: Landlock (files by path),
-seccomp (the calls of :mod:`client.foreign.calls` and no others) and resource limits. No call reaches another process of
-the same user. Processes, memory and files are counted together (:mod:`client.foreign.watch`); past a limit, or when the
-time is up, the whole process group is ended, which nothing in it can leave. Refuses to run anything on a kernel that
-has not both. Source: landlock(7), seccomp(2).
+Three mechanisms of the Linux kernel confine it, none of which needs a privilege or can be undone: Landlock (files by
+path), seccomp (only the calls in :mod:`client.foreign.calls`), and resource limits. No call reaches another process of
+the same user. The parent counts processes, memory and files of all its processes together
+(:mod:`client.foreign.watch`). Beyond a limit, or when time is up, the whole process group is killed; no process can
+leave the group. Refuses to run on a kernel without Landlock or seccomp. Source: landlock(7), seccomp(2).
 """
 
 from __future__ import annotations
@@ -34,24 +34,31 @@ SYSTEM = (
     *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/sys", "/proc/self", "/proc/sys"),
     *(f"/proc/{name}" for name in ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")),
 )
-"""What every program may read. Homes, /opt, /srv, /tmp, the site's own directories and other processes are not."""
+"""Paths every program may read. Homes, /opt, /srv, /tmp, the site's directories and other processes are left out."""
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPUS = "nvidia*"
 MAX_FILE_BYTES = 1 << 31
 MAX_PROCESSES = 64
 MORE_TASKS = 1024
-"""Threads that a program may have beside those its user has when it begins; root is held by MAX_PROCESSES alone."""
+"""Threads a program may add to those its user has at the start. For root only MAX_PROCESSES applies."""
 SCRATCH_BYTES = 256 << 20
-"""What a program may write at least: caches of its libraries, and answers of small volumes."""
+"""Bytes a program may always write, for its libraries' caches and the answers to small volumes."""
 LOOK_EVERY_S = 0.1
 _LAST_WORDS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a program and all it starts may do together: paths to read, paths to write, seconds, GiB of memory, bytes
-    of files."""
+    """What a program and all its children may use together.
+
+    Attributes:
+        reads: Paths they may read.
+        writes: Paths they may write; the first is their home.
+        timeout_s: Seconds.
+        memory_gib: Memory in GiB.
+        disk_bytes: Bytes of files.
+    """
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -61,19 +68,25 @@ class Confinement:
 
     @property
     def most(self) -> Usage:
-        """The limits on what is counted."""
+        """The limits on processes, memory, bytes and number of files."""
         return Usage(MAX_PROCESSES, self.memory_gib << 30, self.disk_bytes, MAX_ENTRIES)
 
 
 def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Path) -> Usage:
-    """Run ``argv`` to its end under ``within``, its words going to ``log``, which it cannot reach itself.
+    """Run a program to its end under a confinement.
+
+    Args:
+        argv: The command.
+        within: The confinement.
+        cwd: Working directory.
+        log: File for its output, which the program itself cannot reach.
 
     Returns:
-        The most it was seen to use at once, looked at every :data:`LOOK_EVERY_S` seconds and at its end.
+        The most it used at once, measured every :data:`LOOK_EVERY_S` seconds and at its end.
 
     Raises:
-        DaemonFailed: If it ends otherwise than with 0, not in time, or used more than ``within`` allows. The message
-            has the last of its words and is for the site's own eyes.
+        DaemonFailed: If it ends with another status than 0, exceeds its time, or uses more than allowed. The message
+            contains the end of its output and must not leave the site.
         InvalidInput: On a kernel that cannot confine a program.
     """
     if not can_confine():
@@ -114,7 +127,7 @@ _REMEDY = "--memory for memory; else have it use fewer processes, write less and
 
 
 def _watched(process: subprocess.Popen[bytes], within: Confinement, log: Path) -> tuple[int | None, Usage, str]:
-    """Its exit status (None: not in time), the most it used, and what was too much."""
+    """Return the exit status (None if time was up), the most it used, and which limit was exceeded."""
     written, most = [*map(Path, within.writes)], within.most
     deadline, peak = time.monotonic() + within.timeout_s, Usage()
     while True:
@@ -131,12 +144,12 @@ def _watched(process: subprocess.Popen[bytes], within: Confinement, log: Path) -
 
 
 def can_confine() -> bool:
-    """Whether this kernel has what a confinement is made of."""
+    """Tell whether this kernel has Landlock and the machine is supported."""
     return sys.platform == "linux" and platform.machine() in MACHINES and _landlock_version() >= 1
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill whatever is left of the program; its group is a session's first and nobody else's."""
+    """Kill every process of the program that is left; the group consists of this program only."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -150,7 +163,18 @@ def _last_words(log: Path) -> str:
 
 
 def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
-    """A file that a confined program wrote: no link, no device, no pipe, and not larger than ``most`` bytes."""
+    """Read a file that a confined program wrote.
+
+    Args:
+        path: The file.
+        most: Largest size in bytes.
+
+    Returns:
+        Its content.
+
+    Raises:
+        InvalidInput: If it is a link, a device or a pipe, or too large.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -162,7 +186,7 @@ def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
         return file.read(most + 1)
 
 
-# --- in the program's own process, before it begins
+# --- below: runs in the program's own process, before the program starts
 
 _READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 0, 1 << 1
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
@@ -182,7 +206,7 @@ def _landlock_version() -> int:
 
 
 def _restrict_files(within: Confinement) -> None:
-    """Everything that Landlock can forbid, but reading ``reads`` and whatever is below ``writes``."""
+    """Let Landlock forbid everything except reading ``reads`` and writing below ``writes``."""
     libc, version = _libc(), _landlock_version()
     most = _MOST_BY_VERSION.get(version, (1 << 16) - 1)
     words = [most, *([3] if version >= 4 else []), *([3] if version >= 6 else [])]  # TCP; abstract sockets and signals
@@ -211,7 +235,7 @@ def _restrict_files(within: Confinement) -> None:
 
 
 def _restrict_calls(program: bytes) -> None:
-    """Let the kernel hold every call against ``program`` (:func:`client.foreign.calls.call_filter`)."""
+    """Install a seccomp filter (:func:`client.foreign.calls.call_filter`)."""
     code = ctypes.create_string_buffer(program, len(program))
     filters = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     if _libc().prctl(22, 2, filters, 0, 0) != 0:
@@ -219,7 +243,7 @@ def _restrict_calls(program: bytes) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of a site that runs as root, too, the program has no privilege; no_new_privs keeps it from getting one again."""
+    """Drop all capabilities, also if the site runs as root; no_new_privs keeps the program from regaining them."""
     if _libc().capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6)) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
@@ -230,7 +254,7 @@ def _limit(within: Confinement) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: cpu,
         resource.RLIMIT_DATA: memory,
-        resource.RLIMIT_FSIZE: min(MAX_FILE_BYTES, within.disk_bytes + (1 << 20)),  # more than the quota: to be seen
+        resource.RLIMIT_FSIZE: min(MAX_FILE_BYTES, within.disk_bytes + (1 << 20)),  # above the quota, so it shows
         resource.RLIMIT_NOFILE: 1024,
         resource.RLIMIT_NPROC: tasks_of_user() + MORE_TASKS,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -245,7 +269,7 @@ def _limit(within: Confinement) -> None:
 
 
 def main() -> None:
-    """``python -m client.foreign.confined ORDER``: lock this process in and become the program."""
+    """Confine this process and become the program: ``python -m client.foreign.confined ORDER``."""
     order = json.loads(sys.argv[1])
     within, argv = Confinement(**order["within"]), order["argv"]
     libc = _libc()

@@ -1,8 +1,9 @@
-"""A MONAI bundle or a TorchScript file on one volume, as a program of its own: NIfTI in, NIfTI out.
+"""Runs a MONAI bundle or a TorchScript file on one volume as a program of its own: NIfTI in, NIfTI out.
 
-It runs code that came with the model (a bundle's expressions, a TorchScript's graph), so it is started confined and
-nowhere else. Of a bundle it takes ``network_def``, ``preprocessing`` and ``inferer``; its handlers, which may unpickle
-files, are left out, and weights are read as tensors alone. Refuses a model whose output is of another shape.
+:mod:`client.foreign.teacher` starts it, confined, because it runs code that came with the model (a bundle's
+expressions, a TorchScript's graph). Of a bundle it uses ``network_def``, ``preprocessing`` and ``inferer``. Handlers,
+which could unpickle files, are ignored, and weights are read as tensors only. Refuses a model whose output has another
+shape than declared.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from client.records.declared import Activation, Declared, ForeignKind, Intensity
 from common.errors import ConsiliumError, InvalidInput
 
 LARGEST_STEP = 32
-"""Whole volumes are padded to a multiple of this: networks halve a volume up to five times."""
+"""Whole volumes are padded to a multiple of this size, because networks halve a volume up to five times."""
 
 INTENSITY: Mapping[Intensity, Callable[[], list[Any]]] = {
     Intensity.Z_SCORE: lambda: [NormalizeIntensity(channel_wise=True)],
@@ -43,7 +44,7 @@ INTENSITY: Mapping[Intensity, Callable[[], list[Any]]] = {
 
 
 def find_config(bundle: Path) -> Path:
-    """A bundle's inference workflow."""
+    """Find a bundle's inference workflow."""
     for name in ("inference", "evaluate"):
         for ending in ("json", "yaml", "yml"):
             if (path := bundle / "configs" / f"{name}.{ending}").is_file():
@@ -52,7 +53,7 @@ def find_config(bundle: Path) -> Path:
 
 
 def find_weights(bundle: Path) -> Path:
-    """A bundle's model: TorchScript, or weights for its network."""
+    """Find a bundle's model: TorchScript, or weights for its network."""
     for name in ("model.ts", "model.pt"):
         if (path := bundle / "models" / name).is_file():
             return path
@@ -60,13 +61,25 @@ def find_weights(bundle: Path) -> Path:
 
 
 def answer(declared: Declared, model: Path, image: Path) -> MetaTensor:
-    """Class probabilities [k, x, y, z] of the volume in ``image``, on whatever voxels the model works on."""
+    """Predict one volume, on the voxels the model works on.
+
+    Args:
+        declared: The teacher's declaration.
+        model: The model.
+        image: The volume as NIfTI.
+
+    Returns:
+        Class probabilities [k, x, y, z] with their affine. # sensitive
+
+    Raises:
+        InvalidInput: If the bundle lacks a part, or the output has another shape than declared.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     make = _bundle if declared.kind is ForeignKind.BUNDLE else _torchscript
     network, prepared, inferer = make(declared, model, image, device)
     with torch.inference_mode():
         raw = inferer(prepared[None].as_tensor().to(device, torch.float32), network.to(device).eval())
-    if isinstance(raw, list | tuple):  # deep supervision: the first is the full resolution's
+    if isinstance(raw, list | tuple):  # deep supervision: the first output has full resolution
         raw = raw[0]
     expected = (1, declared.outputs, *prepared.shape[1:])
     if not isinstance(raw, torch.Tensor) or tuple(raw.shape) != expected:
@@ -80,7 +93,7 @@ def _activated(raw: torch.Tensor, activation: Activation) -> torch.Tensor:
         return torch.softmax(raw, dim=0)
     if activation is Activation.NONE:
         return raw
-    apart = torch.sigmoid(raw)  # one structure a channel, the first the background: structures share what they claim
+    apart = torch.sigmoid(raw)  # channel 0 is background; overlapping structures are scaled to sum to at most 1
     structures = apart[1:] / apart[1:].sum(dim=0, keepdim=True).clamp(min=1)
     return torch.cat([1 - structures.sum(dim=0, keepdim=True), structures])
 
@@ -129,7 +142,7 @@ def _bundle(declared: Declared, model: Path, image: Path, device: torch.device) 
 
 
 def _state(path: Path) -> Mapping[str, torch.Tensor]:
-    """Weights, as tensors alone: plainly, or under the name that MONAI's and other trainers give them."""
+    """Read weights as tensors only, either plain or under the key that MONAI and other trainers use."""
     state = torch.load(path, weights_only=True, map_location="cpu")
     for name in ("model", "state_dict"):
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
@@ -138,13 +151,13 @@ def _state(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def main() -> None:
-    """``python -m client.foreign.model DECLARED MODEL IN OUT``: one volume."""
+    """Predict one volume: ``python -m client.foreign.model DECLARED MODEL IN OUT``."""
     declared, model, image, out = sys.argv[1:]
     try:
         probabilities = answer(Declared.read(Path(declared)), Path(model), Path(image))
     except ConsiliumError as error:
         sys.exit(str(error))
-    except Exception as error:  # noqa: BLE001  # whatever a stranger's model raises, in one line
+    except Exception as error:  # noqa: BLE001  # report any error of the model in one line
         sys.exit(f"{type(error).__name__}: {error}")
     array = np.moveaxis(probabilities.numpy(), 0, -1)
     nib.save(nib.Nifti1Image(array, np.asarray(probabilities.affine, dtype=np.float64)), out)

@@ -1,8 +1,8 @@
-"""A teacher that a hospital already has, asked like any other: hashed, on record, confined, its output checked.
+"""Asks a teacher that the hospital already has, and checks its files before and its output after every volume.
 
-A volume goes to it as NIfTI on the volume's own voxels and comes back as NIfTI on whatever voxels the model works on: a
-label map in its own numbers, or class probabilities. Refuses an output of another shape, class count, range or place,
-and files that are not those on the site's record.
+The worker calls it. The volume is written as NIfTI on its own voxels; the program returns NIfTI on any voxels, as a
+label map in its own numbers or as class probabilities. Refuses an output of another shape, number of classes, range or
+place, and files that differ from those declared.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from common.data.volume import Volume, volume_from_bytes
 from common.errors import InvalidInput
 
 LEAST_COVERED = 0.1
-"""Share of the scan that an output must lie on: less is an output at another place."""
+"""Least share of the scan that an output must cover; below it, the output is taken to lie elsewhere."""
 PROBABILITY_SLACK = 1e-2
 KEPT_BYTES = 1 << 29
-"""Of answers kept in memory: a joint query asks about the same volumes every round."""
+"""Bytes of answers kept in memory, because a joint query asks about the same volumes in every round."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,14 @@ CASE = "case"
 
 @dataclass(frozen=True, slots=True)
 class ForeignTeacher:
-    """One such teacher of a study's voter; ``folder`` is the voter's directory."""
+    """A voter's teacher that the hospital added.
+
+    Attributes:
+        declared: Its declaration.
+        folder: The voter's folder.
+        data: The study's labels, channels and grid.
+        kept: Recent answers by the volume's hash. # sensitive
+    """
 
     declared: Declared
     folder: Path
@@ -60,7 +67,18 @@ class ForeignTeacher:
 
     @classmethod
     def load(cls, folder: Path, data: DataConfig) -> ForeignTeacher:
-        """InvalidInput unless every file is as declared, and labels and channels are the study's."""
+        """Load a declaration and check the teacher's files.
+
+        Args:
+            folder: The voter's folder.
+            data: The study's labels, channels and grid.
+
+        Returns:
+            The teacher.
+
+        Raises:
+            InvalidInput: If a file is not as declared, or labels or channels are not the study's.
+        """
         declared = Declared.read(folder / DECLARED)
         declared.label_numbers(data)
         made = cls(declared, folder, data)
@@ -68,7 +86,7 @@ class ForeignTeacher:
         return made
 
     def check_files(self) -> None:
-        """InvalidInput where a file is not the one that was declared."""
+        """Refuse a file that is not the one declared."""
         found = hashes(self.folder, [Path(name) for name in self.declared.files])
         changed = sorted(name for name, hash_ in self.declared.files.items() if found.get(name) != hash_)
         if changed:
@@ -79,7 +97,18 @@ class ForeignTeacher:
             )
 
     def ask(self, volume: bytes) -> Float[np.ndarray, "k x y z"]:
-        """Class probabilities (float32) of a public volume on the study's grid. # sensitive"""
+        """Predict a public volume on the study's grid, or return the answer kept from before. # sensitive
+
+        Args:
+            volume: The volume as NIfTI.
+
+        Returns:
+            Class probabilities, float32 [k, x, y, z], read-only.
+
+        Raises:
+            InvalidInput: If the files or the output are refused.
+            DaemonFailed: If the program fails or exceeds its limits.
+        """
         name = sha256_bytes(volume)
         if name in self.kept:
             return self.kept[name]
@@ -92,7 +121,18 @@ class ForeignTeacher:
         return answer
 
     def run(self, content: bytes) -> tuple[Float[np.ndarray, "k x y z"], Usage]:
-        """:meth:`ask` without what was kept, and the most that the program used at once. # sensitive"""
+        """Predict a public volume on the study's grid, and measure what the program used. # sensitive
+
+        Args:
+            content: The volume as NIfTI.
+
+        Returns:
+            Class probabilities, float32 [k, x, y, z], and the most used at once.
+
+        Raises:
+            InvalidInput: If the files or the output are refused.
+            DaemonFailed: If the program fails or exceeds its limits.
+        """
         self.check_files()
         volume = volume_from_bytes(content, self.data)
         with _scratch() as scratch:
@@ -113,7 +153,9 @@ class ForeignTeacher:
         return on_grid(found, volume, self.declared.label_numbers(self.data), classes=len(self.data.labels)), used
 
     def _write_input(self, scan: Scan, given: Path) -> None:
-        """One file with all channels, and for ``{input_dir}`` one a channel, as nnU-Net names them."""
+        """Write one file with all channels and, if ``{input_dir}`` is used, one file for each channel named as in
+        nnU-Net.
+        """
         order = [self.data.channels.index(name) for name in self.declared.channels]
         array = np.asarray(scan.array[order], dtype=np.float32)
         whole = array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)
@@ -133,16 +175,31 @@ class ForeignTeacher:
 
 
 def filled(word: str, places: Mapping[str, str]) -> str:
-    """Return a word of a command's template with its paths filled in. Other braces are left unchanged."""
+    """Fill the paths into a word of a command's template. Other braces are left unchanged.
+
+    Args:
+        word: The word.
+        places: Path by placeholder name.
+
+    Returns:
+        The word with paths.
+    """
     for name, path in places.items():
         word = word.replace("{" + name + "}", path)
     return word
 
 
 def read_command(text: str) -> tuple[str, ...]:
-    """``--command``: words as a shell splits them, without a shell; the program by its absolute path.
+    """Parse the option ``--command`` as a shell would split it, without running a shell.
 
-    InvalidInput for a program that is not there, or a template that names no input or no output.
+    Args:
+        text: The command's template.
+
+    Returns:
+        The words; the first is the program's absolute path.
+
+    Raises:
+        InvalidInput: If the program does not exist, or the template lacks an input or output placeholder.
     """
     try:
         words = shlex.split(text)
@@ -161,7 +218,15 @@ def read_command(text: str) -> tuple[str, ...]:
 
 
 def hashes(folder: Path, paths: list[Path]) -> dict[str, str]:
-    """SHA-256 by name of every file these name, folders with all that is below; those absent are left out."""
+    """Hash every file that the paths name, with everything below a folder. Missing files are left out.
+
+    Args:
+        folder: Folder to which relative paths refer.
+        paths: Files and folders.
+
+    Returns:
+        SHA-256 by name.
+    """
     found: dict[str, str] = {}
     for path in paths:
         at = folder / path
@@ -179,7 +244,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
-    """What a program may read beside its input: what it is made of, and its own environment."""
+    """Return the paths a program may read besides its input: its own files and its environment."""
     if declared.kind is not ForeignKind.COMMAND:
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, *(path for path in sys.path if path))))
     found = []
@@ -189,7 +254,9 @@ def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
 
 
 def scratch_bytes(volume: Volume, *, outputs: int) -> int:
-    """What a program may write for one volume: sixteen answers of float32 on the volume's own voxels, and some more."""
+    """Return how many bytes a program may write for one volume: sixteen float32 answers on its voxels, plus a
+    constant.
+    """
     return SCRATCH_BYTES + 16 * 4 * max(outputs, len(volume.image)) * math.prod(volume.native_shape)
 
 
@@ -213,7 +280,7 @@ def _save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
 
 
 def _only_output(folder: Path) -> Path:
-    """The one NIfTI file that the program left."""
+    """Return the one NIfTI file that the program wrote."""
     found = sorted(path for path in folder.iterdir() if path.name.endswith((".nii", ".nii.gz")))
     if len(found) != 1:
         raise InvalidInput("NIfTI files that the teacher's program wrote", value=len(found), limit="one")
@@ -221,11 +288,23 @@ def _only_output(folder: Path) -> Path:
 
 
 def on_grid(found: Scan, volume: Volume, labels: Mapping[int, int], *, classes: int) -> Float[np.ndarray, "k x y z"]:
-    """A teacher's output as class probabilities on the study's grid.
+    """Convert a teacher's output to class probabilities on the study's grid.
 
-    One channel is a label map in the model's numbers, more are its probabilities, one for each of its outputs; outside
-    of the output everything is background. InvalidInput for numbers that nobody declared, another count of channels,
-    what is no probability, and an output that does not lie on the scan.
+    An output with one channel is a label map in the model's numbers; one with several channels holds the probabilities
+    of its outputs. Outside the output everything is background.
+
+    Args:
+        found: The output.
+        volume: The volume it belongs to.
+        labels: The study's label number by output number.
+        classes: Number of the study's labels.
+
+    Returns:
+        Float32 [k, x, y, z] that sums to 1 over k. # sensitive
+
+    Raises:
+        InvalidInput: For undeclared numbers, another number of channels, values that are no probabilities, or an output
+            that does not lie on the scan.
     """
     array = np.asarray(found.array, dtype=np.float32)
     if not np.isfinite(array).all():

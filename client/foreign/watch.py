@@ -1,7 +1,8 @@
-"""Measures what a confined program and its children use together: processes, memory, files.
+"""Measures what a confined program and its children use together: processes, memory and files.
 
-The kernel's own limits are per process or per user; a group of processes has none without a control group of its own,
-which an ordinary user cannot make. So the parent counts. Files that were deleted and are still open count as well.
+``client.foreign.confined`` calls it. The kernel limits single processes or users; it limits a group of processes only
+by a control group, which an ordinary user cannot create. Therefore the parent counts. Deleted files that are still open
+count as well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """``entries`` are files and folders; bytes of memory are those no other program shares."""
+    """What a group of processes uses.
+
+    Attributes:
+        processes: Number of processes.
+        memory_bytes: Memory that no other program shares.
+        disk_bytes: Bytes of files.
+        entries: Number of files and folders.
+    """
 
     processes: int = 0
     memory_bytes: int = 0
@@ -27,7 +35,14 @@ class Usage:
     entries: int = 0
 
     def peak(self, other: Usage) -> Usage:
-        """The larger of each."""
+        """Return the larger of each value.
+
+        Args:
+            other: Another measurement.
+
+        Returns:
+            The maximum.
+        """
         return Usage(
             processes=max(self.processes, other.processes),
             memory_bytes=max(self.memory_bytes, other.memory_bytes),
@@ -36,7 +51,14 @@ class Usage:
         )
 
     def over(self, limit: Usage) -> str:
-        """What of this passes ``limit``, in words with both figures; empty where nothing does."""
+        """Describe the first value that exceeds its limit.
+
+        Args:
+            limit: The limits.
+
+        Returns:
+            The value and the limit in words; empty if none is exceeded.
+        """
         for what, used, most in (
             ("processes", self.processes, limit.processes),
             ("MiB of memory", self.memory_bytes >> 20, limit.memory_bytes >> 20),
@@ -53,10 +75,18 @@ class Usage:
 
 
 def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
-    """What a process group uses, with everything below the folders ``written``, which it alone writes.
+    """Measure what a process group uses.
 
-    Memory is counted exactly only where the quick count, which counts shared pages in every process, passes
-    ``memory_limit``.
+    Shared pages are first counted in every process, which is quick; the exact count is made only if that exceeds the
+    limit.
+
+    Args:
+        group: Id of the process group.
+        written: Folders that only this group writes.
+        memory_limit: Limit on memory, in bytes.
+
+    Returns:
+        What it uses.
     """
     members = tuple(_members(group))
     memory = sum(map(_resident_bytes, members))
@@ -70,7 +100,11 @@ def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
 
 
 def tasks_of_user() -> int:
-    """Threads of this user's processes, as far as they can be seen."""
+    """Count the threads of this user's processes, as far as they are visible.
+
+    Returns:
+        Their number.
+    """
     own, total = os.getuid(), 0
     for entry in _processes():
         try:
@@ -86,7 +120,7 @@ def _processes() -> Iterator[str]:
 
 
 def _fields(process: str) -> list[bytes]:
-    """``/proc/PID/stat`` behind the program's name: state, parent, group, …"""
+    """Return the fields of ``/proc/PID/stat`` after the program's name: state, parent, group, …"""
     text = Path(process, "stat").read_bytes()
     return text[text.rindex(b")") + 2 :].split()
 
@@ -119,7 +153,7 @@ def _own_share_bytes(process: str) -> int:
 
 
 def _below(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
-    """Bytes and entries below a folder, followed no further than the limits; a hard link counts once."""
+    """Count bytes and entries below a folder, no further than the limits. A hard link counts once."""
     total, entries, waiting = 0, 0, [(str(folder), 0)]
     while waiting:
         path, depth = waiting.pop()
@@ -135,13 +169,13 @@ def _below(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
                         total += about.st_blocks * _BLOCK
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append((entry.path, depth + 1))
-        except OSError:  # gone meanwhile
+        except OSError:  # deleted in the meantime
             continue
     return total, entries
 
 
 def _deleted_bytes(process: str, seen: set[tuple[int, int]]) -> int:
-    """Of files that have no name any more and are held open or mapped."""
+    """Count the bytes of deleted files that are still open or mapped."""
     total = 0
     for folder in ("fd", "map_files"):
         try:
@@ -151,7 +185,7 @@ def _deleted_bytes(process: str, seen: set[tuple[int, int]]) -> int:
         for name in names:
             try:
                 about = os.stat(f"{process}/{folder}/{name}")
-            except OSError:  # closed meanwhile, or of mappings that only root may look at
+            except OSError:  # closed in the meantime, or a mapping that only root may read
                 continue
             if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and (about.st_dev, about.st_ino) not in seen:
                 seen.add((about.st_dev, about.st_ino))

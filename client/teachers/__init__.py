@@ -1,1 +1,1 @@
-"""Teachers as they answer, and the student that comes back."""
+"""Loads a site's teachers for prediction, and checks and evaluates the student the server returns."""

@@ -1,7 +1,11 @@
-"""A bundle made anew at the site: of what the server packed nothing is taken but values, each within its bounds.
+"""Rebuilds a student's bundle at the site, from values only: no file of the server's bundle is used as it is.
 
-MONAI evaluates what a bundle's configuration says, so a site runs no configuration it did not write. Refuses files that
-are not what this program makes of the values in them.
+``client.teachers.pulled_student`` calls it. MONAI evaluates expressions in a bundle's configuration, so a site runs no
+configuration that it did not write itself.
+
+1. :func:`read_values` takes numbers, names and weights out of the received files, each within its bounds.
+2. :func:`regenerate` writes the bundle anew from these values.
+3. :func:`check_same` refuses received files that differ from the regenerated ones.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from common.models.unet import network_for, recipe_of, weights_from_bytes, weigh
 from common.reading import parse_json, parsing
 
 MAX_TEXT_BYTES = 1 << 20
-"""Of all files but the weights together."""
+"""Largest total size of all files except the weights."""
 
 _REMEDY = (
     "run the same release of Consilium here and at the server; if it is the same, the bundle was tampered with: "
@@ -28,9 +32,15 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class BundleValues:
-    """All that is taken from a bundle somebody else packed: numbers, names, and the bytes of its weights.
+    """Everything taken from a bundle that another program packed.
 
-    ``recipe`` has the network, its channels and its patch; a recipe is no part of what a site consents to.
+    Attributes:
+        recipe: Network, channels and patch. A recipe is not part of what a site consents to.
+        weights: The bytes of the weights' file.
+        privacy: The statement of privacy in the bundle.
+        figures: Scores by name.
+        libraries: Versions of the libraries named in it.
+        inputs: Range of the inputs the student was trained on; None if the bundle names none.
     """
 
     recipe: TrainingConfig
@@ -42,7 +52,17 @@ class BundleValues:
 
 
 def read_values(files: Mapping[str, bytes]) -> BundleValues:
-    """The values in a bundle's files, each within its bounds; InvalidInput for files no export writes."""
+    """Take the values out of a bundle's files.
+
+    Args:
+        files: Content by name.
+
+    Returns:
+        The values.
+
+    Raises:
+        InvalidInput: If a file is missing or additional, too large, or not of the form that this program exports.
+    """
     if files.keys() != set(FILES):
         wrong = sorted(files.keys() ^ set(FILES))
         raise InvalidInput("files of a bundle", value=wrong[:8], limit=f"exactly {', '.join(FILES)}")
@@ -68,9 +88,17 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
 
 
 def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
-    """The bundle that ``values`` make here: this program's own words about ``study``, the weights written anew.
+    """Write the bundle anew from its values and the study.
 
-    InvalidInput unless the weights are tensors of the network that ``values`` describe, and nothing else.
+    Args:
+        values: The values taken from the received bundle.
+        study: The study this site consented to.
+
+    Returns:
+        Content by file name.
+
+    Raises:
+        InvalidInput: If the weights are anything but tensors of the network that the values describe.
     """
     network = network_for(values.recipe, study.data)
     weights_from_bytes(values.weights, network)
@@ -87,7 +115,16 @@ def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
 
 
 def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
-    """InvalidInput naming the first of ``files`` that is not, byte for byte, what was made here; weights are values."""
+    """Refuse received files that differ from those regenerated here. Weights are not compared, because they are a
+    value.
+
+    Args:
+        files: The received files.
+        own: The regenerated files.
+
+    Raises:
+        InvalidInput: For the first file that differs by a byte.
+    """
     for name in FILES:
         if name != WEIGHTS and own[name] != files[name]:
             raise InvalidInput(

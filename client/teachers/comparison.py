@@ -1,9 +1,13 @@
-"""The student beside what a site can measure it by: public models, and the site's own teachers; all at the site.
+"""Compares the student with the public models and teachers that a site has, on the site's own cases.
 
-A poisoned release shows nowhere else: the server sees one noisy sum, and a site's Dice alone does not say what public
-data would have given. Public models are the weights that a joint study's teachers begin from, and the codec's mean
-shape. They have seen no case of this site, so every case compares; teachers are compared on cases that none of them was
-trained on. Differences are paired over cases. Refuses nothing: what cannot be compared is said so.
+``client.teachers.evaluation`` calls it. A poisoned release is visible only here: the server sees one noisy aggregate,
+and a site's Dice alone does not show what public data would have reached.
+
+* Public models are the weights from which a joint study's teachers begin, or the codec's mean shape. They have seen no
+  case of this site, so every case is compared.
+* The site's own teachers are compared on cases that none of them was trained on.
+
+Differences are paired over cases. Refuses nothing: a comparison that is impossible is reported with its reason.
 """
 
 from __future__ import annotations
@@ -32,18 +36,22 @@ from common.objects import ObjectStore
 from common.worth import GainWord, Worth
 
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
-"""Class probabilities of one volume on the study's grid."""
+"""A function from a volume to its class probabilities, both on the study's grid."""
 
 Dice = tuple[float, ...]
-"""One case's, a figure a structure: nan for a structure that is neither drawn nor found, 0 where nothing of it is."""
+"""One case's Dice of each structure: nan if it is in neither label map, 0 if the maps do not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the student is compared with. ``public``: made without any site, so a student below it is worth nothing.
+    """A model with which the student is compared.
 
-    ``without`` is the answer of all of it but one voter, for a case which that voter was trained on; None where nothing
-    is left.
+    Attributes:
+        name: Name in texts.
+        answer: Its prediction.
+        public: It was made without any site's data, so a student that is worse is of no use.
+        without: From a voter to the prediction without that voter, for a case on which the voter was trained; None if
+            no voter is left.
     """
 
     name: str
@@ -54,7 +62,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A reference that this site cannot compare with, and why."""
+    """A reference with which this site cannot compare, and the reason."""
 
     name: str
     reason: str
@@ -62,23 +70,38 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A structure of which the student finds nothing in most of the ``cases`` that hold it in either map."""
+    """A structure that the student misses entirely in most of the cases that contain it.
+
+    Attributes:
+        structure: Name of the structure.
+        cases: Cases in which either map contains the structure.
+        missed: Cases with Dice 0.
+    """
 
     structure: str
     cases: int
     missed: int
 
     def sentence(self) -> str:
+        """Return the finding as a sentence."""
         return f"{self.structure}: GONE: the student finds nothing of it in {self.missed} of {self.cases} cases"
 
 
 @dataclass(frozen=True, slots=True)
 class CaseComparison:
-    """One structure, or ``all`` of them, over the ``cases`` where there is something to compare.
+    """The student compared with a reference, for one structure or for all together.
 
-    Means of Dice; ``difference`` is the student's over the reference, ``half_width`` of its 95 % interval by Student's
-    t, None for a single case. ``missed`` and ``reference_missed`` count the cases in which nothing of a drawn structure
-    was found.
+    Attributes:
+        reference: Name of the reference.
+        public: The reference was made without any site's data.
+        structure: Name of the structure, or :data:`ALL`.
+        cases: Cases in which there is something to compare.
+        student: The student's mean Dice.
+        other: The reference's mean Dice.
+        difference: Mean paired difference, student minus reference.
+        half_width: Half width of its 95 % interval by Student's t; None for a single case.
+        missed: Cases in which the student has Dice 0.
+        reference_missed: Cases in which the reference has Dice 0.
     """
 
     reference: str
@@ -94,7 +117,7 @@ class CaseComparison:
 
     @property
     def worth(self) -> Worth:
-        """The comparison as every text of a study judges one."""
+        """The comparison in the form in which every text of a study judges one."""
         return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases)
 
     @property
@@ -104,10 +127,11 @@ class CaseComparison:
 
     @property
     def alarming(self) -> bool:
-        """Worse than what public data alone gives."""
+        """Whether the student is proven worse than a model made from public data only."""
         return self.public and self.word is GainWord.WORSE
 
     def sentence(self) -> str:
+        """Return the comparison as a sentence."""
         where = "" if self.structure == ALL else f"{self.structure}: "
         missed = ""
         if self.missed > self.reference_missed:
@@ -115,6 +139,7 @@ class CaseComparison:
         return f"{where}{self.worth.sentence}{missed}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the comparison as plain values for JSON."""
         return {
             "reference": self.reference,
             "public": self.public,
@@ -139,7 +164,18 @@ OWN_TEACHERS = "this site's own teachers"
 
 
 def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list[Reference], list[Missing]]:
-    """What this site can compare with, from its own directory alone. ``codec``: its hash, as the bundle names it."""
+    """Collect the models with which this site can compare a student, from its own directory.
+
+    The mean shape is left out if there is a public start: the start was trained on it and is harder to beat.
+
+    Args:
+        site_dir: The site's directory.
+        study: The study.
+        codec: The codec's hash, as the bundle states it; None if it states none.
+
+    Returns:
+        The references, and those that are missing with reasons.
+    """
     found: list[Reference] = []
     missing: list[Missing] = []
     for name, load, public in (
@@ -147,7 +183,7 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
         (MEAN_SHAPE, partial(_mean_shape, site_dir, study, codec), True),
         (OWN_TEACHERS, partial(_teachers, site_dir, study), False),
     ):
-        if name == MEAN_SHAPE and found:  # the start was trained on it and is the harder one to beat
+        if name == MEAN_SHAPE and found:  # the start was trained on it and is harder to beat
             continue
         try:
             own = load()
@@ -159,7 +195,7 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
 
 
 def _at(answer: Answer, finer: int) -> Answer:
-    """The same on the student's grid, ``finer`` times the one that ``answer`` sees."""
+    """Return the same prediction on the student's grid, which is ``finer`` times the grid of ``answer``."""
     if finer == 1:
         return answer
     return lambda image: shapes.enlarge(answer(shapes.pool(image, factor=finer)), factor=finer)
@@ -176,7 +212,7 @@ def _start(site_dir: Path, study: Study) -> Answer:
 
 
 def _mean_shape(site_dir: Path, study: Study, codec: str | None) -> Answer:
-    """What the codec decodes from nothing: the public label maps' mean, the same for every volume."""
+    """Return the shape the codec decodes from the zero code: the mean of the public label maps, for every volume."""
     cache = site_dir / "cache"
     if codec is None or not (cache / codec).is_file():
         raise InvalidInput("the study's codec is not at this site: it has answered no query of the study")
@@ -194,7 +230,7 @@ def _without(without: Callable[[int], Answer | None], study: Study, voter: int) 
 
 
 def _teachers(site_dir: Path, study: Study) -> tuple[Answer, Callable[[int], Answer | None]]:
-    """The mean of the site's teachers, and of those but one voter's."""
+    """Return the mean of the site's teachers, and a function that gives the mean without one voter."""
     teachers = Teachers.load(site_dir / "teachers", data=study.data)
     voters = [number for number, model in enumerate(teachers.models) if model is not None]
     if not voters:
@@ -212,7 +248,14 @@ def _teachers(site_dir: Path, study: Study) -> tuple[Answer, Callable[[int], Ans
 
 
 def codec_of(bundle: Path) -> str | None:
-    """The codec's hash in a bundle's privacy facts, if it names one."""
+    """Return the codec's hash from a bundle's statement of privacy.
+
+    Args:
+        bundle: The bundle's folder.
+
+    Returns:
+        The hash; None if the bundle states none.
+    """
     try:
         name = json.loads((bundle / "configs" / "privacy.json").read_text(encoding="utf-8"))["codec"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -221,7 +264,15 @@ def codec_of(bundle: Path) -> str | None:
 
 
 def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
-    """The structures that the student lost; this needs nothing to compare with."""
+    """Find the structures that the student misses in most cases. No reference is needed.
+
+    Args:
+        structures: Names of the structures.
+        student: The student's Dice of each case.
+
+    Returns:
+        The missing structures.
+    """
     found = []
     for structure, column in zip(structures, zip(*student, strict=True), strict=True):
         present = [dice for dice in column if not math.isnan(dice)]
@@ -234,10 +285,19 @@ def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
 def compare(
     reference: Reference, structures: Sequence[str], student: Sequence[Dice], other: Sequence[Dice]
 ) -> list[CaseComparison]:
-    """The student beside a reference on the same cases: all structures together, then each; none without a case.
+    """Compare the student with a reference on the same cases, for all structures together and for each one.
 
-    Where one of the two found a structure that nobody drew and the other rightly found none, the other counts as 1: a
-    student that sees a structure everywhere would otherwise not be compared there.
+    If one of the two found a structure that is not in the truth and the other correctly found none, the other counts as
+    1. Otherwise a student that finds a structure everywhere would not be compared on these cases.
+
+    Args:
+        reference: The reference.
+        structures: Names of the structures.
+        student: The student's Dice of each case.
+        other: The reference's Dice of the same cases.
+
+    Returns:
+        One comparison for each structure with a case to compare.
     """
     rows = []
     for structure in (ALL, *structures):
@@ -268,7 +328,7 @@ def compare(
 
 
 def _pair(ours: Dice, theirs: Dice) -> tuple[float, float] | None:
-    """The two means over the structures that either has a figure of; None where neither has one."""
+    """Return both mean Dice over the structures for which at least one has a value; None if neither has one."""
     pairs = [
         (1.0 if math.isnan(a) else a, 1.0 if math.isnan(b) else b)
         for a, b in zip(ours, theirs, strict=True)

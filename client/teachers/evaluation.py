@@ -1,10 +1,10 @@
-"""The student on the site's own labelled cases: figures and pictures that stay at the site.
+"""Evaluates the student on the site's own labelled cases; all results stay at the site.
 
-Everything is written below the site's directory, readable by its owner only, and nothing is sent: this module opens no
-connection. Cases are read as training reads them, and scored on the study's grid like every other figure of a study, or
-on each file's own voxels like ``consilium predict``. What the student is compared with is scored on the same cases
-(:mod:`client.teachers.comparison`): one poisoned site can undo a study, and only here does it show. A case that cannot
-be used is reported and counted. Refuses a model of another study's grid or labels.
+`consilium site evaluate` calls it. Results are written below the site's directory, readable by their owner only; the
+module opens no connection. Cases are read as for training and scored on the study's grid, or on each file's own voxels
+as ``consilium predict`` does. References (:mod:`client.teachers.comparison`) are scored on the same cases, because one
+poisoned site can damage a study and only such a comparison shows it. A case that cannot be used is reported and
+counted. Refuses a model with another grid or other labels than the study's.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from common.worth import GainWord
 EVALUATION_SCHEMA = 2
 
 WORSE = 10
-"""Exit code of ``--strict``: the student is worse than public data alone gives, or a structure is gone."""
+"""Exit code of ``--strict`` if the student is worse than public models, or has lost a structure."""
 
 PARTS = ("trained on", "held out", "not used")
-"""What a case was to this site's teachers: trained on, held out of training by its voter, or neither."""
+"""How this site's teachers used a case: for training, held out by its voter, or not at all."""
 
 STUDENT = "the student"
 
 LESS_SURE = 0.02
-"""Calibration errors that differ by less are alike."""
+"""Calibration errors that differ by less count as equal."""
 
 REMEDY = (
     "Poisoned or broken sites can do this, and so can noise. Tell the consortium that this student is worse here; the "
@@ -77,12 +77,21 @@ REMEDY = (
 )
 
 OnCase = Callable[[int, int], None]
-"""Called with cases done and cases in all."""
+"""Called with the number of cases done and the number of all cases."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseScore:
-    """One case: Dice and HD95 in mm per structure; nan where there is nothing to compare, inf for one missed whole."""
+    """The scores of one case.
+
+    Attributes:
+        case: The case's id.
+        part: How the teachers used the case (:data:`PARTS`).
+        dice: Dice of each structure; nan if it is in neither map.
+        hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
+        sure: How confidence and correctness compare.
+        patient: The case's patient.
+    """
 
     case: str
     part: str
@@ -93,16 +102,25 @@ class CaseScore:
 
     @property
     def mean_dice(self) -> float:
+        """Mean Dice over the structures that have one."""
         return mean_present(self.dice)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A student's scores at this site; case ids and figures are for the site's own eyes.
+    """A student's scores at this site. Case ids and scores must not leave the site.
 
-    ``native``: on each file's own voxels, not on the study's grid. ``missing`` names what could not be compared with.
-    ``reliability``: how far the confidence of the student can be believed, and of each reference, which is counted on
-    cases it was not trained on.
+    Attributes:
+        weights: SHA-256 of the student's weights.
+        structures: Names of the structures.
+        scores: Scores of the usable cases.
+        problems: Cases that could not be used.
+        native: Scored on each file's own voxels instead of the study's grid.
+        gone: Structures the student misses in most cases.
+        comparisons: Comparisons with references.
+        missing: References that could not be compared.
+        reliability: Calibration of the student and of each reference by name; a reference is counted on cases it was
+            not trained on.
     """
 
     weights: str
@@ -117,19 +135,23 @@ class Evaluation:
 
     @property
     def voxels(self) -> str:
+        """The voxels on which cases were scored, in words."""
         return "each file's own voxels" if self.native else "the study's grid"
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What speaks against this student beside public data, as a verdict for the consortium counts it: lost
-        structures first."""
+        """The findings that count against this student in a verdict: lost structures, then public models that are
+        better.
+        """
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
         return (*(structure.sentence() for structure in self.gone), *worse)
 
     @property
     def against(self) -> tuple[str, ...]:
-        """All that speaks against using this student here: the alarms, and this site's own teachers where they are
-        better, or surer with reason."""
+        """All findings against using this student here.
+
+        These are the alarms, and the site's own teachers if they are better or clearly better calibrated.
+        """
         own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
         sure, theirs = (self.reliability.get(name, NOTHING).error for name in (STUDENT, OWN_TEACHERS))
         less_sure = f"less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}"
@@ -143,12 +165,19 @@ class Evaluation:
 
     @property
     def speaks_for(self) -> bool:
-        """Whether a gain over public data is proven and nothing speaks against the student."""
+        """Whether a gain over public models is proven and no finding is against the student."""
         public = [one for one in self.comparisons if one.public and one.structure == ALL]
         return bool(public) and all(one.word is GainWord.PROVEN for one in public) and not self.against
 
     def mean(self, part: str | None = None) -> dict[str, Any]:
-        """Means over the cases of one part, or of all: Dice per structure and over all, HD95 where it is finite."""
+        """Average the scores.
+
+        Args:
+            part: Cases to average, of :data:`PARTS`; None for all.
+
+        Returns:
+            Number of cases, Dice of each structure and of all, and HD95 over the cases where it is finite.
+        """
         scores = [score for score in self.scores if part in (None, score.part)]
         columns = list(zip(*(score.dice for score in scores), strict=True))
         distances = list(zip(*(score.hd95_mm for score in scores), strict=True))
@@ -163,6 +192,7 @@ class Evaluation:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """Return the evaluation as plain values for JSON."""
         return {
             "schema": EVALUATION_SCHEMA,
             "weights": self.weights,
@@ -192,6 +222,7 @@ class Evaluation:
         }
 
     def to_csv(self) -> str:
+        """Return one line for each case as CSV."""
         stream = io.StringIO()
         table = csv.writer(stream, lineterminator="\n")
         names = self.structures
@@ -210,11 +241,21 @@ def evaluate(
     native: bool = False,
     on_case: OnCase = lambda done, total: None,
 ) -> tuple[Evaluation, Path]:
-    """Score a bundle on labelled cases and write figures and pictures to a new folder below ``evaluation``.
+    """Score a student on labelled cases, and write results and pictures to a new folder below ``evaluation``.
 
-    ``data`` is the site's own dataset unless given; ``model`` the student that was pulled; ``native`` scores on each
-    file's own voxels, where what the study's grid cuts off counts as missed. Returns the scores and the folder. Raises
-    InvalidInput for a model or dataset that does not fit the study, or without one usable case.
+    Args:
+        site_dir: The site's directory.
+        now: Time, for the folder's name.
+        data: Folder of the cases; by default the site's own dataset.
+        model: Folder of the bundle; by default the pulled student.
+        native: Score on each file's own voxels; parts outside the study's grid count as missed.
+        on_case: Called after each case.
+
+    Returns:
+        The evaluation and the folder.
+
+    Raises:
+        InvalidInput: If the model or the dataset does not fit the study, or no case is usable.
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
@@ -271,7 +312,9 @@ def evaluate(
 def _compared(
     found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str]
 ) -> tuple[list[CaseComparison], list[Missing]]:
-    """The student beside every reference, on the cases that what answered was not trained on; those without one."""
+    """Compare the student with each reference on cases that the reference was not trained on; list those without such a
+    case.
+    """
     comparisons: list[CaseComparison] = []
     missing: list[Missing] = []
     for reference in found:
@@ -289,7 +332,7 @@ def _compared(
 
 
 def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundle: Bundle) -> None:
-    """Figures, the page and pictures of the best and the worst case, for the site's user alone."""
+    """Write the scores, the page, and pictures of the best and the worst case, readable by their owner only."""
     facts = result.to_json()
     write_atomically(
         folder / "evaluation.json", f"{json.dumps(facts, indent=1, allow_nan=False)}\n".encode(), mode=0o600
@@ -305,7 +348,18 @@ def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundl
 
 
 def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
-    """A bundle that is for this grid, spacing and labels; InvalidInput for any other."""
+    """Open a bundle that fits the study.
+
+    Args:
+        bundle: The bundle's folder.
+        data: The study's labels, channels and grid.
+
+    Returns:
+        The bundle.
+
+    Raises:
+        InvalidInput: If its grid, spacing, labels or number of channels differ.
+    """
     opened = open_bundle(bundle)
     found = opened.data
     if (found.grid, found.spacing_mm, found.labels, len(found.channels)) != (
@@ -323,7 +377,7 @@ def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
 
 
 def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
-    """What each scan was to which of this site's voters, from the slots; empty where nobody was dealt yet."""
+    """Return how each scan was used and by which voter; empty if patients have not been dealt yet."""
     config = load_site(site_dir)
     path = slots_file(config)
     if not path.exists():
@@ -345,7 +399,7 @@ def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
 def _score(
     case: Case, answers: Mapping[str, Answer], data: DataConfig, *, part: str, native: bool
 ) -> dict[str, CaseScore]:
-    """One case read once and scored for everybody's answer."""
+    """Read one case once, and score every model's prediction of it."""
     if native:
         volume, drawn = load_native(case, data)
         done = {name: on_native(answer(volume.image), volume, drawn, data) for name, answer in answers.items()}
@@ -363,7 +417,7 @@ def _score(
 
 
 def _page(facts: dict[str, Any], pictures: list[str]) -> str:
-    """The evaluation as a page for a person, its pictures beside it."""
+    """Return the evaluation as an HTML page that shows the pictures beside it."""
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
     return page.get_template("evaluation.html").render(evaluation=facts, pictures=pictures, remedy=REMEDY)
 
@@ -377,7 +431,7 @@ def _cell(value: float) -> str:
 
 
 def comparison_lines(result: Evaluation) -> list[str]:
-    """What the student is worth beside each reference, what could not be compared, and what speaks against using it."""
+    """Return the comparisons as lines of text, with what could not be compared and the findings against the student."""
     lines = [f"{result.headline}.", *(structure.sentence() for structure in result.gone)]
     lines += [comparison.sentence() for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
@@ -389,7 +443,14 @@ def comparison_lines(result: Evaluation) -> list[str]:
 
 
 def table(result: Evaluation) -> str:
-    """The means as lines for a person, all cases first, then what each was to the teachers."""
+    """Return the means as a table for a person: all cases first, then by use in training.
+
+    Args:
+        result: The evaluation.
+
+    Returns:
+        The text.
+    """
     names: Sequence[str] = result.structures
     width = max(12, *(len(name) + 2 for name in names))
     lines = ["".ljust(22) + "".join(name.rjust(width) for name in [*names, "mean", "cases"])]

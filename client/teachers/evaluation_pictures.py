@@ -1,4 +1,4 @@
-"""Pictures of a site's own evaluation: a case in three planes, and how far the student's confidence can be believed."""
+"""Draws the pictures of a site's own evaluation: a case in three planes, and a reliability diagram."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ from common.planes import PLANES
 
 
 def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student") -> bytes:
-    """Three planes on the study's grid through the truth's middle: the truth solid, what ``who`` found dashed; PNG."""
+    """Draw a case on the study's grid in three planes through the middle of the true structures.
+
+    Args:
+        case: The case.
+        bundle: The model.
+        title: Title of the picture.
+        who: Name of the model in the legend.
+
+    Returns:
+        PNG; the truth is solid, the prediction dashed.
+    """
     data = bundle.data
     example = load_example(case, data)
     volume, truth = example.volume, example.label
@@ -44,7 +54,14 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
 
 
 def reliability_picture(found: Mapping[str, Reliability]) -> bytes:
-    """The reliability diagram: how often an answer is right, over how sure it was; PNG."""
+    """Draw a reliability diagram: the share of correct voxels over the confidence.
+
+    Args:
+        found: Calibration by model.
+
+    Returns:
+        PNG.
+    """
     figure = Figure(figsize=(4.6, 4.2), layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="#8a94a0", linestyle=":", linewidth=1)

@@ -1,8 +1,8 @@
-"""This hospital's figures of the study's student, signed by its ledger's key, for the consortium if staff consent.
+"""Signs this hospital's mean scores of the student, so that they may go to the consortium if staff consent.
 
-Made of :mod:`client.teachers.evaluation` on the student that was pulled and of nothing else: a mean Dice a structure,
-over patients, in hundredths. Refuses another model than that, other voxels than the study's grid, and a site where no
-structure has :data:`~common.site_figures.LEAST_PATIENTS` patients with a figure; structures with fewer are left out.
+`consilium site evaluate --figures` calls it. A figure is the mean Dice of a structure over patients, in hundredths, of
+the pulled student only. Structures with fewer than :data:`~common.site_figures.LEAST_PATIENTS` patients are left out.
+Refuses another model, other voxels than the study's grid, and a site without any structure that has enough patients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
 
 
 def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
-    """Each structure's mean Dice over the patients who have a figure, in hundredths; none of too few patients."""
+    """Compute each structure's mean Dice over patients, in hundredths, leaving out structures with too few."""
     found = []
     for place, structure in enumerate(evaluation.structures):
         patients: dict[str, list[float]] = {}
@@ -35,7 +35,16 @@ def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
 
 
 def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteFigures:
-    """Note in the site's ledger that figures were made, and write them, signed, to ``out``.
+    """Note in the site's ledger that figures were made, and write them, signed.
+
+    Args:
+        site_dir: The site's directory.
+        evaluation: The evaluation of the pulled student.
+        out: File to write.
+        now: Time in the statement.
+
+    Returns:
+        The signed figures.
 
     Raises:
         InvalidInput: If no student was pulled, ``out`` exists, or no structure has enough patients.

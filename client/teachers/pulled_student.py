@@ -1,10 +1,15 @@
-"""The student comes back: fetched from the server, proven by what this site already holds, unpacked.
+"""Fetches the student from the server, checks it against what this site already holds, and unpacks it.
 
-A bundle is believed only if the server's key signed a statement about it that is of the study this site consented to,
-whose ledger contains every row this site was receipted, and whose cost is neither below this site's receipts nor above
-the study's budget. Of the bundle itself weights, numbers and names are taken: every file is made here anew from the
-site's own template, because MONAI evaluates what a bundle's configuration says. Refuses everything else with the one
-thing to do about it; nothing is written before all holds.
+`consilium site student pull` calls it. A bundle is accepted only if all of this holds:
+
+1. The server's key signed a statement about it, for the study this site consented to.
+2. The ledger in the statement contains every row for which this site has a receipt.
+3. Its cost is not below this site's receipts, and not above the study's budget.
+4. The hospitals' verdicts release it, if the study asks for them.
+5. Its files are those that this program makes from the weights, numbers and names in it. All files are written anew
+   from the site's own template, because MONAI evaluates expressions in a bundle's configuration.
+
+Refuses everything else with the one thing to do about it. Nothing is written before all checks have passed.
 """
 
 from __future__ import annotations
@@ -44,14 +49,21 @@ _TALK = "keep the statement, and talk to the other sites before the server's ope
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A student that was proven and unpacked into ``bundle``; ``receipts`` of this study it was checked against."""
+    """A student that passed all checks.
+
+    Attributes:
+        bundle: Folder into which it was unpacked.
+        statement: The server's signed statement.
+        guarantee: Its cost, by the study's accountant.
+        receipts: Number of this site's receipts of the study it was checked against.
+    """
 
     bundle: Path
     statement: StudentStatement
     guarantee: Guarantee
     receipts: int
     gate: str = ""
-    """What hospitals said of it, in words; empty where the study has no gate."""
+    """The hospitals' verdicts in words; empty if the study needs none."""
 
 
 def pull(
@@ -61,10 +73,22 @@ def pull(
     to_evaluate: bool = False,
     on_bytes: OnBytes = lambda count: None,
 ) -> Pulled:
-    """Fetch the statement and the bundle of the site's study, check both, and unpack into ``out``/bundle.
+    """Fetch the statement and the bundle of the site's study, check both, and unpack the bundle. An interrupted call
+    resumes.
 
-    ``out`` is ``student`` in the site's directory unless given. Interrupted, it goes on where it stopped. Refused
-    (``not-released``) for a student whose gate is shut, unless it is pulled ``to_evaluate`` it.
+    Args:
+        site_dir: The site's directory.
+        out: Folder to write to; by default ``student`` in the site's directory.
+        to_evaluate: Pull a student for evaluation that the verdicts have not released yet.
+        on_bytes: Called with the number of bytes fetched.
+
+    Returns:
+        The student.
+
+    Raises:
+        InvalidInput: If the statement or the bundle fails a check, or the folder holds something else.
+        LedgerCorrupt: If the server signed something that contradicts this site's receipts or the study's budget.
+        Refused: ``not-released`` if the verdicts do not release it and ``to_evaluate`` is False.
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
@@ -103,10 +127,10 @@ def pull(
 def check_statement(
     statement: StudentStatement, *, study: Study, keys: tuple[Ed25519PublicKey, ...], ledger: SiteLedger
 ) -> int:
-    """How many receipts of this study the statement agrees with.
+    """Check a signed statement against the study and this site's receipts, and return the number of those receipts.
 
-    InvalidInput where it is not the server's, or of another study, or older than the receipts; LedgerCorrupt where the
-    server has signed what contradicts this site's receipts or the study's budget.
+    Raises InvalidInput if it is not signed by the server, is about another study, or is older than the receipts, and
+    LedgerCorrupt if the server signed something that contradicts the receipts or the study's budget.
     """
     if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
         raise InvalidInput(
@@ -139,10 +163,10 @@ def check_statement(
 
 
 def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: SiteLedger, to_evaluate: bool) -> str:
-    """What hospitals said of a student, in words; Refused (``not-released``) where that does not release it.
+    """Return the hospitals' verdicts in words; Refused (``not-released``) if they do not release the student.
 
-    In a sealed study a verdict counts if this site has confirmed the key that signed it, so that a server can leave one
-    out and can invent none. In an open one the operator is trusted, and all that it signed for count.
+    In a sealed study a verdict counts only if this site has confirmed the key that signed it. The server can therefore
+    omit verdicts but not invent them. In an open study the operator is trusted, and all verdicts it signed for count.
     """
     if not (needed := study.gate.verdicts):
         return ""
@@ -164,7 +188,7 @@ def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: 
 
 
 def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
-    """Row → hash of all this site was shown of a server's ledger, since a recovery if there was one."""
+    """Return the hash of every row of a server's ledger that this site was shown, since the last recovery."""
     known: dict[int, str] = {}
     for row in ledger.rows():
         if row.kind not in ("recovery", "receipt"):
@@ -178,14 +202,14 @@ def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
 
 
 def _receipted(own: list[Receipt], study: Study) -> Fraction:
-    """Σμ² of the study's releases this site holds receipts for, under the study's protection."""
+    """Return Σμ² of the study's releases for which this site has receipts, under the study's protection."""
     protection = study.privacy.protection
     mechanisms = [mechanism for receipt in own for mechanism in receipt.mechanisms]
     return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))
 
 
 def _check_facts(facts: BundlePrivacy, statement: StudentStatement, study: Study) -> None:
-    """The privacy facts in the bundle are those that were signed, about the study this site consented to."""
+    """Refuse a bundle whose statement of privacy differs from the signed one."""
     privacy = study.privacy
     budget, protection = privacy.budget, privacy.protection
     pairs = [

@@ -1,9 +1,9 @@
-"""A site's trained teachers, loaded once and asked for predictions.
+"""Loads a site's trained teachers once, and asks them for predictions.
 
-Whether one can be loaded is that voter's alone: one that is missing, broken, not what its training recorded or of
-another study's grid or labels leaves an empty slot, and the site takes part all the same, so that participation says
-nothing of what any voter was trained on. Refuses only a directory where no training was ever begun, which is a person's
-doing. Predictions are sensitive until coded, summed and noised.
+The worker calls it. Whether a teacher can be loaded concerns its voter only: a teacher that is missing, broken, not the
+recorded one, or made for another grid or other labels leaves an empty slot, and the site still takes part. Taking part
+therefore says nothing about the patients. Refuses only a directory where no training was ever started. Predictions are
+sensitive until coded, summed and noised.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ from common.models.unet import load_weights, network_for
 log = logging.getLogger(__name__)
 
 Ask = Callable[[], np.ndarray | None]
-"""Asks one voter: its probabilities float32[k, x, y, z], or None for an empty slot. Whatever it raises is its own."""
+"""Asks one voter for float32 probabilities [k, x, y, z]; None for an empty slot. Exceptions concern this voter only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """One voter's network. ``weights`` is the SHA-256 of the weights' file that was read, ``served`` names all that an
-    answer depends on (:func:`~client.records.served.served_hash`); with a ``posterior`` (dp-bbb) networks drawn around
-    it are averaged."""
+    """One voter's network.
+
+    Attributes:
+        model: The network.
+        recipe: The recipe it was trained with.
+        weights: SHA-256 of the weights' file.
+        served: Hash of everything an answer depends on (:func:`~client.records.served.served_hash`).
+        posterior: For dp-bbb, the distribution around ``model``; predictions of networks drawn from it are averaged.
+    """
 
     model: torch.nn.Module
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
@@ -51,7 +57,14 @@ class Teacher:
     posterior: Posterior | None = None
 
     def predict(self, image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
-        """Class probabilities (float32) of one z-scored volume on the grid."""
+        """Predict one volume. # sensitive
+
+        Args:
+            image: z-scored volume [c, x, y, z] on the study's grid.
+
+        Returns:
+            Class probabilities, float32 [k, x, y, z].
+        """
         patch, amp = self.recipe.patch, self.recipe.amp
         if self.posterior is None:
             return predict(self.model, image, patch=patch, amp=amp)
@@ -60,10 +73,14 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class Teachers:
-    """``voters[i]`` is voter i, None where there is no teacher; ``problems`` says why one could not be loaded.
+    """The teachers of all voters of a site.
 
-    ``stand_in``: random weights in the teachers' own architecture. An empty slot is answered for by it, and its answer
-    thrown away, so that it takes as long as a real one.
+    Attributes:
+        data: Labels, channels and grid they were trained for.
+        voters: The teacher of each voter; None for an empty slot.
+        stand_in: Network with random weights in the teachers' architecture. It runs for an empty slot and its output is
+            discarded, so that an empty slot takes as long as a teacher.
+        problems: By voter, why its teacher could not be loaded.
     """
 
     data: DataConfig
@@ -80,11 +97,21 @@ class Teachers:
         voters: int | None = None,
         recipe: TrainingConfig | None = None,
     ) -> Teachers:
-        """Load every voter below ``directory`` (a site's ``teachers``) that can be loaded.
+        """Load every voter's teacher that can be loaded.
 
-        ``data`` is what they must be trained for, ``voters`` how many the study has, ``recipe`` its teachers'; by
-        default these are what is found. InvalidInput where no training was begun, and without ``data`` where no teacher
-        can be loaded. A voter whose teacher the hospital brought is an empty slot here (:mod:`client.foreign`).
+        A voter whose teacher the hospital added from elsewhere is an empty slot here (:mod:`client.foreign`).
+
+        Args:
+            directory: A site's ``teachers``.
+            data: What they must be trained for; by default what the first one was trained for.
+            voters: Number of voters of the study; by default those found.
+            recipe: The study's recipe of a teacher, for the stand-in.
+
+        Returns:
+            The teachers.
+
+        Raises:
+            InvalidInput: If no training was started here, or without ``data`` no teacher can be loaded.
         """
         numbers = [int(path.name.removeprefix("voter-")) for path in directory.glob("voter-[0-9][0-9][0-9]")]
         if not numbers and not (directory / "slots.json").exists():
@@ -103,7 +130,7 @@ class Teachers:
                         value=f"voter {voter}",
                         remedy="run `consilium site train` with this study",
                     )
-            except Exception as error:  # noqa: BLE001  whatever it is, it is this voter's alone
+            except Exception as error:  # noqa: BLE001  any error concerns this voter only
                 problems[voter] = str(error) if isinstance(error, InvalidInput) else type(error).__name__
                 log.warning("event=no-teacher voter=%d cause=%s", voter, type(error).__name__)
                 continue
@@ -124,28 +151,44 @@ class Teachers:
 
     @property
     def models(self) -> tuple[torch.nn.Module | None, ...]:
+        """The network of each voter; None for an empty slot."""
         return tuple(None if voter is None else voter.model for voter in self.voters)
 
     @property
     def weights(self) -> tuple[str | None, ...]:
-        """SHA-256 of each voter's weights."""
+        """SHA-256 of each voter's weights; None for an empty slot."""
         return tuple(None if voter is None else voter.weights for voter in self.voters)
 
     @property
     def served(self) -> tuple[str, ...]:
-        """What each voter answers with (:func:`~client.records.served.served_hash`), empty for an empty slot."""
+        """The hash of each voter's teacher (:func:`~client.records.served.served_hash`); empty for an empty slot."""
         return tuple(voter.served if voter else "" for voter in self.voters)
 
     def without(self, silent: Collection[int]) -> Teachers:
-        """These teachers with the slots of some voters empty."""
+        """Return these teachers with some slots emptied.
+
+        Args:
+            silent: Voters to leave out.
+
+        Returns:
+            The teachers.
+        """
         voters = tuple(None if number in silent else voter for number, voter in enumerate(self.voters))
         return dataclasses.replace(self, voters=voters)
 
     def ask(self, image: Float[np.ndarray, "c x y z"]) -> tuple[Ask, ...]:
-        """One question a voter about one z-scored volume on the grid, to be put when its turn comes.
+        """Return one function for each voter that computes its prediction of a volume when called.
 
-        Each is computed when it is asked for: m voters of a large volume need the memory of one. InvalidInput for a
-        volume of another shape, which is public.
+        Predictions are made one at a time, so m voters need the memory of one. # sensitive
+
+        Args:
+            image: z-scored volume [c, x, y, z] on the study's grid.
+
+        Returns:
+            The functions, in the voters' order.
+
+        Raises:
+            InvalidInput: If the volume, which is public, has another shape.
         """
         expected = (len(self.data.channels), *self.data.grid)
         if image.shape != expected:
@@ -153,7 +196,14 @@ class Teachers:
         return tuple(partial(self._answer, voter, image) for voter in self.voters)
 
     def predict(self, image: Float[np.ndarray, "c x y z"]) -> Iterator[Float[np.ndarray, "k x y z"] | None]:
-        """The answers to :meth:`ask`, one after the other."""
+        """Yield the voters' predictions of a volume, one after the other. # sensitive
+
+        Args:
+            image: z-scored volume [c, x, y, z] on the study's grid.
+
+        Yields:
+            Class probabilities, float32 [k, x, y, z]; None for an empty slot.
+        """
         return (ask() for ask in self.ask(image))
 
     def _answer(self, voter: Teacher | None, image: Float[np.ndarray, "c x y z"]) -> np.ndarray | None:
@@ -165,7 +215,7 @@ class Teachers:
 
 
 def _stand_in(data: DataConfig, like: Teacher | None, recipe: TrainingConfig) -> Teacher:
-    """A network nobody trained, as large as the teachers and asked like them."""
+    """Return an untrained network that takes as long as the teachers to predict."""
     recipe = recipe if like is None else like.recipe
     model = network_for(recipe, data, seed=0)
     still = tuple(torch.zeros_like(parameter) for parameter in model.parameters())
@@ -174,19 +224,31 @@ def _stand_in(data: DataConfig, like: Teacher | None, recipe: TrainingConfig) ->
 
 
 SAMPLES = 10
-"""Networks drawn from a posterior; their mean prediction is the voter's."""
+"""Number of networks drawn from a posterior and averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """The standard deviation of every parameter, in the parameters' order. ``seed`` is made of their file's hash, so
-    the draws depend on the weights alone and a question asked again is answered alike."""
+    """The standard deviation of every parameter around a teacher's weights.
+
+    Attributes:
+        deviations: Standard deviations, in the order of the parameters.
+        seed: Seed of the draws, from the file's hash. The draws depend on the weights only, so a repeated query gets
+            the same answer.
+    """
 
     deviations: tuple[torch.Tensor, ...]
     seed: int
 
     def around(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """:data:`SAMPLES` networks w = μ + s·ε around ``model``, one after the other."""
+        """Draw :data:`SAMPLES` networks w = μ + s·ε, one after the other.
+
+        Args:
+            model: The network with weights μ.
+
+        Yields:
+            The networks.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(SAMPLES):
             network = copy.deepcopy(model)
@@ -197,11 +259,17 @@ class Posterior:
 
 
 def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarray, "k x y z"]:
-    """The mean of sampled predictions, drawn towards the image's own mean label where the samples disagree.
+    """Average sampled predictions, and pull voxels on which they disagree toward the image's own mean label.
 
-    Voxel by voxel, with u in [0, 1] the mutual information between label and weights over log k: (1 − u)·p + u·p̄, p̄ the
-    prediction's own mean over all voxels. Still probabilities, and a code of them is shorter where the posterior does
-    not know; whether a site answers never depends on it.
+    For each voxel the result is (1 − u)·p + u·p̄. Here p is the mean prediction, p̄ its mean over all voxels, and u in
+    [0, 1] the mutual information between label and weights divided by log k. The result is still a distribution over
+    labels, and its code is shorter where the posterior is uncertain. Whether a site answers does not depend on it.
+
+    Args:
+        samples: Class probabilities [k, x, y, z]; at least one.
+
+    Returns:
+        Float32 [k, x, y, z].
     """
     each = iter(samples)
     mean, count = next(each).copy(), 1
@@ -219,14 +287,14 @@ def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarra
 
 
 def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
-    """One voter's teacher and what it was trained for; no teacher if its training came to its end without one.
+    """Load one voter's teacher and what it was trained for; None for a teacher if training finished without one.
 
-    InvalidInput for one that is not trained to the end or is not what its training recorded.
+    Raises InvalidInput if the training is unfinished, or the weights are not those it recorded.
     """
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
         check_schema("teacher", record["schema"], known=TRAIN_SCHEMA)
-        # A field that an older version did not know has its default, by which that version went.
+        # A field that an older version did not record gets its default, which is what that version used.
         data = DataConfig(**_known(DataConfig, record["data"]))
         recipe = TrainingConfig(**_known(TrainingConfig, record["recipe"]))
         expected, posterior = record["report"]["weights"], record.get("posterior")

@@ -1,7 +1,7 @@
-"""This hospital's word on the study's student, signed by its ledger's key; on record before it leaves.
+"""Signs this hospital's verdict on the study's student, after recording it in the site's ledger.
 
-Made of :mod:`client.teachers.evaluation` on the student that was pulled and of nothing else. Refuses to judge another
-model than that, or without anything public to compare it with.
+`consilium site evaluate --verdict` calls it, on the evaluation of the pulled student. Refuses to judge another model,
+or a student that could not be compared with any public model.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from common.student_statement import StudentStatement
 from common.worth import GainWord
 
 SENT = "verdict.json"
-"""This site's newest verdict, beside the student it is on."""
+"""File of this site's newest verdict, in the student's folder."""
 
 
 def word_of(evaluation: Evaluation) -> str:
-    """``worse`` where something speaks against the student, ``better`` where these cases tell it from public data.
+    """Return ``worse`` if an alarm stands, ``better`` if a gain over every public model is proven, else ``not-better``.
 
-    InvalidInput where it was compared with nothing that is public.
+    Raises InvalidInput if the student was compared with no public model.
     """
     compared = [one for one in evaluation.comparisons if one.public and one.structure == ALL]
     if not compared:
@@ -44,10 +44,19 @@ def word_of(evaluation: Evaluation) -> str:
 
 
 def give_verdict(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteVerdict:
-    """Put the verdict on record in the site's ledger and write it, signed, to ``out``.
+    """Record the verdict in the site's ledger and write it, signed.
+
+    Args:
+        site_dir: The site's directory.
+        evaluation: The evaluation of the pulled student.
+        out: File to write.
+        now: Time in the verdict.
+
+    Returns:
+        The signed verdict.
 
     Raises:
-        InvalidInput: If no student was pulled, or ``out`` exists.
+        InvalidInput: If no student was pulled, ``out`` exists, or nothing public was compared.
     """
     config, study, bundle = judged(site_dir, out=out, option="--verdict")
     word = word_of(evaluation)
@@ -60,10 +69,18 @@ def give_verdict(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
 
 
 def judged(site_dir: Path, *, out: Path, option: str) -> tuple[SiteConfig, Study, str]:
-    """The site, its study and the archive's hash of the student that was pulled.
+    """Return the site, its study, and the hash of the pulled student's archive.
+
+    Args:
+        site_dir: The site's directory.
+        out: File about to be written.
+        option: The option that names ``out``, for the error.
+
+    Returns:
+        Site, study and hash.
 
     Raises:
-        InvalidInput: If no student was pulled, or the file ``out`` that ``option`` names exists.
+        InvalidInput: If no student was pulled, or ``out`` exists.
     """
     if out.exists():
         raise InvalidInput("file exists", value=str(out), remedy=f"choose another with {option}")
@@ -80,7 +97,15 @@ def judged(site_dir: Path, *, out: Path, option: str) -> tuple[SiteConfig, Study
 
 
 def own_verdict(site_dir: Path, bundle: str) -> SiteVerdict | None:
-    """What this site has said of this student; None where it said nothing."""
+    """Return this site's verdict on a student.
+
+    Args:
+        site_dir: The site's directory.
+        bundle: Hash of the student's archive.
+
+    Returns:
+        The verdict; None if this site gave none.
+    """
     path = site_dir / STUDENT_DIR / SENT
     if not path.is_file():
         return None
