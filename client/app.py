@@ -1,10 +1,11 @@
-"""The only program at a site that takes Flower's messages: it hands each one's bytes to the teacher worker.
+"""Takes Flower's messages at a site and hands their bytes to the teacher worker; no other program at the site takes
+them.
 
-Flower sends code along with every run, and a stock SuperNode would run it. Here nothing of a run's bundle is unpacked,
-imported or executed: the SuperNode runs in process isolation, hands tasks to whoever holds its secret, and that is this
-program, from the site's own installation. A bundle that is not ours therefore reaches the worker's policy with its
-bytes and nothing else of the site. It imports no torch and has neither data nor models, only the worker's Unix socket.
-Every failure is answered with an empty body: an exception's text never leaves the site, and every call has a deadline.
+Flower sends code with every run, and a standard SuperNode would run it. Here the SuperNode runs in process
+isolation and hands its tasks only to the program with its secret: this one, from the site's own installation. It
+does not unpack, import or execute anything of a run's bundle, so a manipulated bundle reaches only the worker's
+checks. The program has no data, no models and no torch, only the worker's Unix socket. Every failure is answered
+with an empty body, because an exception's text must not leave the site. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -51,11 +52,19 @@ PULL_PATIENCE_S = 1.0
 log = logging.getLogger(__name__)
 
 app = ClientApp()
-"""Named in the bundle because Flower takes none without; no site loads it."""
+"""Flower requires a ClientApp in its bundle; sites never load this one."""
 
 
 def answer(message: Message, *, socket: Path) -> Message:
-    """The worker's reply to a message, or an empty one whatever goes wrong."""
+    """Return the worker's reply to a message; on any failure, an empty reply.
+
+    Args:
+        message: Flower's message.
+        socket: The worker's Unix socket.
+
+    Returns:
+        The reply.
+    """
     try:
         body = from_message(message)
         reply = call_worker(socket, body, timeout_s=_timeout_s(body))
@@ -66,7 +75,7 @@ def answer(message: Message, *, socket: Path) -> Message:
 
 
 def call_worker(socket: Path, body: bytes, *, timeout_s: float) -> bytes:
-    """One call to the worker behind ``socket``, bounded by ``timeout_s`` seconds."""
+    """Send one request to the worker and wait at most ``timeout_s`` seconds for its reply."""
     with grpc.insecure_channel(f"unix:{socket}", options=channel_options()) as channel:
         call = channel.unary_unary(HANDLE)
         return bytes(call(body, timeout=timeout_s, wait_for_ready=True))
@@ -83,14 +92,24 @@ def _timeout_s(body: bytes) -> float:
 
 
 class Abandoned(Exception):
-    """The SuperNode gave a message up before it had all of it; nobody waits for an answer."""
+    """The SuperNode gave a message up before it was complete; nobody waits for an answer."""
 
 
 class Launcher:
-    """Takes the SuperNode's tasks at ``runtime`` (``host:port``) one by one and answers each from the worker's socket.
+    """Takes the SuperNode's tasks one at a time, and answers each from the worker.
 
-    A SuperNode handles one message at a time, so a newer task means that the one in hand was abandoned (its run ended
-    while it was on its way). Such a task never gets its message: it is left at once, or it would block all later ones.
+    A SuperNode handles one message at a time. A newer task therefore means that the current one was abandoned, because
+    its run ended during delivery. Its message will never be complete, so it is dropped; otherwise it would block all
+    later tasks.
+
+    Args:
+        runtime: The SuperNode's address, ``host:port``.
+        secret: File of the secret shared with the SuperNode.
+        socket: The worker's Unix socket.
+        stop: Set to stop.
+
+    Raises:
+        InvalidInput: If the secret cannot be read.
     """
 
     def __init__(self, *, runtime: str, secret: Path, socket: Path, stop: threading.Event) -> None:
@@ -114,7 +133,7 @@ class Launcher:
         self._newer = ""
 
     def run(self) -> None:
-        """Serve until ``stop`` is set. A SuperNode that is away is waited for; a failure ends its own task alone."""
+        """Serve until ``stop`` is set. A failure ends its own task only; an absent SuperNode is waited for."""
         away = answered = False
         while not self._stop.is_set():
             try:
@@ -134,7 +153,7 @@ class Launcher:
         self._client.close()
 
     def _acquire(self) -> str:
-        # Tasks of any kind a message can become: one that nobody took would block the SuperNode for good.
+        # Take every kind of task a message can become: a task that nobody takes would block the SuperNode forever.
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
         return str(self._client.AcquireTask(wanted).token)
 
@@ -158,7 +177,7 @@ class Launcher:
                     heartbeat.stop()
 
     def _input(self, client: RuntimeHttpClient) -> tuple[Message, Context]:
-        """The task's message, once the SuperNode has all of it; the bundle comes along and is dropped."""
+        """Wait for the task's complete message, and drop the bundle that comes with it."""
         pulling = ThreadPoolExecutor(1)
         pulled = pulling.submit(pull_task_input, client)
         try:
@@ -170,14 +189,14 @@ class Launcher:
                     self._newer = self._acquire()
                     if self._newer:
                         raise Abandoned from None
-                    if self._stop.is_set():  # the task's token expires, and the SuperNode answers for it
+                    if self._stop.is_set():  # the task's token expires, and the SuperNode reports the failure
                         raise RuntimeError("stopped while waiting for a message") from None
         finally:
-            pulling.shutdown(wait=False)  # a thread left behind ends with its client
+            pulling.shutdown(wait=False)  # a thread still waiting ends when its client closes
 
 
 def main() -> None:
-    """``python -m client.app --runtime HOST:PORT --secret FILE --socket PATH``: run until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT: ``python -m client.app --runtime HOST:PORT --secret FILE --socket PATH``."""
     parser = argparse.ArgumentParser(description="Hand Flower's messages to the teacher worker")
     parser.add_argument("--runtime", required=True, help="the SuperNode's runtime address")
     parser.add_argument("--secret", type=Path, required=True, help="the SuperNode's secret file")

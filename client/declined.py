@@ -1,10 +1,10 @@
 """Remembers the newest declined offer, so that a replayed offer is not accepted later.
 
-An offer states, under the server's signature, when the server made it. The site declines two kinds of offer as
-``stale``: one that is older than any delivery can take, and one that was made no later than an offer the site has
-declined. Neither stops an honest server, which makes a new offer for queries that it still needs. The newest declined
-offer is written to a file before it is answered, so a restarted worker knows it. If the file cannot be read, the site
-acts as if it had declined an offer at that moment.
+The worker calls it for every offer. An offer states, under the server's signature, when the server made it. The site
+declines two kinds of offer as ``stale``: one older than any delivery can take, and one made no later than an offer the
+site has declined. Neither stops an honest server, which makes a new offer for queries it still needs. The newest
+declined offer is written to a file before it is answered, so a restarted worker knows it. If the file cannot be read,
+the site acts as if it had declined an offer at that moment.
 """
 
 from __future__ import annotations
@@ -24,20 +24,28 @@ from common.objects import write_atomically
 from common.reading import parse_json
 
 DECLINED = "declined.json"
-"""In a site's directory."""
+"""The file of the newest declined offer, in a site's directory."""
 
 CLOCKS_S = 300.0
 """Largest difference between a site's clock and the server's; the gateway refuses a larger one."""
 
 ON_ITS_WAY_S = 60.0
-"""Beyond the study's own deadlines: queues of SuperLink and SuperNode."""
+"""Time allowed beyond the study's deadlines, for the queues of SuperLink and SuperNode."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LastDeclined(Document):
-    """The offer that was made last of those this site declined, and the word it was declined with."""
+    """The newest offer that this site declined, and the reason.
+
+    Attributes:
+        study: Id of the study.
+        batch: Hash of the batch.
+        issued: When the server made the offer, in ms since 1970.
+        reason: Why it was declined.
+        draw: Number of the draw in a sealed sum.
+    """
 
     SCHEMA: ClassVar = (DECLINED, 1)
 
@@ -48,7 +56,14 @@ class LastDeclined(Document):
     draw: DrawNumber | None = None
 
     def is_of(self, offer: Offer) -> bool:
-        """Whether it was this very offer that was declined."""
+        """Tell whether this is the declined offer.
+
+        Args:
+            offer: An offer.
+
+        Returns:
+            True if study, batch, draw and time are the same.
+        """
         return (self.study, self.batch, self.draw, self.issued) == (offer.study, offer.batch, offer.draw, offer.issued)
 
 
@@ -76,11 +91,14 @@ class Declined:
             self._newest = int(1000 * now)
 
     def reason(self, offer: Offer, *, now: float) -> str | None:
-        """Return why this offer was declined before, or None if it is new.
+        """Tell why an offer was declined before.
 
         Args:
-            offer: As the server signed it. One of a server that states no time is always new.
+            offer: As the server signed it. An offer without a time is always new.
             now: Seconds since 1970 by this site's clock.
+
+        Returns:
+            The reason; None if the offer is new.
         """
         if offer.issued is None:
             return None
@@ -91,9 +109,13 @@ class Declined:
         return "stale" if offer.issued <= self._newest else None
 
     def note(self, offer: Offer, reason: str) -> None:
-        """Remember what was said to an offer, if it was declined and made later than the last that was.
+        """Remember an offer if it was declined, and made later than the newest declined one.
 
-        A disk that is full keeps no offer from being declined: it is then known while this object lives.
+        If the disk is full, the offer is still declined and is remembered until this object ends.
+
+        Args:
+            offer: The offer.
+            reason: The site's answer to it.
         """
         if reason in ("accepted", "stale") or offer.issued is None or offer.issued <= self._newest:
             return

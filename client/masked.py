@@ -1,8 +1,9 @@
-"""A site's part in a sealed sum: whom it masks with, its share of the noise, and its masks.
+"""Computes a site's part in a sealed sum: checks the roster, and adds the site's noise share and its masks to its code.
 
-What leaves is code + round(N(0, s²)) + masks modulo 2⁶⁴ (:mod:`common.masking`, :mod:`common.privacy.shares`). Refuses
-a roster that this site is not on with its own key, that is smaller than the study says, or that has a member whose
-identity nobody here has confirmed: with a server that invents members, the sum would be this site's code alone.
+The worker calls it. What leaves is code + round(N(0, s²)) + masks, modulo 2⁶⁴ (:mod:`common.masking`,
+:mod:`common.privacy.shares`). Refuses a roster without this site and its key, a roster below the study's quorum, and
+one with a member whose key nobody here has confirmed: if the server invented members, the sum would be this site's code
+alone.
 """
 
 from __future__ import annotations
@@ -23,14 +24,33 @@ from common.privacy.mechanism import QuerySpec
 
 
 def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str]) -> tuple[str, ...]:
-    """Peers of an offer, by name, whose very keys nobody at this site has confirmed."""
+    """Return the peers of an offer whose keys nobody at this site has confirmed.
+
+    Args:
+        offered: Peers in the offer.
+        me: This site's name.
+        confirmed: Confirmed key, in hex, by site.
+
+    Returns:
+        Their names, sorted.
+    """
     return tuple(sorted(peer.site for peer in offered if peer.site != me and confirmed.get(peer.site) != peer.key))
 
 
 def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str], privacy: PrivacyConfig) -> None:
-    """Refused (``roster``, ``unknown-peers``) unless a sum over this roster hides the site's code as the study says.
+    """Refuse a roster over which a sum would not hide this site's code as the study states.
 
-    A sealed study's quorum leaves two honest sites beside its colluders, or it cannot be stated.
+    A sealed study's quorum always leaves at least two honest sites beside its colluders.
+
+    Args:
+        roster: The roster of the draw.
+        me: This site's name.
+        confirmed: Confirmed key, in hex, by site.
+        privacy: The study's privacy settings.
+
+    Raises:
+        Refused: ``roster`` if this site is missing or members are fewer than the quorum; ``unknown-peers`` if a
+            member's key is not confirmed or did not sign this draw.
     """
     least = privacy.quorum
     if me not in roster.sites or len(roster.members) < least:
@@ -44,7 +64,19 @@ def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str],
 
 
 def with_share(code: NDArray[np.int64], share: Fraction, *, sampler: Sampler) -> NDArray[np.int64]:
-    """A site's code with the site's own share of the noise, round(N(0, ``share``²)) on every coordinate."""
+    """Add the site's own noise share round(N(0, ``share``²)) to every coordinate of its code.
+
+    Args:
+        code: int64 array [l]. # sensitive
+        share: Standard deviation of the share, in grid steps.
+        sampler: The noise sampler.
+
+    Returns:
+        int64 array [l].
+
+    Raises:
+        InvalidInput: If the sampler returns another type or shape.
+    """
     dimension = len(code)
     noise = sampler(dimension, share)
     if noise.dtype != np.int64 or noise.shape != code.shape:
@@ -63,7 +95,20 @@ def masked_code(
     private: X25519PrivateKey,
     sampler: Sampler,
 ) -> NDArray[np.uint64]:
-    """The words that leave, uint64[l]: uniform to whoever lacks one of the masks. ``code`` int64[l] is within m·R."""
+    """Compute the words that a site sends in a sealed sum. To anybody who lacks one of the masks they are uniform.
+
+    Args:
+        code: int64 array [l] of norm at most m·R. # sensitive
+        query: The query.
+        share: Standard deviation of the noise share, in grid steps.
+        roster: The roster of the draw.
+        me: This site's name.
+        private: This site's mask key of the draw.
+        sampler: The noise sampler.
+
+    Returns:
+        uint64 array [l].
+    """
     noisy = with_share(code, share, sampler=sampler).view(np.uint64)
     added: NDArray[np.uint64] = noisy + masks(
         roster, me=me, private=private, query=query.id, dimension=query.mechanism.dimension

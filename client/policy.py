@@ -1,8 +1,9 @@
-"""The site's own policy: what it consented to, and whether it accepts a batch.
+"""Reads the site's own policy, ``site.toml``, and decides whether a batch is what the site consented to.
 
-``site.toml`` is frozen and validated: caps, allow-lists by hash, and the server's keys. A decision is made before any
-inference, from the offer, the consented study, the site's policy and its own ledger alone: patients' data never enters
-it, so participation says nothing about them. Refuses every query that is not what the consented study describes.
+The worker and all commands of a site read it. The policy contains caps, allow-lists by hash and the server's keys. An
+offer is decided before any inference, from the offer, the consented study, the policy and the site's own ledger.
+Patients' data are never used, so participation reveals nothing about them. Refuses unknown keys in the file, and every
+query that is not what the consented study describes.
 """
 
 from __future__ import annotations
@@ -74,15 +75,17 @@ class ServerFacts:
 
     @property
     def sealing_public_key(self) -> X25519PublicKey:
+        """The key to which codes are sealed."""
         return sealing_public_key(self.sealing_key)
 
     @property
     def signing_public_key(self) -> Ed25519PublicKey:
+        """The key that signs the server's ledger."""
         return signing_public_key(self.signing_key)
 
     @property
     def signing_public_keys(self) -> tuple[Ed25519PublicKey, ...]:
-        """Every key the server may sign receipts with, the current one first."""
+        """Every key with which the server may sign receipts, the current one first."""
         keys = (self.signing_key, *self.more_signing_keys)
         return tuple(map(signing_public_key, keys))
 
@@ -142,7 +145,14 @@ class AllowLists:
                     ) from error
 
     def review(self, offer: Offer) -> str:
-        """``"accepted"``, or the word a declined offer is answered with. Decided from hashes alone."""
+        """Decide an offer by its hashes.
+
+        Args:
+            offer: The offer.
+
+        Returns:
+            ``accepted``, or the reason for declining it.
+        """
         if self.studies and offer.study not in self.studies:
             return "unknown-study"
         if self.codecs and any(query.codec not in self.codecs for query in offer.queries):
@@ -207,35 +217,58 @@ class SiteConfig:
         check_pool(self.pool, what="pool in site.toml")
 
     def path(self, name: str) -> Path:
-        """``name`` relative to the site's directory."""
+        """Return a path relative to the site's directory.
+
+        Args:
+            name: The relative path.
+
+        Returns:
+            The path.
+        """
         return self.root / name
 
     @property
     def books_dir(self) -> Path:
-        """Where the pool's books lie: this directory, or the one whose pool this site joined with."""
+        """Directory of the pool's ledger: this one, or the one whose pool this site joined."""
         return self.path(self.books)
 
     @property
     def ledger_file(self) -> Path:
-        """The one site ledger of the pool, whichever study's directory this is."""
+        """The pool's one site ledger, the same for all its studies."""
         return self.books_dir / LEDGER_FILE
 
     @property
     def joined(self) -> bool:
-        """Whether another directory keeps this site's books."""
+        """Whether another directory keeps this site's ledger."""
         return self.books != "."
 
 
 def is_site(directory: Path) -> bool:
-    """Whether a site was set up here, by any of its files: what is missing was lost, and nothing goes on without it."""
+    """Tell whether a site was set up in a directory, by any of its files.
+
+    Args:
+        directory: The directory.
+
+    Returns:
+        True if one of the files exists; the others were then lost and must be restored.
+    """
     return any((directory / name).exists() for name in ("site.toml", "request.json", LEDGER_FILE))
 
 
 def load_site(directory: Path) -> SiteConfig:
-    """Read ``site.toml`` in a site's directory; unknown keys are refused.
+    """Read ``site.toml`` in a site's directory.
 
-    One that names ``books`` takes pool and caps from the site.toml there and may not state its own: two sets of caps on
-    one ledger would be in force by turns.
+    A site with ``books`` takes pool and caps from the ``site.toml`` there and may not state its own, so that one ledger
+    has one set of caps.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        The policy.
+
+    Raises:
+        InvalidInput: If the file cannot be read, or has an unknown, missing or invalid key.
     """
     path = directory / "site.toml"
     try:
@@ -275,7 +308,7 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
 
 
 def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Pool, caps and holder from the site.toml that ``books`` leads to; nothing for a site with books of its own."""
+    """Return pool, caps and holder from the ``site.toml`` that ``books`` names; empty without ``books``."""
     books = document.get("books", ".")
     if not isinstance(books, str) or books == ".":
         return {}
@@ -297,7 +330,15 @@ def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The consented study, how it asks and with which noise; built once, since calibration is the slow part."""
+    """The consented study with its noise and protocol, computed once because calibration is slow.
+
+    Attributes:
+        study: The study.
+        noise_std: Standard deviation of the noise in grid steps.
+        radius_int: Clipping norm C in grid steps.
+        protocol: The site's half of the query protocol.
+        colluders: Colluders in a sealed study; None in an open one.
+    """
 
     study: Study
     noise_std: Fraction
@@ -307,14 +348,29 @@ class Consent:
 
     @classmethod
     def of(cls, study: Study) -> Consent:
+        """Compute the consent's values from a study.
+
+        Args:
+            study: The study.
+
+        Returns:
+            The values.
+        """
         mechanism = study_mechanism(study, dimension=1)
         return cls(study, mechanism.noise_std, mechanism.radius_int, site_protocol(study), mechanism.colluders)
 
 
 def review(offer: Offer, consent: Consent) -> str:
-    """``"accepted"`` if every query of ``offer`` is what the consented study describes, else the word for why not.
+    """Decide whether every query of an offer is what the consented study describes.
 
-    Budget and daily caps are the site ledger's to check; this looks at the study and the queries only.
+    Budget and daily cap are checked by the site's ledger.
+
+    Args:
+        offer: The offer.
+        consent: The consented study.
+
+    Returns:
+        ``accepted``, or the reason for declining it.
     """
     if offer.study != consent.study.id:
         return "unknown-study"
@@ -340,6 +396,6 @@ def _review_query(query: QuerySpec, consent: Consent) -> str:
         mechanism.radius_int == consent.radius_int
         and mechanism.voters_per_site == study.privacy.voters_per_site
         and mechanism.colluders == consent.colluders
-        and mechanism.noise_std == consent.noise_std  # more would be charged less, and many more codes be had for it
+        and mechanism.noise_std == consent.noise_std  # larger noise would cost less, and buy many more codes
     )
     return "accepted" if sound else "wrong-mechanism"

@@ -1,9 +1,14 @@
-"""A site as witness: it countersigns the server's newest head and its peers', after proof that they keep what it knew.
+"""Countersigns the newest heads of the server's and the peers' ledgers, after checking that they extend the known ones.
 
-A head must be signed by the ledger's own key, contain the newest row this site holds a receipt of, and contain every
-row of the head it countersigned before. Of two histories the site countersigns the one it knows, keeps both as
-evidence, and answers nothing more until a person has looked into it. Its own head tells how many queries it accepted
-and receipts it holds, which the server knows, and nothing else (:func:`common.witness.memory.blinded`).
+The worker calls it for a witness request.
+
+1. The head must be signed by the ledger's own key.
+2. It must contain the newest row for which this site has a receipt.
+3. It must contain every row of the head that this site countersigned before.
+
+Of two contradicting histories the site countersigns the one it knows, keeps both as evidence, and answers nothing more
+until a person has looked into it. The site's own head reveals how many queries it accepted and how many receipts it
+holds, which the server knows already, and nothing else (:func:`common.witness.memory.blinded`).
 """
 
 from __future__ import annotations
@@ -26,7 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class Witnessing:
-    """Answers :class:`~common.witness.messages.WitnessRequest`; ``memory`` is this site's own."""
+    """Answers :class:`~common.witness.messages.WitnessRequest`.
+
+    Args:
+        folder: Folder of this site's memory of heads.
+        site: This site's name.
+        ledger: The site's ledger.
+        server_keys: Keys with which the server may sign.
+        now: Clock, in seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -42,7 +55,14 @@ class Witnessing:
         self._server_keys = tuple(public_hex(key) for key in server_keys)
 
     def answer(self, request: WitnessRequest) -> WitnessReply:
-        """What this site says to the heads it is shown."""
+        """Check the heads in a request and countersign those that pass.
+
+        Args:
+            request: The server's request.
+
+        Returns:
+            Countersignatures, problems, and this site's own head.
+        """
         peers = self._ledger.peers(request.study)
         origin = origin_of("server", request.ledger)
         line, problem = self._server(request, origin)
@@ -95,7 +115,7 @@ class Witnessing:
         ).line.encode()
 
     def _keep_server(self, request: WitnessRequest, origin: str, peers: Mapping[str, str]) -> list[str]:
-        """Keep the server's head with its countersignatures; the confirmed peers whose is not among them."""
+        """Keep the server's head with its countersignatures; return the confirmed peers without one."""
         note = _read(request.note, origin)
         assert note is not None
         self.memory.keep(note)
@@ -118,6 +138,6 @@ class Witnessing:
 
 
 def _read(text: bytes, origin: str) -> CheckpointNote | None:
-    """The checkpoint in a text, if it is one, and of this ledger where one is named."""
+    """Return the checkpoint in a text; None if there is none, or if it is another ledger's than the one named."""
     note = note_in(text)
     return note if note is not None and origin in ("", note.origin) else None

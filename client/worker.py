@@ -71,23 +71,38 @@ log = logging.getLogger(__name__)
 MAX_ALARMS, MAX_ALARM = 10, 200
 
 Ask = Callable[[], NDArray[np.float32] | None]
-"""Asks one voter: its probabilities [c, x, y, z], or None for an empty slot. Whatever it raises is that voter's own."""
+"""Asks one voter for probabilities [c, x, y, z]; None for an empty slot. An exception concerns this voter only."""
 
 
 def shared_status(site: str, ledger: SiteLedger) -> str:
-    """A site's own account for the server's operator, as JSON: what its books say of queries, nothing of patients."""
+    """Return the site's account for the server's operator: what its ledger says about queries, nothing about patients.
+
+    Args:
+        site: The site's name.
+        ledger: The site's ledger.
+
+    Returns:
+        JSON text.
+    """
     alarms = [alarm[:MAX_ALARM] for alarm in ledger.alarms()[:MAX_ALARMS]]
     return json.dumps({"site": site, "version": __version__, **ledger.account(), "alarms": alarms})
 
 
 class Voters(Protocol):
-    """The site's teachers, as the worker needs them."""
+    """The site's teachers, as the worker asks them."""
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        """One question a voter about a public volume's bytes, in the voters' order, each put when its turn comes.
+        """Return one function for each voter that computes its prediction of a volume. # sensitive
 
-        What this itself raises must depend on the volume alone: it silences all voters. An empty slot's question takes
-        as long as another's. Put one at a time: m maps of a large volume would not fit.
+        An exception raised here silences all voters, so it may depend on the public volume only. An empty slot's
+        function takes as long as another's. Functions are called one at a time, because m predictions of a large volume
+        would not fit into memory.
+
+        Args:
+            volume: A public volume as NIfTI.
+
+        Returns:
+            The functions, in the voters' order.
         """
 
 
@@ -95,13 +110,28 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Answers messages; free of gRPC, sockets and torch, so that tests drive the very object that serves.
+    """Answers messages. It uses no gRPC, sockets or torch, so tests run the same object that serves.
 
-    ``teachers`` is the digest of what the voters were loaded from, as the ledger gave it, and ``loaded_at`` the
-    ledger's row count before they were: a voter that lost a patient since is asked like the others, and its answer
-    thrown away. ``sampler`` draws the site's share of the noise where the study's sum is sealed, and ``note_peers``
-    hears whom the server would have on its roster. ``declined`` is the file that keeps the newest declined offer over a
-    restart. ``sleep`` may end early and give true, which says that the worker is being stopped.
+    Args:
+        config: The site's policy.
+        consent: The consented study.
+        ledger: The site's ledger.
+        voters: The teachers.
+        fetch: Gets a public object by its hash.
+        teachers: Digest of the loaded teachers, from the ledger.
+        loaded_at: The ledger's row count before they were loaded. A voter that lost a patient since is asked like the
+            others, and its answer is discarded.
+        tick_s: Length of a tick in seconds; 0 sends replies at once.
+        sampler: Draws the site's noise share in a sealed sum.
+        note_peers: Called with the peers of an offer.
+        declined: File of the newest declined offer.
+        clock: Monotonic clock, in seconds.
+        now: Clock, in seconds since 1970.
+        sleep: Waits; returns true if it ended early because the worker is being stopped.
+        witness: Countersigns heads; None for a site that is no witness.
+
+    Raises:
+        InvalidInput: If ``tick_s`` is out of range.
     """
 
     def __init__(
@@ -136,27 +166,62 @@ class Worker:
         self._lock = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
-        """The signed reply to a message that the server signed for this site (:mod:`common.envelope`).
+        """Return the signed reply to a signed message (:mod:`common.envelope`).
 
-        Refused for any other, before it is read. Raises what :meth:`handle` raises.
+        Args:
+            message: The message.
+
+        Returns:
+            The reply.
+
+        Raises:
+            Refused: If the server did not sign the message for this site; it is not read then. Also as :meth:`handle`.
+            InvalidInput: As :meth:`handle`.
         """
         return self.replied(self.handle(self.asked(message)), request=message)
 
     def asked(self, message: bytes) -> bytes:
-        """What the server asks; Refused for what it did not sign for this site."""
+        """Check a message's signature and return its body.
+
+        Args:
+            message: The message.
+
+        Returns:
+            The body.
+
+        Raises:
+            Refused: If the server did not sign it for this site.
+        """
         return open_asked(message, keys=self._config.server.signing_public_keys, site=self._config.site)
 
     def replied(self, body: bytes, *, request: bytes) -> bytes:
-        """``body`` signed as this site's reply to ``request``."""
+        """Sign a body as this site's reply.
+
+        Args:
+            body: The reply's body.
+            request: The message that is answered.
+
+        Returns:
+            The signed reply.
+        """
         return answered(body, sign=self._ledger.sign, site=self._config.site, request=request)
 
     def handle(self, body: bytes) -> bytes:
-        """The reply to what the server asks; both without their signatures.
+        """Return the reply to a body, both without their signatures.
 
-        Raises :class:`Refused` or :class:`InvalidInput` for what deserves none.
+        The reply to a codes request, or its refusal, waits for the end of a tick; other messages are handled meanwhile.
+        Only then are the codes read and sealed, so a veto or a withdrawal given meanwhile takes effect.
 
-        Where codes are asked for, reply and refusal alike wait for the end of a tick, without keeping other messages
-        from being handled. Only then are the codes read and sealed: a veto or a withdrawal given meanwhile holds.
+        Args:
+            body: The message's body.
+
+        Returns:
+            The reply's body.
+
+        Raises:
+            Refused: If the message may not be answered.
+            InvalidInput: If the message cannot be read.
+            LedgerCorrupt: If a receipt in the message contradicts the site's record.
         """
         arrived, message = self._clock(), decode(body)
         parts = message.parts if isinstance(message, Several) else (message,)
@@ -187,7 +252,7 @@ class Worker:
             raise Refused("stopping", "the worker was stopped before this reply was due")
 
     def _begin(self, message: Part, *, arrived: float) -> Callable[[], Part]:
-        """Do all of a message's work that may take long; what is given back makes the reply."""
+        """Do the slow part of a message's work, and return a function that makes the reply."""
         match message:
             case Offer():
                 reply = self._offered(message)
@@ -210,7 +275,7 @@ class Worker:
                 )
 
     def _offered(self, offer: Offer) -> OfferReply:
-        """The site's word on an offer; in a sealed sum with its mask key, and the peers nobody here has confirmed."""
+        """Decide an offer; in a sealed sum, add this site's mask key and the peers that nobody here has confirmed."""
         study, peers = offer.study, offer.peers or ()
         unknown: tuple[str, ...] = ()
         if peers and study == self._consent.study.id:
@@ -251,10 +316,10 @@ class Worker:
         return reason
 
     def _compute(self, request: CodesRequest, *, until: float) -> None:
-        """Store the code of every query asked for that has none yet, as far as the time allows."""
+        """Compute and store the code of every requested query without one, as far as time allows."""
         for query_id in request.queries:
             query = self._accepted(request, query_id)
-            while self._ledger.code(query_id) is None:  # again where a patient was withdrawn while it was computed
+            while self._ledger.code(query_id) is None:  # repeat if a patient was withdrawn meanwhile
                 if self._clock() >= until:
                     return
                 computed_at = self._ledger.row_count
@@ -264,9 +329,11 @@ class Worker:
                 )
 
     def _sealed(self, request: CodesRequest) -> CodesReply:
-        """The codes of all queries asked for, sealed; of none while one is missing, which another attempt goes on with.
+        """Return the sealed codes of all requested queries, or of none if one is missing; a later attempt completes
+        them.
 
-        So their number says nothing of how long each took. In a sealed sum they leave under masks.
+        The number of codes therefore does not reveal how long each one took. In a sealed sum they leave under
+        masks.
         """
         roster = request.roster
         if roster is not None:
@@ -290,7 +357,7 @@ class Worker:
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=sealed, signatures=signatures)
 
     def _signed(self, words: NDArray[np.int64], query: QuerySpec, roster: MaskedRoster) -> bytes:
-        """This site's own signature over its words, so that it cannot deny them."""
+        """Sign the site's words, so that it cannot deny them later."""
         of = {"roster": roster.id, "query": query.id, "site": self._config.site}
         return sign_word(words.view(np.uint64), **of, sign=self._ledger.sign)
 
@@ -299,15 +366,19 @@ class Worker:
         return seal(code, public_key=self._config.server.sealing_public_key, context=context)
 
     def _masked(self, queries: tuple[QuerySpec, ...], roster: MaskedRoster) -> dict[QuerySpec, NDArray[np.int64]]:
-        """The queries' codes with this site's noise, under the masks of this roster: one message for a draw, ever."""
+        """Return the queries' codes with this site's noise share under the roster's masks; each draw has one such
+        message.
+        """
         private = self._ledger.mask_key(roster.draw_id)
         make = partial(masked_code, roster=roster, me=self._config.site, private=private, sampler=self._sampler)
         words = self._ledger.masked(queries, roster, make=make)
         return {query: words[query.id].view(np.int64) for query in queries}
 
     def _accepted(self, request: CodesRequest, query_id: str) -> QuerySpec:
-        """The query, if its code may leave for who asks. Refused for another study or server than it was accepted for,
-        and while a veto or an alarm stands: looked up for every code, since one may be given while a batch is computed.
+        """Return the query if its code may be sent to this server now.
+
+        Refused for another study or server than it was accepted for, and during a veto or an alarm. This is checked for
+        every code, because a veto may be given while a batch is computed.
         """
         if request.study != self._consent.study.id:
             raise Refused("unknown-study", "the server asked for codes of a study this site has not consented to")
@@ -317,7 +388,7 @@ class Worker:
         return self._ledger.accepted(query_id, **asked, draw=request.draw)
 
     def _check_open(self, request: CodesRequest) -> None:
-        """That no veto and no alarm stands."""
+        """Refuse if a veto or an alarm stands."""
         cause = self._ledger.stopped(request.study)
         cause = cause or ("fork" if self._forked() else None)
         if cause is not None:
@@ -325,11 +396,11 @@ class Worker:
             raise Refused("paused", f"nothing leaves this site now ({cause})")
 
     def _forked(self) -> bool:
-        """Whether the server signed two histories of its ledger."""
+        """Tell whether the server signed two contradicting histories of its ledger."""
         return self._witness is not None and self._witness.memory.server_forked
 
     def _file(self, message: Receipts) -> None:
-        """Check and keep receipts. One that contradicts the site's record is an alarm, which stops all answers."""
+        """Check and store receipts. A receipt that contradicts the record is an alarm and stops all answers."""
         keys = self._config.server.signing_public_keys
         for text in message.receipts:
             receipt = Receipt.parse(text)
@@ -343,10 +414,10 @@ class Worker:
                 raise
 
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
-        """The site's integer code, the sum over its voters, and a word for the site's own record. # sensitive
+        """Compute the site's integer code, the sum over its voters, and a word for the site's record. # sensitive
 
-        What cannot be read of what is public (codec, frame, a volume) is the zero code of all voters, which says
-        nothing of a patient; whatever goes wrong in one voter's slot is the zero code of that voter alone. After
+        If something public (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
+        nothing about a patient. If something fails in one voter's slot, that voter counts as the zero code. After
         acceptance a failure must look like any other answer.
         """
         mechanism = query.mechanism
@@ -375,10 +446,10 @@ class Worker:
     def _encoded(
         self, encoder: Encoder, volume: str, query: QuerySpec
     ) -> list[tuple[NDArray[np.float64] | None, bool]]:
-        """The unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
+        """Return the unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
 
-        None where the voter failed. A slot that may not vote is coded all the same: it takes the time of the others.
-        There are m whatever was found on disk: beyond m nobody is asked. # sensitive
+        The code is None if the voter failed. A slot that may not vote is encoded as well, so that it takes the same
+        time. Exactly m slots are asked, whatever is on disk. # sensitive
         """
         content = self._fetch(volume)
         image = cache(partial(_image, content, self._consent.study.data))
@@ -395,15 +466,15 @@ class Worker:
         return codes
 
     def _code(self, ask: Ask, encoder: Encoder, image: ImageOf) -> tuple[NDArray[np.float64], bool]:
-        """One voter's unclipped code of one volume, that of nobody's prediction in an empty slot, and which it is.
+        """Return one voter's unclipped code of one volume, and whether the slot has a voter.
 
-        The map itself is gone when this returns. # sensitive
+        An empty slot encodes the uniform prediction. The prediction itself is deleted when this returns. # sensitive
         """
         answer = ask()
         return encoder.of_volume(self._uniform() if answer is None else answer, image), answer is not None
 
     def _uniform(self) -> NDArray[np.float32]:
-        """Nobody's prediction: every label as likely as the others."""
+        """Return the prediction of an empty slot: all labels equally likely."""
         data = self._consent.study.data
         return np.full((len(data.labels), *data.grid), 1 / len(data.labels), dtype=np.float32)
 
@@ -424,11 +495,11 @@ def _image(content: bytes, data: DataConfig) -> NDArray[np.float32]:
 
 
 def _nobody() -> None:
-    """Asks a slot that the site has no voter for."""
+    """Ask a slot for which the site has no voter."""
 
 
 def _attempt(make: Callable[[], T], part: Part) -> T | ConsiliumError:
-    """What ``make`` gives, or the refusal that it raised."""
+    """Return the result of ``make``, or the refusal it raised."""
     try:
         return make()
     except ConsiliumError as error:

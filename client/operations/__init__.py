@@ -1,1 +1,1 @@
-"""Holds what a hospital's staff run: daemons, doctor, decisions about patients."""
+"""Contains what a hospital's staff run: daemons, the doctor's checks, and decisions about patients and studies."""

@@ -1,8 +1,9 @@
-"""A site's processes: SuperNode (speaks to the server), launcher (hands messages over), teacher worker (has the data).
+"""Starts and watches a site's processes: SuperNode (connects to the server), launcher, and teacher worker (has the
+data).
 
-The SuperNode runs in process isolation: it starts no app code, and hands its tasks to the launcher alone, which holds
-the secret. SuperNode and launcher are told the worker's socket and nothing else of the site, neither where data lie nor
-where models do. Refuses to start a node without TLS or without its own key.
+`consilium site up` calls it. The SuperNode runs in process isolation: it starts no app code and hands its tasks
+only to the launcher, which shares a secret with it. SuperNode and launcher know the worker's socket, but not where
+data or models are. Refuses to start a node without TLS or without its own key.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from common.supervision import (
 from common.worker_api import healthy
 
 PARTS = ("worker", "node")
-"""What a site runs: the process with data and models, and those that speak to the server."""
+"""The parts of a site: the worker has data and models; the node's processes connect to the server."""
 
 LOG_MODULE = "client.operations.security_events"
 
 KILLED_NODE_S = 45.0
-"""How long a SuperNode that was killed waits: SuperLink counts it as online until 60 s without a heartbeat."""
+"""Seconds before a killed SuperNode restarts, since SuperLink counts it as online for 60 s without a heartbeat."""
 
 _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
@@ -60,8 +61,17 @@ _SAID_AT_EXIT = re.compile(r"Exit Code: \d+\n((?:.*\S.*\n?){1,2})")
 class SiteNode:
     """One site's SuperNode.
 
-    ``folder`` takes Flower's home and the logs; ``superlink`` is ``host:port``; ``root_certificates`` the study
-    authority's certificate; ``socket`` the worker's Unix socket; ``port`` a free loopback port for the node's own use.
+    Attributes:
+        site: Name of the site.
+        folder: Folder of Flower's home and the logs.
+        superlink: Address of SuperLink, ``host:port``.
+        root_certificates: Certificate of the study's authority.
+        keys: The node's keys.
+        socket: The worker's Unix socket.
+        port: Free loopback port for the node's own use.
+
+    Raises:
+        InvalidInput: If the name or port is invalid, or a file is missing.
     """
 
     site: str
@@ -84,12 +94,12 @@ class SiteNode:
 
     @property
     def secret(self) -> Path:
-        """Shared by SuperNode and launcher, so that nobody else is handed the node's messages."""
+        """File of the secret shared by SuperNode and launcher, so that no other process gets the node's messages."""
         return self.folder / "runtime.secret"
 
     @property
     def home(self) -> Path:
-        """Flower's home folder for this node."""
+        """Flower's home folder of this node."""
         return self.folder / "flower"
 
     @property
@@ -100,10 +110,14 @@ class SiteNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Evidence that SuperLink turned a node away.
+    """Evidence that SuperLink refused a node.
 
-    ``exit_status`` is the process's; ``exit_code`` and ``api_code`` are Flower's own (305 and 2004 for a key that is
-    not registered); ``line`` is the line of the log that says so.
+    Attributes:
+        exit_status: Exit status of the process.
+        exit_code: Flower's own exit code; 305 for a refused node.
+        api_code: SuperLink's code; 2004 for a key that is not registered.
+        line: The line of the log that states it.
+        seconds: Time from the start.
     """
 
     exit_status: int
@@ -114,10 +128,17 @@ class Refusal:
 
 
 def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s: float = 60.0) -> DaemonSpec:
-    """How to start a site's SuperNode: TLS by the study's authority only, its own key, its own Flower home.
+    """Describe how to start a site's SuperNode, with the study's authority as its only TLS root and its own key.
 
-    Ready once SuperLink has told it its node id. ``max_retries`` bounds the attempts at an absent SuperLink (default:
-    for ever). It waits for a :func:`launcher` to take its messages and starts nothing itself.
+    It is ready when SuperLink has told it its node id. It waits for a :func:`launcher` to take its messages.
+
+    Args:
+        node: The node.
+        max_retries: Attempts to reach SuperLink; None for no limit.
+        ready_timeout_s: Seconds until it must be ready.
+
+    Returns:
+        The description of the process.
     """
     start = _log_size(node)
     _make_secret(node.secret)
@@ -142,9 +163,16 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
-    """How to start the program that takes the SuperNode's messages to the worker; the site's installed code alone.
+    """Describe how to start the launcher, which takes the SuperNode's messages to the worker.
 
-    Start it after the SuperNode: it is ready once that has answered it.
+    It runs the site's installed code only. Start it after the SuperNode: it is ready when the SuperNode has answered
+    it.
+
+    Args:
+        node: The node.
+
+    Returns:
+        The description of the process.
     """
     _make_secret(node.secret)
     log = node.folder / "logs" / "launcher.log"
@@ -171,7 +199,15 @@ def _make_secret(path: Path) -> None:
 
 
 def node_id(node: SiteNode, *, since: int = 0) -> int | None:
-    """The id SuperLink gave this node, from its log after byte ``since``; None before it connected."""
+    """Read the node id that SuperLink assigned from the SuperNode's log.
+
+    Args:
+        node: The node.
+        since: Byte of the log from which to read.
+
+    Returns:
+        The id; None before it connected.
+    """
     for line in _log_text(node, since).splitlines():
         if _CONNECTED in line and (word := line.rpartition(_CONNECTED)[2].strip()).isdigit():
             return int(word)
@@ -179,10 +215,17 @@ def node_id(node: SiteNode, *, since: int = 0) -> int | None:
 
 
 def worker(site_dir: Path, *, socket: Path | None = None) -> DaemonSpec:
-    """How to start a site's teacher worker; ready when it answers at its socket.
+    """Describe how to start a site's teacher worker. It is ready when it answers at its socket.
 
-    ``socket`` is ``worker.sock`` in the site's directory unless given. Runs the site's installed code, never what lies
-    in the current directory. Its log stays at the site and is never quoted in an error.
+    It runs the site's installed code, never code from the current directory. Its log stays at the site and is never
+    quoted in an error.
+
+    Args:
+        site_dir: The site's directory.
+        socket: The Unix socket; by default ``worker.sock`` in the site's directory.
+
+    Returns:
+        The description of the process.
     """
     folder = site_dir.absolute()
     where = (socket or folder / "worker.sock").absolute()
@@ -207,12 +250,19 @@ def site_up(
     on_ready: Callable[[], None] = lambda: None,
     log_to: Sequence[str] = (),
 ) -> None:
-    """Run a site's daemons in the foreground until SIGINT or SIGTERM; what dies is started again.
+    """Run a site's daemons in the foreground until SIGINT or SIGTERM; a daemon that ends is restarted.
 
-    ``parts``: ``worker`` (data and models) and ``node`` (SuperNode and launcher), which may run as two users or in two
-    containers. The node's part needs the folder ``node/`` of the site's directory and sees nothing else of it.
-    The worker's part sends the site's security events to the targets ``log_to``. ``others`` are directories of further
-    studies of this hospital, whose daemons run, too.
+    Args:
+        site_dir: The site's directory.
+        parts: ``worker`` (data and models), ``node`` (SuperNode and launcher), or both. The two may run as different
+            users or in different containers; the node needs only the folder ``node/`` of the site's directory.
+        others: Directories of further studies of this hospital, whose daemons also run.
+        on_ready: Called when all daemons are ready.
+        log_to: Targets of the site's security events; sent by the worker's part.
+
+    Raises:
+        InvalidInput: For a node that cannot be started, or an unknown target.
+        DaemonFailed: If a daemon fails for a reason that a restart does not repair.
     """
     folder = site_dir.absolute() / "node"
     with contextlib.ExitStack() as stack:
@@ -227,7 +277,7 @@ def site_up(
             kept.append(KeptRunning(spec=lambda: worker(site_dir, socket=socket)))
             if log_to:
                 log = partial(log_daemon, site_dir, module=LOG_MODULE, name=site_dir.absolute().name, targets=log_to)
-                log()  # a target of no known form is said at once
+                log()  # refuses an unknown target at once
                 kept.append(KeptRunning(spec=log))
         if "node" in parts:
             node = site_node(folder, socket=socket)
@@ -245,7 +295,15 @@ def site_up(
 
 
 def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
-    """How to start all daemons of one more study of this hospital: ``consilium site up`` of its own directory."""
+    """Describe how to start all daemons of another study of this hospital, by ``consilium site up`` in its directory.
+
+    Args:
+        site_dir: The other study's directory.
+        log_to: Targets of security events.
+
+    Returns:
+        The description of the process.
+    """
     folder = site_dir.absolute()
 
     def ready() -> bool:
@@ -264,12 +322,26 @@ def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
 
 
 def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
-    """How every daemon of this site stands, as far as its logs can be read."""
+    """Return the state of every daemon of this site, as far as its logs can be read.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The states.
+    """
     return standings((site_dir / "logs", site_dir / "node" / "logs"))
 
 
 def was_let_in(site_dir: Path) -> bool:
-    """Whether the server has ever let this site's node in, by the facts that are kept."""
+    """Tell whether the server has ever admitted this site's node, from the supervisor's records.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        True if the node was ever ready.
+    """
     for folder in (site_dir / "logs", site_dir / "node" / "logs"):
         with contextlib.suppress(OSError):
             for line in (folder / FACTS).read_text(encoding="utf-8").splitlines():
@@ -286,11 +358,11 @@ _REFUSALS = {
     "2004": "the server does not know this node; to fix: ask the consortium whether you are admitted; after a crash of "
     "this machine it is let in again within a minute",
 }
-"""What the gateway or SuperLink turns a node away with → what it means to a hospital."""
+"""For each refusal of the gateway or SuperLink, an explanation for the hospital."""
 
 
 def explain_supernode(text: str) -> str:
-    """Why a SuperNode ended, from its log, which speaks of no case."""
+    """Explain from a SuperNode's log, which contains nothing about cases, why it ended."""
     if answer := _API_ERROR.search(text):
         word = answer[2].removeprefix("refused:").strip()
         return _REFUSALS.get(word) or _REFUSALS.get(answer[1]) or f"the server answered: {answer[0].strip()[:200]}"
@@ -302,7 +374,7 @@ def explain_supernode(text: str) -> str:
 
 
 def _make_socket_folder(folder: Path) -> None:
-    """This user's alone; of the group that ``node/`` was given to, if it was, and then its own group's bit is kept."""
+    """Create a folder that only this user can enter, or also the group to which ``node/`` was given."""
     before = os.umask(0o027 if shared(folder.parent) else 0o077)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -311,7 +383,19 @@ def _make_socket_folder(folder: Path) -> None:
 
 
 def site_node(folder: Path, *, socket: Path, port: int = 0) -> SiteNode:
-    """A site's SuperNode from its folder ``node/`` alone; ``port`` 0 chooses a free one."""
+    """Read a site's SuperNode from its folder ``node/``.
+
+    Args:
+        folder: The folder ``node/``.
+        socket: The worker's Unix socket.
+        port: Loopback port; 0 for a free one.
+
+    Returns:
+        The node.
+
+    Raises:
+        InvalidInput: If ``link.json`` cannot be read, or a file is missing.
+    """
     remedy = "start the worker's part first"
     with parsing("link.json of the node", value=str(folder), remedy=remedy):
         record = parse_json((folder / "link.json").read_bytes(), what="link.json of the node", remedy=remedy)
@@ -328,10 +412,19 @@ def site_node(folder: Path, *, socket: Path, port: int = 0) -> SiteNode:
 
 
 def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60.0) -> Refusal:
-    """Start a SuperNode whose key is not registered and see it turned away.
+    """Start a SuperNode whose key is not registered, and check that SuperLink refuses it.
 
-    Errors: DaemonFailed if it is admitted, still trying after ``timeout_s``, or ended for another reason than
-    SuperLink's answer; in every case it is stopped.
+    Args:
+        group: Where the process is started.
+        node: The node.
+        timeout_s: Seconds to wait.
+
+    Returns:
+        The evidence.
+
+    Raises:
+        DaemonFailed: If it is admitted, still trying after ``timeout_s``, or ends for another reason. It is stopped in
+            every case.
     """
     started, start = time.monotonic(), _log_size(node)
     daemon = group.begin(supernode(node, max_retries=3))

@@ -1,4 +1,4 @@
-"""Runs the checks of `consilium site doctor`: the site's directory, its data, or both."""
+"""Runs the checks of `consilium site doctor`: of the site's directory, of its data, or of both."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from common.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """What to look at, and how the data is to be read where that is not as site.toml says.
+    """The options of `site doctor`; None stands for what ``site.toml`` says.
 
-    ``report`` is the directory below which pictures of suspicious cases go; None: no pictures.
+    Attributes:
+        site_dir: The site's directory; None to check data only.
+        data: Folder of a dataset; None to check the directory only.
+        study: The study's file.
+        layout: Layout of the dataset.
+        label_map: File that maps the dataset's labels to the study's.
+        report: Directory below which pictures of suspicious cases are written; None for no pictures.
     """
 
     site_dir: Path | None = None
@@ -31,9 +37,17 @@ class DoctorOptions:
 
 
 def look(options: DoctorOptions, *, on_case: Callable[[int, int], None]) -> list[Checkup]:
-    """The findings about the site, then those about the data; ``on_case`` is told cases done and cases in all.
+    """Check the site and then the data.
 
-    What the data is for, and how it is to be read, is taken from the site's directory where no option says otherwise.
+    Args:
+        options: What to check.
+        on_case: Called with the cases done and all cases.
+
+    Returns:
+        The findings.
+
+    Raises:
+        InvalidInput: If there is nothing to check, or no study is known.
     """
     if options.site_dir is None and options.data is None:
         raise InvalidInput("there is nothing to check", remedy="give --site-dir, --data, or both")

@@ -1,4 +1,4 @@
-"""The doctor's checks of a site's data: layout, who counts as a patient, every case, pictures."""
+"""Checks a site's data for `consilium site doctor`: the layout, what counts as a patient, every case, pictures."""
 
 from __future__ import annotations
 
@@ -37,11 +37,18 @@ def check_data(
     pictures: Path | None = None,
     on_case: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Checkup]:
-    """Everything there is to find about a dataset before it is trained on.
+    """Check everything about a dataset that can be checked before training.
 
-    ``stated``: the study's budget, whose δ is held against the number of patients.
-    ``pictures``: a directory for one picture of each case that is not plainly good and can be shown. ``on_case`` is
-    told how many cases are done, of how many. A dataset that cannot be used at all is one failure.
+    Args:
+        directory: The dataset's folder.
+        data: The study's labels, channels and grid.
+        settings: How the data are read.
+        stated: The study's budget, whose δ is compared with the number of patients; None to skip this.
+        pictures: Directory for a picture of each case that is not good but can be shown; None for no pictures.
+        on_case: Called with the cases done and all cases.
+
+    Returns:
+        The findings; a single failure if the dataset cannot be used at all.
     """
     try:
         dataset = match_study(
@@ -121,7 +128,7 @@ def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
 
 
 def _failure(check: str, error: InvalidInput) -> Checkup:
-    """The reason without its value, which may name a case and goes to the terminal alone."""
+    """Report an error without its value, which may name a case and is shown on the terminal only."""
     text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
     return Checkup(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
 
@@ -131,7 +138,7 @@ def _names(value: object) -> list[str]:
 
 
 def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None] | None:
-    """The image, and the label map where it fits; None where not even the image reads."""
+    """Return a case's image, and its label map if it fits; None if the image cannot be read."""
     try:
         volume = load_case(case, data)
     except InvalidInput:
@@ -152,9 +159,15 @@ def draw(
     labels: tuple[str, ...],
     title: str,
 ) -> None:
-    """Three slices through the structures' middle (the volume's, where there are none), structures outlined.
+    """Draw three slices through the middle of the structures, or of the volume if there are none, with structures
+    outlined.
 
-    A PNG that its owner alone can read.
+    Args:
+        path: PNG to write, readable by its owner only.
+        volume: The volume.
+        label: The label map; None if none fits.
+        labels: Names of the labels.
+        title: Title of the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,8 +1,7 @@
-"""Reports what `consilium site doctor` finds: lines for the administrator, and a report without patients' names.
+"""Reports what `consilium site doctor` finds: as lines for the administrator, and as a report without patients' names.
 
-A check is a function that returns findings; groups of checks (the data, the network, the keys) know nothing of each
-other. A finding may have a subject, such as a case's name: the site's own terminal shows it, the report gives its
-number alone.
+A check is a function that returns findings; groups of checks (data, network, keys) are independent. A finding may have
+a subject, such as a case's name. The terminal shows the subject; the report replaces it by its number.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ from common.objects import write_atomically
 from common.plain import joined
 
 NEEDS_REPAIR = 8
-"""Exit code: at least one finding is a failure."""
+"""Exit code if at least one finding is a failure."""
 
 
 class State(StrEnum):
-    """OK: fine. NOTE: works, and somebody should know. FAIL: something does not work until it is repaired."""
+    """The state of a finding.
+
+    OK means that nothing is wrong, NOTE that it works but somebody should know, FAIL that it must be repaired.
+    """
 
     OK = "ok"
     NOTE = "note"
@@ -30,7 +32,17 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """What one check found. ``text`` and ``remedy`` name no patient; ``subject`` may, ``number`` stands in for it."""
+    """The finding of one check.
+
+    Attributes:
+        check: Name of the check.
+        state: Ok, note or fail.
+        text: What was found, without a patient's name.
+        remedy: What to do, without a patient's name.
+        number: Number that stands for the subject in the report.
+        subject: What it is about; may name a case, and must not leave the site.
+        picture: Path of a picture.
+    """
 
     check: str
     state: State
@@ -42,16 +54,31 @@ class Checkup:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is wrong."""
         return self.state is State.OK
 
 
 def exit_code(findings: Iterable[Checkup]) -> int:
-    """0, or :data:`NEEDS_REPAIR`."""
+    """Return the exit code of `site doctor`.
+
+    Args:
+        findings: The findings.
+
+    Returns:
+        0, or :data:`NEEDS_REPAIR` if a finding is a failure.
+    """
     return NEEDS_REPAIR if any(finding.state is State.FAIL for finding in findings) else 0
 
 
 def to_text(findings: Iterable[Checkup]) -> str:
-    """The findings for the administrator's terminal, with their subjects."""
+    """Format the findings with their subjects for the administrator's terminal.
+
+    Args:
+        findings: The findings.
+
+    Returns:
+        The text.
+    """
     lines = []
     for finding in findings:
         state = "FAIL" if finding.state is State.FAIL else str(finding.state)
@@ -64,7 +91,14 @@ def to_text(findings: Iterable[Checkup]) -> str:
 
 
 def to_json(findings: Iterable[Checkup]) -> str:
-    """The findings for a machine or for somebody else: without subjects."""
+    """Format the findings as JSON without their subjects, for a machine or another person.
+
+    Args:
+        findings: The findings.
+
+    Returns:
+        The JSON text.
+    """
     rows = [
         {
             "check": finding.check,
@@ -84,9 +118,14 @@ _WORDS = {State.FAIL: "repair", State.NOTE: "know", State.OK: "ok"}
 
 
 def write_report(directory: Path, findings: Iterable[Checkup]) -> tuple[Path, Path]:
-    """Write ``doctor.json`` and ``doctor.html`` into ``directory``; returns their paths. No subject is in either.
+    """Write ``doctor.json`` and ``doctor.html`` without subjects; the page begins with what must be repaired.
 
-    The page begins with what is to be repaired.
+    Args:
+        directory: Where to write; it is created if missing.
+        findings: The findings.
+
+    Returns:
+        Paths of both files.
     """
     from jinja2 import Environment, PackageLoader, select_autoescape
 

@@ -1,8 +1,8 @@
 """Checks whether a site can take part: files, keys, teachers, daemons, network, clock, disk, GPU memory.
 
-Each check says what it found and, if something is wrong, the one thing to do. One signed request to the server settles
-network, proxy, certificate and its age, clock, admission and revocation. Looks, and changes nothing; the cases have
-checks of their own.
+`site doctor` and `site up` call it. Each check states what it found and, if something is wrong, one thing to do. One
+signed request to the server tests network, proxy, certificate, clock, admission and revocation. Nothing is changed.
+Cases are checked in ``client.operations.doctor_data``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIN_FREE_BYTES = 2 << 30
 MIN_GPU_BYTES = 2 << 30
 TIMEOUT_S = 15.0
 RENEW_DAYS = 21
-"""A certificate that is valid for fewer days is worth a word to the consortium."""
+"""A certificate valid for fewer days gives a note."""
 _RENEW = "the consortium renews it: `consilium provision renew`"
 _NOT_NOW = (
     "if that is not the time, set the clock, best by NTP; if it is, the certificate is the server's{proxy}, and "
@@ -49,9 +49,15 @@ _NO_OBJECT = "/public/" + "0" * 64
 
 
 def check_site(directory: Path, *, now: datetime | None = None, starting: bool = False) -> tuple[Checkup, ...]:
-    """All checks in the order in which an administrator would make them; those that cannot be made are left out.
+    """Run all checks of a site's directory; checks that are not possible are left out.
 
-    ``starting``: the daemons are about to be started; they are not looked at, and nothing is loaded that takes long.
+    Args:
+        directory: The site's directory.
+        now: Time; by default the current time.
+        starting: The daemons are about to start: they are not checked, and nothing slow is loaded.
+
+    Returns:
+        The findings, in the order in which an administrator would look.
     """
     now = now or datetime.now(UTC)
     try:
@@ -98,7 +104,7 @@ def _keys(folder: Path) -> Checkup:
     if not (folder / "node").exists():
         return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
     try:
-        public = read_node_public_key(create_node_keys(folder).public)  # both are there: it only compares them
+        public = read_node_public_key(create_node_keys(folder).public)  # both keys exist, so this only compares them
     except (ConsiliumError, OSError) as error:
         return Checkup("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up anew")
     whose = f"its owner's and the group {(folder / 'node').group()}'s" if shared(folder) else "its owner's alone"
@@ -123,7 +129,7 @@ def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str
 
 
 def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
-    """Everything one signed request tells."""
+    """Check everything that one signed request to the server shows."""
     proxy = proxy_env().get("https_proxy", "")
     way = f"{config.server.superlink}" + (f" through the proxy {proxy_name(proxy)}" if proxy else ", no proxy set")
     key = load_node_key(config.root / "node" / "keys" / "node")
@@ -135,7 +141,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
     seen: list[datetime] = []
 
     class Noting(ssl.SSLSocket):
-        """Notes until when the certificate that was shown is valid."""
+        """A TLS socket that notes until when the server's certificate is valid."""
 
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
@@ -163,7 +169,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
         case 401, "unknown-key":
             findings.append(_unknown(config))
         case 401, "clock":
-            pass  # said already
+            pass  # the clock's own finding reports it
         case _:
             remedy = "is something else answering at this address?"
             findings.append(Checkup("admission", State.FAIL, f"answer {status} {word}".strip(), remedy))
@@ -171,7 +177,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
 
 
 def _unknown(config: SiteConfig) -> Checkup:
-    """Not admitted yet, with the words to read out, or admitted no more."""
+    """Report a key that was not admitted yet, with the fingerprint to read out, or one that was revoked."""
     if was_let_in(config.root):
         return Checkup(
             "admission",
@@ -250,7 +256,14 @@ def _disk(directory: Path) -> Checkup:
 
 
 def check_teachers(config: SiteConfig) -> None:
-    """InvalidInput where no teacher was ever trained or brought here, so that no worker could start."""
+    """Refuse a site without any teacher, because its worker could not start.
+
+    Args:
+        config: The site's policy.
+
+    Raises:
+        InvalidInput: If no teacher was trained or added.
+    """
     if not _has_teachers(config):
         raise InvalidInput("teachers", limit="at least one", remedy="`consilium site train`: none is trained yet")
 
@@ -261,7 +274,9 @@ def _has_teachers(config: SiteConfig) -> bool:
 
 
 def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
-    """Whether what a worker would load is there. A voter whose teacher is missing votes zero; without any, no start."""
+    """Check the teachers that a worker would load. A voter without one sends the zero code; without any, no worker
+    starts.
+    """
     folder = config.path("teachers")
     if not _has_teachers(config):
         return Checkup("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
@@ -292,7 +307,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
 
 
 def _peers(directory: Path) -> list[Checkup]:
-    """Whether enough of the other hospitals are confirmed for a sealed sum, and none looks exchanged."""
+    """Check that enough other hospitals are confirmed for a sealed sum, and that none of their keys has changed."""
     try:
         view = look(directory)
     except (ConsiliumError, OSError) as error:
@@ -304,7 +319,7 @@ def _peers(directory: Path) -> list[Checkup]:
 
 
 def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Checkup:
-    """Free and total bytes by ``memory``; torch is asked if none is given."""
+    """Check free GPU memory; ``memory`` returns free and total bytes, by default as torch reports them."""
     found = (memory or _gpu_memory)()
     if found is None:
         return Checkup("graphics memory", State.OK, "no GPU: teachers run on the processor, more slowly")

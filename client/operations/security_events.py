@@ -1,7 +1,8 @@
-"""A site's security events: its ledger's rows, what its worker logged of messages, and its daemons' starts and ends.
+"""Turns a site's records into security events: rows of its ledger, its worker's log, starts and ends of its daemons.
 
-Of a row only what the schema has a field for is taken (:mod:`common.security_log.events`): no slot, no subject, no
-note, no code and nothing of a case. As a program it follows a site's directory and sends events to the targets given.
+From a row only the fields of the schema are used (:mod:`common.security_log.events`): no slot, no patient's hash, no
+note, no code, and nothing about a case. Run as a program, it follows a site's directory and sends events to the given
+targets.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from common.security_log.rows import Facts, shared_row
 from common.supervision import FACTS
 
 SILENT = frozenset({"code", "mask-key", "masked", "deal", "drawn", "identity"})
-"""Kinds of rows that are no security event: what leaves is logged when it leaves, and deals are of patients."""
+"""Rows that give no event: codes are logged when they are sent, and rows about deals concern patients."""
 
 _LINES: Known = {
     ("client.worker", "offer"): (
@@ -59,7 +60,14 @@ _LINES: Known = {
 
 
 def read_row(record: Document) -> tuple[str, Facts] | None:
-    """The event of a row of a site's ledger, or None for a kind of :data:`SILENT`."""
+    """Return the event of a row of a site's ledger.
+
+    Args:
+        record: The row's content.
+
+    Returns:
+        Name and facts of the event; None for a kind in :data:`SILENT`.
+    """
     match record:
         case ConsentRecord():
             return "study-consented", {"study": record.study_id, "pool": record.pool}
@@ -117,7 +125,14 @@ def _of(record: ReceiptRecord | AlarmRecord | SupersededRecord) -> Facts:
 
 
 def site_sources(directory: Path) -> tuple[str, list[Source]]:
-    """The site's name, and the records in its directory whose new entries go to the security log."""
+    """Return the records of a site whose new entries become security events.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        The site's name and the sources.
+    """
     config = load_site(directory)
     sources: list[Source] = [LedgerSource(config.ledger_file, role="site", read=read_row)]
     sources += [LinesSource(directory / "logs" / "worker.log", read=lambda line: logged_event(line, _LINES))]

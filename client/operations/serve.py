@@ -1,6 +1,12 @@
-"""The teacher worker as a daemon: a site's directory opened, and the worker behind gRPC on a Unix socket until stopped.
+"""Serves the teacher worker over gRPC on a Unix socket, from a site's directory, until it is stopped.
 
-A refusal's text stays here: whoever asked learns that it was refused, or that something failed, and nothing else.
+1. Read the site's policy and study, and open its ledger; consent must be on record.
+2. Record what counts as a patient, and record withdrawals again that the ledger lacks.
+3. Load the teachers, and leave out voters that may not vote.
+4. Record the loaded teachers.
+5. Answer messages through :class:`client.worker.Worker`.
+
+The text of a refusal stays at the site: the caller learns only that it was refused, or that something failed.
 """
 
 from __future__ import annotations
@@ -46,12 +52,17 @@ from common.worker_api import HEALTH, SERVICE, channel_options
 log = logging.getLogger(__name__)
 
 REPLY_TICK_S = 1.0
-"""A reply to a codes request leaves at the end of a tick of this length, counted from the request's arrival."""
+"""Length of a tick: replies to codes requests leave a whole number of ticks after the request."""
 
 
 class TeacherVoters:
-    """Voters that answer about a public volume's bytes. ``foreign`` holds the teachers that the hospital added, by
-    voter."""
+    """The voters of a site, as the worker asks them.
+
+    Args:
+        teachers: The trained teachers.
+        data: The study's labels, channels and grid.
+        foreign: Teachers that the hospital added, by voter.
+    """
 
     def __init__(
         self, teachers: Teachers, data: DataConfig, foreign: Mapping[int, ForeignTeacher] | None = None
@@ -59,6 +70,14 @@ class TeacherVoters:
         self._teachers, self._data, self._foreign = teachers, data, foreign or {}
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
+        """Return one function for each voter that computes its prediction of a volume. # sensitive
+
+        Args:
+            volume: A public volume as NIfTI.
+
+        Returns:
+            The functions, in the voters' order.
+        """
         asks = list(self._teachers.ask(volume_from_bytes(volume, self._data).image))
         for slot, teacher in self._foreign.items():
             asks[slot] = partial(teacher.ask, volume)
@@ -66,9 +85,19 @@ class TeacherVoters:
 
 
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:
-    """Start serving ``worker`` on a Unix socket; returns the started server.
+    """Start serving a worker on a Unix socket.
 
-    Only this user can open it, or, in a folder that was given to a group, that group.
+    Only this user can open the socket, or also the group to which its folder was given.
+
+    Args:
+        worker: The worker.
+        socket: The socket.
+
+    Returns:
+        The started server.
+
+    Raises:
+        InvalidInput: If the socket's path is too long or not writable.
     """
 
     def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
@@ -105,13 +134,22 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
 def open_worker(
     directory: Path, *, sleep: Callable[[float], object] = time.sleep, fetch: Fetch | None = None
 ) -> Worker:
-    """The worker of a site's directory, with its models loaded and what they are on the site's record.
+    """Open the worker of a site's directory, load its teachers, and record them.
 
-    ``fetch`` gets public objects, from the server unless given.
-    A voter whose teacher cannot be loaded, or that lost a patient since it was trained, is an empty slot, and so is one
-    whose teacher was brought before a patient left the pool. InvalidInput where nobody consented, for a teacher the
-    hospital brought that is not the one on record, or that has no place in the study, and what
-    :func:`~client.site.deals.check_trained` raises.
+    A voter is an empty slot if its teacher cannot be loaded, if it lost a patient since the training, or if its teacher
+    was added before a patient left the pool.
+
+    Args:
+        directory: The site's directory.
+        sleep: How the worker waits for a tick.
+        fetch: Gets public objects; by default from the server.
+
+    Returns:
+        The worker.
+
+    Raises:
+        InvalidInput: Without consent on record; for an added teacher that is not on record or may not vote in this
+            study; and as :func:`~client.site.deals.check_trained`.
     """
     config = load_site(directory)
     study = joined_study(config)
@@ -151,7 +189,7 @@ def open_worker(
 
 
 def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, ForeignTeacher]:
-    """The teachers that the hospital brought. Where it has none, neither their rules nor their files matter."""
+    """Load the teachers that the hospital added. Without any, the rules for them do not apply."""
     voters = [voter for voter in range(study.privacy.voters_per_site) if has_foreign(teachers, voter)]
     if voters:
         check_unit(study)
@@ -170,8 +208,11 @@ def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, Fore
 
 
 def _state_identity(ledger: SiteLedger, directory: Path) -> None:
-    """What counts as a patient, from the record of the last training. One that cannot be read stops nothing: it was
-    written with the patients' files, and the training itself was put on record before."""
+    """Record what counts as a patient, from the last training's record of cases.
+
+    If that record cannot be read, nothing stops: it describes patients' files, and the training itself was recorded
+    before.
+    """
     if not has_trained(directory):
         return
     try:
@@ -181,7 +222,12 @@ def _state_identity(ledger: SiteLedger, directory: Path) -> None:
 
 
 def run_worker(directory: Path, *, socket: Path) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        directory: The site's directory.
+        socket: The Unix socket.
+    """
     log_to_stderr()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -193,14 +239,14 @@ def run_worker(directory: Path, *, socket: Path) -> None:
 
 
 def main() -> None:
-    """``python -m client.operations.serve --site-dir DIR --socket PATH``: serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT: ``python -m client.operations.serve --site-dir DIR --socket PATH``."""
     parser = argparse.ArgumentParser(description="Consilium's teacher worker")
     parser.add_argument("--site-dir", type=Path, required=True)
     parser.add_argument("--socket", type=Path)
     arguments = parser.parse_args()
     try:
         run_worker(arguments.site_dir, socket=arguments.socket or arguments.site_dir / "worker.sock")
-    except ConsiliumError as error:  # before a question is answered: of the site's own files, never of a case
+    except ConsiliumError as error:  # raised before any query, so it is about the site's files, not a case
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 

@@ -1,8 +1,8 @@
-"""Carries out what a hospital's staff decide: vetoes, a patient's withdrawal, alarms, comparing heads.
+"""Carries out decisions of a hospital's staff: consent, pause, a patient's withdrawal, alarms, comparing heads.
 
-Every decision is a row of the site's own ledger and holds at once for a worker that is running. A withdrawn patient's
-name is in no row: the ledger has the slot, the voter and a hash whose key lies with the teachers. Refuses a study the
-site never consented to and a case that never had a slot.
+The site's commands call it. Every decision is a row of the site's own ledger and takes effect at once in a running
+worker. A withdrawn patient's name is in no row: the ledger has the slot, the voter and a hash whose key stays with the
+teachers. Refuses a study the site never consented to, and a case that never had a slot.
 """
 
 from __future__ import annotations
@@ -46,8 +46,15 @@ from common.witness.notes import origin_of
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What :func:`withdraw_patient` did: every deal's place is empty and its voter silent, in each of ``directories``,
-    until it is retrained there; ``releases`` can not be recalled. ``adapted``: bundles that may hold the patient."""
+    """What :func:`withdraw_patient` did.
+
+    Attributes:
+        places: The patient's slot in each deal; it is empty now, and its voter silent until retrained.
+        directories: The directories of the pool.
+        releases: Releases already made, which cannot be recalled.
+        repeated: The patient was withdrawn before.
+        adapted: Adapted bundles that may contain the patient.
+    """
 
     places: tuple[Place, ...]
     directories: tuple[Path, ...]
@@ -57,9 +64,20 @@ class Withdrawal:
 
 
 def consent(directory: Path, *, by: str, sheet: str) -> Study:
-    """Put on record that ``by`` consents to the study of a site's directory, having read ``sheet``. Again, a new note.
+    """Record a person's consent to the study of a site's directory. A repeated consent adds a note.
 
-    Nothing else does: no daemon starts, and nothing is served or charged, before it is on record.
+    No daemon starts, and nothing is served or charged, before consent is on record.
+
+    Args:
+        directory: The site's directory.
+        by: Name of the person.
+        sheet: Text of the consent sheet the person read.
+
+    Returns:
+        The study.
+
+    Raises:
+        InvalidInput: If the name is not acceptable.
     """
     check_name(by)
     config = load_site(directory)
@@ -71,13 +89,27 @@ def consent(directory: Path, *, by: str, sheet: str) -> Study:
 
 
 def check_name(by: str) -> None:
-    """InvalidInput for what is no name of a person to be put on record."""
+    """Refuse a text that is no person's name to be recorded.
+
+    Args:
+        by: The text.
+
+    Raises:
+        InvalidInput: Unless it has 1 to 200 printable characters.
+    """
     if not by.strip() or len(by) > 200 or plain(by) != by:
         raise InvalidInput("--by", value=by, limit="a name of 1 to 200 printable characters")
 
 
 def has_consented(directory: Path) -> bool:
-    """Whether somebody's consent to the study of a site's directory is on record."""
+    """Tell whether consent to the study of a site's directory is on record.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        True if it is.
+    """
     config = load_site(directory)
     if not config.ledger_file.exists():
         return False
@@ -86,13 +118,32 @@ def has_consented(directory: Path) -> bool:
 
 
 def check_consent(directory: Path) -> None:
-    """InvalidInput where nobody's consent to the study of a site's directory is on record."""
+    """Refuse a site without consent to its study on record.
+
+    Args:
+        directory: The site's directory.
+
+    Raises:
+        InvalidInput: If no consent is on record.
+    """
     if not has_consented(directory):
         raise consent_missing(joined_study(load_site(directory)))
 
 
 def decide(directory: Path, study: str, decision: str) -> str:
-    """``pause``, ``resume`` or ``withdraw`` (for good) a study named by id, beginning of its id, or name; its id."""
+    """Pause, resume, or withdraw from a study for good.
+
+    Args:
+        directory: The site's directory.
+        study: The study's id, the beginning of its id, or its name.
+        decision: ``pause``, ``resume`` or ``withdraw``.
+
+    Returns:
+        The study's id.
+
+    Raises:
+        InvalidInput: If no study or several match, or the site has withdrawn already.
+    """
     with _ledger(directory) as (_, ledger):
         terms = ledger.study_named(study)
         ledger.decide(terms.id, decision)
@@ -100,16 +151,31 @@ def decide(directory: Path, study: str, decision: str) -> str:
 
 
 def withdraw_patient(directory: Path, case: str) -> Withdrawal:
-    """Take a patient out of every study of the pool: on record, out of the slot, and the voter silent until
-    ``consilium site train`` ran again there.
+    """Take a patient out of every study of the pool.
 
-    Only that voter is retrained. Interrupted, it is finished by running it again; done already, it changes nothing.
-    A directory that joined the pool's books and is not there stops it before anything is done, and so does a training
-    that goes on in any of them.
+    1. Lock all directories of the pool, so that no training runs.
+    2. Record the withdrawal, which deletes every stored code.
+    3. Mark the training of the patient's voter as withdrawn; the voter is silent until `consilium site train` ran
+       again.
+    4. Empty the slot.
+    5. Mark adapted bundles as containing a withdrawn patient.
+
+    Only that voter is retrained. An interrupted call is completed by repeating it; a completed one changes nothing.
+
+    Args:
+        directory: The site's directory.
+        case: Name of the patient or case, as the dataset lists it.
+
+    Returns:
+        What was done.
+
+    Raises:
+        InvalidInput: If the case never had a slot, patients were not dealt yet, or a directory of the pool is missing.
+        Refused: ``busy`` if a training runs in a directory of the pool.
     """
     books = load_site(directory).books_dir
     directories = site_directories(books)
-    if not deals(books):  # where nobody was dealt there is nothing to lock
+    if not deals(books):  # without a deal there is nothing to lock
         raise InvalidInput(
             "the patients have not been dealt to voters yet",
             value=str(books),
@@ -127,7 +193,7 @@ def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> W
         places = {path: slots.place(case) for path, slots in found.items()}
         sits = {path for path, slots in found.items() if case in stored[path].order or case in slots.order}
         for path in found:
-            save_slots(path, stored[path])  # a key that was made just now must outlive the row that uses it
+            save_slots(path, stored[path])  # store a new key before a row uses it
         for path, place in places.items():
             found_weights = (_weights(teachers, place.voter) for teachers in _teachers(directories, path))
             weights = next((each for each in found_weights if each is not None), None)
@@ -149,7 +215,7 @@ def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> W
 
 
 def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
-    """The teachers of those directories whose patients this file deals."""
+    """Return the teachers' directories of those sites whose patients this file deals."""
     return [
         directory / "teachers"
         for directory in directories
@@ -158,7 +224,7 @@ def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
 
 
 def _retire(teachers: Path, voter: int) -> None:
-    """Mark a voter's training as one with a withdrawn patient, and drop what would let it go on."""
+    """Mark a voter's training as containing a withdrawn patient, and delete its checkpoint."""
     folder = teachers / f"voter-{voter:03d}"
     (folder / "checkpoint.pt").unlink(missing_ok=True)
     record = training_record(teachers, voter)
@@ -168,7 +234,14 @@ def _retire(teachers: Path, voter: int) -> None:
 
 
 def end_alarm(directory: Path) -> tuple[str, ...]:
-    """End every alarm after a person has looked into it; the ids of the server ledgers concerned."""
+    """End every alarm, after a person has looked into it.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        Ids of the server ledgers concerned.
+    """
     with _ledger(directory) as (_, ledger):
         stopped = tuple(ledger.alarmed_ledgers())
         for ledger_id in stopped:
@@ -181,15 +254,23 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
 
 
 def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> Spend:
-    """After this site's own ledger was restored from an older copy: charge what it lost; that sum.
+    """Charge this site's own ledger, restored from an older copy, for what it lost.
 
-    ``standing`` defaults to the file beside the ledger. Where it is lost, or was rolled back too, ``charge_all`` counts
-    everything that caps and budgets have left as spent; it is refused where a standing tells the exact sum.
+    Args:
+        directory: The site's directory.
+        standing: Standing of the lost ledger; by default the file beside the ledger.
+        charge_all: Charge everything that caps and budgets have left, if the standing is lost or was rolled back too.
+
+    Returns:
+        What was charged.
+
+    Raises:
+        InvalidInput: If a standing gives the exact sum and ``charge_all`` is True, or if neither is given.
     """
     config = load_site(directory)
     beside, kept = kept_standing(config.ledger_file), standing or standing_path(config.ledger_file)
     with open_books(config, restored=True) as ledger:
-        for each in map(load_site, site_directories(config.books_dir)):  # the copy may not know every study yet
+        for each in map(load_site, site_directories(config.books_dir)):  # the older copy may lack a study
             ledger.consent(load_study(each.path(each.study)))
         found = {} if standing is None else {standing.resolve(): SiteLedgerStanding.load(standing)}
         if beside is not None and ledger.forgotten() is not None:
@@ -212,11 +293,20 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
 
 
 def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
-    """Put the server's new sealing key into site.toml; whether it changed anything. The worker reads it at its start.
+    """Replace the server's sealing key in ``site.toml``. The worker reads it when it starts.
 
-    It goes on the site's record first: codes of queries accepted for the old key are sealed to the new one from then
-    on, and to no key that came into site.toml in any other way.
-    InvalidInput unless a signing key in site.toml signed the notice and it names the key that stands there now.
+    The change is recorded first. Codes of queries accepted for the old key may then be sealed to the new one; a key
+    that was put into ``site.toml`` in any other way gets no such codes.
+
+    Args:
+        directory: The site's directory.
+        notice: The server's signed notice.
+
+    Returns:
+        Whether anything changed.
+
+    Raises:
+        InvalidInput: Unless a signing key in ``site.toml`` signed the notice and it replaces the key that is there.
     """
     server = load_site(directory).server
     if not any(notice.is_genuine(key) for key in server.signing_public_keys):
@@ -247,7 +337,14 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
 
 
 def heads(directory: Path) -> dict[str, object]:
-    """The newest head of every server ledger this site holds receipts of, and of its own ledger; JSON-ready."""
+    """Return the newest head of every server ledger for which this site has receipts, and of its own ledger.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        Plain values for JSON.
+    """
     config = load_site(directory)
     with read_books(config) as ledger:
         counts: dict[str, int] = {}
@@ -264,16 +361,32 @@ def heads(directory: Path) -> dict[str, object]:
 
 
 def receipt_lines(directory: Path) -> Iterator[str]:
-    """This site's receipts, one a line, contradicting ones too: for another site to compare, or a recovery."""
+    """Yield this site's receipts, including contradicting ones, for another site to compare or for a recovery.
+
+    Args:
+        directory: The site's directory.
+
+    Yields:
+        One receipt for each line.
+    """
     with read_books(load_site(directory)) as ledger:
         for receipt in ledger.receipts(evidence=True):
             yield receipt.render()
 
 
 def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
-    """Compare every row this site and another were shown of a server's ledger; how many receipts of theirs it were.
+    """Compare every row of a server's ledger that this site and another one were shown.
 
-    LedgerCorrupt for a fork, naming the first row, and for a receipt that no key in site.toml signed.
+    Args:
+        directory: The site's directory.
+        theirs: The other site's receipts.
+
+    Returns:
+        Number of receipts compared.
+
+    Raises:
+        LedgerCorrupt: If the server showed different rows (the first one is named), or a receipt is not signed by a key
+            in ``site.toml``.
     """
     keys = load_site(directory).server.signing_public_keys
     for receipt in theirs:
@@ -302,7 +415,7 @@ def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
 
 
 def _weights(teachers: Path, voter: int) -> str | None:
-    """SHA-256 of a voter's weights as they lie there, whatever its record says; None if there are none to read."""
+    """Return the SHA-256 of a voter's weights file, whatever its record says; None if it cannot be read."""
     try:
         return sha256_file(teachers / f"voter-{voter:03d}" / "weights.pt")
     except OSError:
