@@ -1,8 +1,9 @@
-"""The Flower ServerApp: relays what the core says to sites and what they reply. It has no key and opens no ledger.
+"""The Flower ServerApp: relays the core's messages to the sites and the sites' replies to the core.
 
-It reads nothing of a run's configuration; who starts it names the folder of the core's socket. It ends when the core
-does, and the core's run when it does. Each site's reply is read by itself (:mod:`server.aggregation.inbox`): one that
-cannot be read, or does not come to its end, is that site's and delays nobody else's.
+SuperExec starts it for each run and names the folder of the core's socket in an environment variable. It holds no key,
+opens no ledger and reads nothing of the run's configuration. It ends when the core ends, and when the ServerApp ends
+the core's run ends too. Each site's reply is read separately (:mod:`server.aggregation.inbox`), so a reply that is
+unreadable or incomplete delays no other site. It refuses a question of a kind it does not know.
 """
 
 from __future__ import annotations
@@ -23,19 +24,27 @@ from server.aggregation.inbox import Inbox, Post, post_of
 from server.aggregation.relay import FOLDER, Kind, RelayFrame, connect, lifeline, pack_nodes, receive, send
 
 CORE_PATIENCE_S = 60.0
-"""How long the core is waited for: its supervisor may be starting it again."""
+"""How long to wait for the core's socket; the core may be restarting."""
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Relay for the core until it says that the run is over."""
+    """Relay between the core and Flower's Grid until the core ends the run.
+
+    Args:
+        grid: Flower's Grid, which pushes messages to nodes and pulls their replies.
+        context: Flower's context; only its run id is used.
+
+    Raises:
+        RuntimeError: If the core ended the run with an error, so that Flower records the run as failed.
+    """
     with _core(Path(os.environ[FOLDER])) as core, lifeline(core):
         send(core, RelayFrame(Kind.RUN, context.run_id))
         try:
             status = relay(core, grid, post_of(grid))
-        except Exception:  # Flower keeps no log of a ServerApp's: the core does
+        except Exception:  # Flower keeps no log of a ServerApp, so the core logs the error
             with contextlib.suppress(OSError):
                 send(core, RelayFrame(Kind.FAILED, body=traceback.format_exc()[-4_000:].encode()))
             raise
@@ -44,7 +53,19 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def relay(core: socket.socket, grid: Grid, post: Post) -> int:
-    """Answer the core's questions over Flower's Grid until it ends; its status."""
+    """Answer the core's questions over Flower's Grid until the core ends the run.
+
+    Args:
+        core: Connected socket to the core.
+        grid: Flower's Grid.
+        post: How replies are fetched from the Grid.
+
+    Returns:
+        The run's exit status as the core reports it; 0 is success.
+
+    Raises:
+        InvalidInput: If the core sends a frame of an unknown kind.
+    """
     bodies: dict[int, bytes] = {}
     inbox = Inbox(post, {})
     while True:
@@ -73,7 +94,7 @@ def relay(core: socket.socket, grid: Grid, post: Post) -> int:
 
 
 def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, int]:
-    """Send the bodies; the node of each message that went out."""
+    """Send each body to its node; return the node id of every message that Flower accepted, by message id."""
     messages = [
         Message(content=to_record(body), dst_node_id=node_id, message_type=MESSAGE_TYPE, ttl=ttl_s)
         for node_id, body in bodies.items()
@@ -82,6 +103,7 @@ def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, in
 
 
 def _core(folder: Path) -> socket.socket:
+    """Connect to the core's socket, trying again for up to :data:`CORE_PATIENCE_S`."""
     until = time.monotonic() + CORE_PATIENCE_S
     while True:
         try:

@@ -1,12 +1,13 @@
-"""The aggregator's Flower daemons: how SuperLink and SuperExec start, and how they are asked for things.
+"""Describes how SuperLink and SuperExec are started, and sends commands to SuperLink.
 
-Flower is driven through its commands in processes of their own; nothing here imports it. Refuses plain HTTP (TLS and
-node authentication are always on) and an app with any runtime dependency to install. No secret is ever in an argument:
-keys and the SuperExec secret are files of mode 0600 in the daemons' folder.
+``supervisor`` starts the daemons and submits runs through it; `consilium provision` registers nodes. Flower is driven
+through its command line in separate processes; this module imports nothing of Flower. It never starts a daemon without
+TLS and node authentication, and builds an app without runtime dependencies. Keys and secrets are files of mode 0600 in
+the daemons' folder (0640 if the folder belongs to a group), never command-line arguments.
 
-SuperLink listens on loopback, and :mod:`server.operations.superlink` asks whoever calls its control routes for the
-operators' secret, without which Flower 1.41 would take code from anybody on this machine. Flower's own client
-carries it from a file.
+SuperLink listens on loopback. There, :mod:`server.operations.superlink` requires the operators' secret for control
+routes, because Flower 1.41 alone would accept code from every user of this machine. Flower's own client reads the
+secret from a file.
 """
 
 from __future__ import annotations
@@ -38,27 +39,33 @@ from server.aggregation.relay import FOLDER as RELAY_FOLDER
 
 COMMAND_TIMEOUT_S = 120.0
 HOST = "127.0.0.1"
-"""Where SuperLink listens, and nowhere else."""
+"""The only address SuperLink listens on."""
 
 NODE_OF_KEY = Path(__file__).with_name("registered_node.py")
 CONNECTION = "consilium"
 """Name of the connection in Flower's ``config.toml``."""
 
 APP_PACKAGES = ("client", "common", "server")
-"""What goes into the app bundle: these packages as this interpreter imports them."""
+"""The packages in the app bundle, as this interpreter imports them."""
 
 APP_NAME = "consilium"
-_APP_SUFFIXES = (".py", ".json", ".toml")  # Flower bundles few kinds of file, and refuses a pattern for others
+_APP_SUFFIXES = (".py", ".json", ".toml")  # Flower refuses a pattern for a kind of file that it does not bundle
 _BUNDLE_MAX_BYTES = 10 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowerServer:
-    """The aggregator's Flower side: its folder, its port on loopback and its TLS identity, which must name ``HOST``.
+    """The server's Flower side: its folder, its port on loopback and its TLS identity.
 
-    ``folder`` holds ``superlink.db``, ``superexec.secret``, ``operator.secret``, ``home/`` (Flower's own), ``logs/``.
-    It may be given to a group, and the daemons be another user of it. ``client``, the home of Flower's client, is the
-    operator's alone.
+    Attributes:
+        folder: Holds ``superlink.db``, ``superexec.secret``, ``operator.secret``, ``home/`` (Flower's own) and
+            ``logs/``. It may belong to a group, so that the daemons run as another user of that group.
+        client: Home folder of Flower's client; only the operator can read it.
+        port: SuperLink's port on loopback.
+        identity: TLS certificate, key and authority; the certificate must name :data:`HOST`.
+
+    Raises:
+        InvalidInput: If the port is not within 1 to 65535.
     """
 
     folder: Path
@@ -74,22 +81,22 @@ class FlowerServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` as clients write it."""
+        """SuperLink's address as ``host:port``."""
         return f"{HOST}:{self.port}"
 
     @property
     def database(self) -> Path:
-        """SuperLink's SQLite file: messages lie in it, sealed."""
+        """SuperLink's SQLite file. The messages in it are sealed."""
         return self.folder / "superlink.db"
 
     @property
     def secret(self) -> Path:
-        """Shared by SuperLink and SuperExec, so that nobody else is handed ServerApp tasks."""
+        """File of the secret shared by SuperLink and SuperExec, so that no other program receives ServerApp tasks."""
         return self.folder / "superexec.secret"
 
     @property
     def operator_secret(self) -> Path:
-        """What SuperLink asks of whoever calls its control routes."""
+        """File of the secret that SuperLink requires for its control routes."""
         return self.folder / "operator.secret"
 
     @property
@@ -99,13 +106,18 @@ class FlowerServer:
 
     @property
     def logs(self) -> Path:
-        """Where the daemons' logs lie."""
+        """Folder of the daemons' logs."""
         return self.folder / "logs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A registered SuperNode as SuperLink sees it. ``status``: registered (never seen), online or offline."""
+    """A registered SuperNode as SuperLink lists it.
+
+    Attributes:
+        node_id: Flower's id of the node.
+        status: ``registered`` (never seen), ``online`` or ``offline``.
+    """
 
     node_id: int
     status: str
@@ -113,9 +125,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """``status``: pending, starting, running, finished; ``outcome`` once finished: completed, failed, stopped.
+    """A run's status as SuperLink reports it.
 
-    ``fab_hash`` is the SHA-256 of the app bundle that every node is sent.
+    Attributes:
+        run_id: Flower's id of the run.
+        status: ``pending``, ``starting``, ``running`` or ``finished``.
+        outcome: Once finished: ``completed``, ``failed`` or ``stopped``.
+        details: Flower's explanation, if any.
+        fab_hash: SHA-256 of the app bundle that every node receives.
     """
 
     run_id: int
@@ -126,12 +143,18 @@ class RunStatus:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over, however it ended."""
+        """True if the run has ended, whatever its outcome."""
         return self.status == "finished"
 
 
 def prepare(server: FlowerServer) -> None:
-    """Write what the daemons and commands need: folders, Flower's ``config.toml``, the two secrets. Idempotent."""
+    """Write what the daemons and Flower's client need: folders, Flower's ``config.toml`` and the secrets.
+
+    Calling it again keeps existing secrets.
+
+    Args:
+        server: Where to write. If its folder belongs to a group, the group may read the secrets.
+    """
     given = shared(server.folder)
     for folder in (server.folder, server.home, server.logs):
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +169,10 @@ def prepare(server: FlowerServer) -> None:
 
 
 def write_config(server: FlowerServer) -> Path:
-    """Write ``config.toml`` with this server as the only and default connection; Flower's public cloud is not in it."""
+    """Write the client's ``config.toml`` with this server as the only connection, and return the file.
+
+    Without it, Flower would connect to its public cloud by default.
+    """
     path = server.client / "config.toml"
     path.write_text(
         f"[superlink]\ndefault = {_toml(CONNECTION)}\n\n[superlink.{CONNECTION}]\n"
@@ -157,7 +183,7 @@ def write_config(server: FlowerServer) -> Path:
 
 
 def write_credentials(server: FlowerServer) -> Path:
-    """Write the operators' secret where Flower's own client looks for what it shows a SuperLink."""
+    """Write the operators' secret where Flower's client looks for its access token, and return the file."""
     path = server.client / "credentials.yaml"
     said = {
         "authn-type": "oidc",
@@ -171,12 +197,16 @@ def write_credentials(server: FlowerServer) -> Path:
 
 
 def superlink(server: FlowerServer) -> DaemonSpec:
-    """How to start the SuperLink: TLS, node authentication, database on disk, ServerApps in a process of their own.
+    """Describe how to start SuperLink: TLS, node authentication, database on disk, ServerApps in separate processes.
 
-    It is ready once it answers and has turned away a control call without the operators' secret.
+    It counts as ready once it answers and has refused a control call without the operators' secret.
 
-    Flower cannot go on with a database whose making was interrupted. So a mark stands beside it from before the first
-    start until SuperLink has answered once; a database found with its mark, in which nothing can be yet, is deleted.
+    Flower cannot use a database whose creation was interrupted. A marker file is therefore created before the first
+    start and deleted once SuperLink has answered. A database found with its marker cannot hold any message yet, and is
+    deleted.
+
+    Args:
+        server: The server's Flower side, already prepared.
     """
     unborn = server.database.with_name("superlink.db.unborn")
     if unborn.exists():
@@ -213,9 +243,13 @@ def superlink(server: FlowerServer) -> DaemonSpec:
 
 
 def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
-    """How to start the SuperExec, which starts ServerApps and tells them the folder ``relay`` of the core's socket.
+    """Describe how to start SuperExec, which starts ServerApps. Start it after SuperLink.
 
-    Start it after the SuperLink. It is ready once it listens for who asks after its health.
+    It counts as ready once its health port accepts connections.
+
+    Args:
+        server: The server's Flower side, already prepared.
+        relay: Folder of the core's socket, passed to each ServerApp in an environment variable.
     """
     port = free_port()
     return DaemonSpec(
@@ -236,19 +270,19 @@ def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
 
 
 def healthy(server: FlowerServer) -> bool:
-    """Whether the SuperLink answers ``GET /health`` over TLS, verified by the study's authority."""
+    """Return whether SuperLink answers ``GET /health`` over TLS, verified by the study's authority."""
     return _status(server, urllib.request.Request(f"https://{server.address}/health")) == 200
 
 
 def guarded(server: FlowerServer) -> bool:
-    """Whether the SuperLink refuses a control call that carries no secret."""
+    """Return whether SuperLink refuses a control call that carries no secret."""
     url = f"https://{server.address}/v1/control/list-nodes"
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     return _status(server, urllib.request.Request(url, data=b"", headers=headers, method="POST")) == 401
 
 
 def _status(server: FlowerServer, request: urllib.request.Request) -> int:
-    """What the SuperLink answers over TLS, verified by the study's authority; 0 where it does not."""
+    """Return the HTTP status that SuperLink answers with over verified TLS, or 0 if it does not answer."""
     context = ssl.create_default_context(cafile=str(server.identity.authority))
     try:
         with opener(context, proxies=False).open(request, timeout=5) as answer:
@@ -260,10 +294,21 @@ def _status(server: FlowerServer, request: urllib.request.Request) -> int:
 
 
 def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
-    """Admit the holder of a node key: its Flower node id, to which the study then binds the site.
+    """Admit the holder of a node key at SuperLink.
 
-    A key that SuperLink knows, from an approval that broke off, has its node already. Errors: InvalidInput for a key
-    that is no P-384 OpenSSH public key; DaemonFailed with Flower's words otherwise, also for a key that was withdrawn.
+    A key that SuperLink knows from an interrupted approval keeps its node.
+
+    Args:
+        server: The SuperLink.
+        public_key: File with an OpenSSH public key.
+        name: The site's name, shown in Flower's lists.
+
+    Returns:
+        Flower's id of the node, to which the study then binds the site.
+
+    Raises:
+        InvalidInput: If the file is not a P-384 OpenSSH public key.
+        DaemonFailed: With Flower's message otherwise, also for a key that was withdrawn.
     """
     read_node_public_key(public_key)
     try:
@@ -279,12 +324,24 @@ def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
 
 
 def unregister_node(server: FlowerServer, node_id: int) -> None:
-    """Withdraw a node's admission; its next request is refused."""
+    """Withdraw a node's admission at SuperLink, which refuses its next request.
+
+    Args:
+        server: The SuperLink.
+        node_id: Flower's id of the node.
+
+    Raises:
+        DaemonFailed: With Flower's message, or if SuperLink does not answer.
+    """
     _flwr(server, "supernode", "unregister", str(node_id), CONNECTION)
 
 
 def list_nodes(server: FlowerServer) -> tuple[Node, ...]:
-    """Every registered node with its status, by node id."""
+    """Return every registered node with its status, ordered by node id.
+
+    Raises:
+        DaemonFailed: If SuperLink does not answer, or not with a list of nodes.
+    """
     answer = _flwr(server, "supernode", "list", CONNECTION)
     rows = answer.get("nodes")
     if not isinstance(rows, list):
@@ -294,7 +351,19 @@ def list_nodes(server: FlowerServer) -> tuple[Node, ...]:
 
 
 def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int | float | bool]) -> int:
-    """Submit the app in folder ``app``: the run's id. ``run_config`` may only override keys the app declares."""
+    """Submit the app in a folder as a new run.
+
+    Args:
+        server: The SuperLink.
+        app: Folder of the app, as :func:`app_dir` writes it.
+        run_config: Overrides; only keys that the app declares are allowed.
+
+    Returns:
+        Flower's id of the run.
+
+    Raises:
+        DaemonFailed: With Flower's message, or if SuperLink does not answer.
+    """
     with tempfile.TemporaryDirectory() as scratch:  # a file, because Flower's own key=value syntax knows no escapes
         overrides = Path(scratch, "run-config.toml")
         overrides.write_text(_toml_table(run_config), encoding="utf-8")
@@ -303,7 +372,11 @@ def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int |
 
 
 def run_status(server: FlowerServer, run_id: int) -> RunStatus:
-    """How a run stands."""
+    """Return a run's status.
+
+    Raises:
+        DaemonFailed: If SuperLink does not answer or does not know the run.
+    """
     answer = _flwr(server, "list", CONNECTION, "--run-id", str(run_id))
     rows = answer.get("runs")
     if not isinstance(rows, list) or len(rows) != 1:
@@ -319,16 +392,29 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
 
 
 def stop_run(server: FlowerServer, run_id: int) -> None:
-    """Ask SuperLink to stop a run."""
+    """Ask SuperLink to stop a run.
+
+    Raises:
+        DaemonFailed: With Flower's message, or if SuperLink does not answer.
+    """
     _flwr(server, "stop", str(run_id), CONNECTION)
 
 
 def app_dir(folder: Path) -> Path:
-    """Assemble the Flower app in ``folder`` from the packages this interpreter imports; returns ``folder``.
+    """Write the Flower app into ``folder`` from the packages that this interpreter imports.
 
-    Holds ``pyproject.toml`` (no dependencies, so none can be installed) and the sources, nothing else: the same code
-    gives the same bundle and the same bundle hash from a clone and from an installed wheel. An existing ``folder`` must
-    be empty.
+    The folder holds a ``pyproject.toml`` without dependencies, so that none can be installed, and the sources. The same
+    code gives the same bundle hash from a clone and from an installed wheel.
+
+    Args:
+        folder: Empty or absent.
+
+    Returns:
+        ``folder``.
+
+    Raises:
+        InvalidInput: If the folder is not empty.
+        DaemonFailed: If a package is not installed, or the sources exceed Flower's limit of 10 MiB.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput("folder for the app", value=str(folder), limit="empty or absent")
@@ -360,7 +446,11 @@ def app_dir(folder: Path) -> Path:
 
 
 def app_files() -> dict[str, bytes]:
-    """The app's sources by their path in the bundle, sorted."""
+    """Return the app's source files by their path in the bundle, sorted.
+
+    Raises:
+        DaemonFailed: If a package is not installed, or the sources exceed Flower's limit of 10 MiB.
+    """
     found: dict[str, bytes] = {}
     for package in APP_PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -377,7 +467,7 @@ def app_files() -> dict[str, bytes]:
 
 
 def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> dict[str, object]:
-    """One flwr command with ``--format json``, or a script that asks as one: its answer, or DaemonFailed."""
+    """Run one ``flwr`` command, or ``script`` in its place, and return its JSON answer; DaemonFailed if it fails."""
     if not accepts(HOST, server.port):
         raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up`")
     ours = script and [sys.executable, str(script), *arguments]
@@ -393,7 +483,7 @@ def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> 
 
 
 def _command(command: list[str], *, home: Path, cwd: Path) -> str:
-    """Run one command of Flower's client to its end; its standard output."""
+    """Run one command of Flower's client to its end and return its standard output."""
     name = " ".join((Path(command[0]).name, command[1]))
     with tempfile.TemporaryFile() as errors:
         try:
@@ -428,7 +518,7 @@ def _hex_secret() -> bytes:
 
 
 def _toml(value: str | int | float | bool) -> str:
-    """A TOML value; JSON's strings, numbers and booleans are TOML's, once DEL is escaped."""
+    """Return a value in TOML; strings, numbers and booleans are written as in JSON, with DEL escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
     tomllib.loads(f"x = {text}")
     return text

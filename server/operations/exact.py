@@ -1,8 +1,8 @@
-"""Requests in one spelling: ASGI middleware in front of every application of the server.
+"""ASGI middleware that refuses requests which two readers could understand differently.
 
-A host that the server is not known by, a path that could be read in two ways and a body that says its length in two
-are refused before anything looks at them. Nothing behind may use ``request.url``: it is put together from the Host
-header, so whoever sends the header says what is in it.
+The gateway, the fleet proxy and the dashboard put it in front of their applications. It refuses a Host header that does
+not name this server, a path that can be read in two ways, and a body whose length is stated twice. Applications behind
+it must not use ``request.url``, because Starlette builds that from the Host header, which the sender controls.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from common.errors import InvalidInput
 from common.pki import certificate_names
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names by which only this machine calls: health checks, a browser beside the server."""
+"""Host names that reach this machine from itself: health checks, or a browser on the server."""
 
 Hosts = Callable[[], Collection[str]]
-"""The names a server is called by, in lower case, IPv6 addresses in brackets; asked at every request."""
+"""Returns the host names of a server, in lower case, IPv6 addresses in brackets. Called at every request."""
 
 _HOST = re.compile(rb"([a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _PATH = re.compile(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 
 class KnownHosts:
-    """Passes requests whose one Host header names this server (421 for others), and no WebSocket.
+    """Middleware that passes requests with exactly one Host header naming this server; answers 421 to others.
 
-    ``on_refused`` is told of each of the others.
+    WebSockets are closed.
+
+    Args:
+        app: The application behind.
+        hosts: Returns the server's names; the names in :data:`LOOPBACK` are always accepted.
+        on_refused: Called with the scope of each refused HTTP request.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Hosts, on_refused: Callable[[Scope], None] = lambda _: None) -> None:
@@ -56,9 +61,9 @@ class KnownHosts:
 
 
 class OneLength:
-    """Passes requests that say in one way how long their body is (400 for others): RFC 9112, 6.1.
+    """Middleware that answers 400 to a request which states its body's length twice (RFC 9112, section 6.1).
 
-    With both a length and a coding, the reader behind may end the body elsewhere than the one before it.
+    With both ``Content-Length`` and ``Transfer-Encoding``, two servers in a row may disagree on where the body ends.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -74,7 +79,10 @@ class OneLength:
 
 
 class ExactPaths:
-    """Passes paths of plain segments without a query (404 for others): no escapes, no dots, nothing twice."""
+    """Middleware that answers 404 unless the path is of plain segments without a query.
+
+    Percent escapes, segments that begin with a dot and empty segments are refused.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -87,20 +95,23 @@ class ExactPaths:
 
 
 def exact_path(scope: Scope) -> str | None:
-    """The path as it came over the wire, if it can be read in one way only."""
+    """Return the path as it came over the wire, or None if it could be read in more than one way."""
     path = sent_path(scope)
     exact = path == scope["path"] and not scope["root_path"] and not scope["query_string"] and _PATH.fullmatch(path)
     return path if exact else None
 
 
 def sent_path(scope: Scope) -> str:
-    """The path as it came over the wire, with whatever escapes are in it."""
+    """Return the path as it came over the wire, with any percent escapes still in it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("ascii", "replace")
 
 
 class CertificateHosts:
-    """The names in a certificate, read again when its file changes; :data:`Hosts`."""
+    """Callable that returns the host names in a certificate (:data:`Hosts`); reads the file again when it changes.
+
+    While the file cannot be read, for instance during a renewal, the names read last stay in force.
+    """
 
     def __init__(self, certificate: Path) -> None:
         self._file = certificate
@@ -114,5 +125,5 @@ class CertificateHosts:
                 self._names = frozenset(f"[{name}]" if ":" in name else name.lower() for name in names)
                 self._version = version
         except (OSError, InvalidInput):
-            pass  # half of a new pair of files: the names so far hold
+            pass  # a renewal is half written: keep the names read before
         return self._names

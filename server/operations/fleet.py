@@ -1,8 +1,8 @@
-"""SuperLink's fleet routes on a Unix socket, and nothing else of it: all that the gateway reaches.
+"""Proxies the ten SuperLink routes that a SuperNode needs on a Unix socket, and nothing else.
 
-SuperLink answers sites, operators and ServerApps on one port. So it listens on loopback, where neither the gateway's
-container nor a network reaches it, and this stands between: the ten routes that a SuperNode needs, in their one
-spelling (``server.operations.exact``), with bodies within their limit.
+SuperLink answers sites, operators and ServerApps on one port, so it listens on loopback, where neither the gateway's
+container nor a network reaches it. The gateway reaches only this proxy. It passes on the ten routes of :data:`ROUTES`
+in their one spelling (``server.operations.exact``), and refuses every other path and a body over its route's limit.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ROUTES = (
     "pull-object",
     "confirm-message-received",
 )
-"""What a SuperNode calls. ``register-node`` and ``unregister-node`` are the consortium's alone."""
+"""The routes a SuperNode calls. ``register-node`` and ``unregister-node`` are left to the operator."""
 
 PATHS = tuple(f"/v1/fleet/{name}" for name in ROUTES)
 MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20, "/v1/fleet/push-messages": 64 << 10}
-"""An announcement is one message without its content: a few hundred bytes, or an error with its words."""
+"""Limits that differ from the default. An announcement is a message without its content, or an error's text."""
 DEFAULT_MAX_BODY_BYTES = 1 << 20
 UPSTREAM_TIMEOUT_S = 60.0
 UPSTREAM_CONNECTIONS = 512
@@ -55,16 +55,33 @@ log = logging.getLogger(__name__)
 
 
 class TooLarge(Exception):
-    """The body is longer than its route's limit."""
+    """A body is longer than its route's limit."""
 
 
 def max_body(path: str) -> int:
-    """The most bytes a body of this route may have."""
+    """Return the largest body, in bytes, that a route accepts.
+
+    Args:
+        path: The route, for instance ``/v1/fleet/push-object``.
+    """
     return MAX_BODY_BYTES.get(path, DEFAULT_MAX_BODY_BYTES)
 
 
 async def ask(upstream: httpx.AsyncClient, request: Request, path: str, body: AsyncGenerator[bytes]) -> httpx.Response:
-    """Pass a request on as its body comes; the answer, its own body not read yet. TooLarge if it says it will be."""
+    """Pass a request on to SuperLink as its body arrives.
+
+    Args:
+        upstream: Client whose base address is SuperLink's, or a fleet proxy's.
+        request: The request; only its ``flwr-`` headers, content type and accepted types are passed on.
+        path: The route.
+        body: The body's parts. It is closed at the end.
+
+    Returns:
+        The answer, whose body is not read yet; the caller closes it.
+
+    Raises:
+        TooLarge: If the stated length exceeds the route's limit.
+    """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced[:20]) > max_body(path):
         raise TooLarge
@@ -77,7 +94,12 @@ async def ask(upstream: httpx.AsyncClient, request: Request, path: str, body: As
 
 
 async def answer(found: httpx.Response, send: Send) -> None:
-    """Pass an answer back as its body comes."""
+    """Pass an answer back to the client as its body arrives.
+
+    Args:
+        found: SuperLink's answer; of its headers only content type and length are kept.
+        send: The ASGI channel to the client.
+    """
     kept = [(name, value) for name, value in found.headers.raw if name.lower() in _PASSED_BACK]
     await send({"type": "http.response.start", "status": found.status_code, "headers": kept})
     async for part in found.aiter_bytes():
@@ -86,7 +108,11 @@ async def answer(found: httpx.Response, send: Send) -> None:
 
 
 def fleet_app(upstream: httpx.AsyncClient) -> Starlette:
-    """The ASGI application. ``upstream`` is a client whose base address is SuperLink's."""
+    """Return the proxy's ASGI application.
+
+    Args:
+        upstream: A client whose base address is SuperLink's; closed when the application ends.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -98,7 +124,7 @@ def fleet_app(upstream: httpx.AsyncClient) -> Starlette:
 
 
 class _Passage:
-    """One of the routes."""
+    """One proxied route."""
 
     def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
         self._upstream, self._path = upstream, path
@@ -123,6 +149,7 @@ class _Passage:
 
 
 async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes]:
+    """Yield the body's parts; raise TooLarge once they exceed ``limit`` bytes."""
     size = 0
     async for part in request.stream():
         size += len(part)
@@ -133,7 +160,13 @@ async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes]:
 
 
 async def serve(path: Path, *, superlink: str, superlink_ca: Path) -> None:
-    """Serve on ``path`` until SIGTERM or SIGINT."""
+    """Serve on the Unix socket ``path`` until SIGTERM or SIGINT.
+
+    Args:
+        path: The socket.
+        superlink: ``host:port`` of SuperLink.
+        superlink_ca: Certificate of the authority that signed SuperLink's certificate.
+    """
     upstream = httpx.AsyncClient(
         base_url=f"https://{superlink}",
         verify=ssl.create_default_context(cafile=str(superlink_ca)),
@@ -154,7 +187,7 @@ async def serve(path: Path, *, superlink: str, superlink_ca: Path) -> None:
 
 
 def main() -> None:
-    """``python -m server.operations.fleet``: serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT: ``python -m server.operations.fleet``."""
     parser = argparse.ArgumentParser(description="SuperLink's fleet routes on a Unix socket")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--superlink", required=True, help="host:port")

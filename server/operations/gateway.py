@@ -1,14 +1,14 @@
 """Serves the one port that sites reach: Flower's fleet traffic and the public objects, and nothing else.
 
-A request passes these steps in order:
+``supervisor.gateway_daemon`` starts it. A request passes these steps in order; the code repeats their numbers:
 
 1. TLS ends here. Connections are bounded (``listener``).
 2. The request must name this server (``exact``) and be signed by a node key that the consortium admitted. An unsigned,
-   unknown, late or repeated request ends with 401 and one word, before any of its body reaches Flower.
-3. The route must be one of the ten that a SuperNode needs (``fleet``). Control, runtime, documentation, registration
-   and health cannot be reached from here.
+   unknown, late or repeated request is answered 401 with one word, before any of its body is read.
+3. The route must be one of the ten that a SuperNode needs (``fleet``), or a public object (``objects_app``). Control,
+   runtime, documentation, registration and health cannot be reached from here.
 4. What a site pushes must be its own node's replies, each of one shape (``sender``).
-5. The site must be within its share of the server (``shares``). Objects and answers are passed on without being held.
+5. The site must be within its share of the server (``shares``). Objects and answers are passed on as they arrive.
 
 The certificate and the list of admitted nodes are read again when their files change, so renewing and revoking need no
 restart. Several studies may share the port (``one_port``).
@@ -53,16 +53,17 @@ from server.operations.sender import NODE_OF, check_sender
 from server.operations.shares import Share, Shares
 
 ACTIVATION_FAILED = 2004
-"""Flower's code for a node that is not let in."""
+"""Flower's code for a node whose activation failed."""
 
 BODY_PAUSE_S = 15.0
-"""The longest silence within a body."""
+"""Longest wait for the next part of a body."""
 BODY_GRACE_S = 20.0
+"""Time every body may take, whatever its length."""
 BODY_BYTES_PER_S = 32 << 10
-"""A body has its grace and then the time that its length takes at this rate."""
+"""Slowest allowed rate of a body after its grace."""
 _SIGNED = ("flwr-", "consilium-")
 _STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
-"""What is said of a request by an admitted site that the server cannot take."""
+"""HTTP status for an admitted site's request that the server cannot accept now or at all."""
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,14 @@ Clock = Callable[[], datetime]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayFiles:
-    """What the gateway reads: the public objects, the list of admitted nodes, certificate and key of the one port."""
+    """The files that the gateway reads.
+
+    Attributes:
+        objects: Folder of the public objects.
+        nodes: List of the admitted nodes.
+        certificate: Certificate of the public port.
+        key: Its private key.
+    """
 
     objects: Path
     nodes: Path
@@ -87,8 +95,15 @@ def gateway_app(
     keys: Gatekeeper | None = None,
     clock: Clock = lambda: datetime.now(UTC),
 ) -> Starlette:
-    """The ASGI application. ``upstream`` is a client of ``fleet``; ``hosts`` are the names in the
-    certificate, and ``keys`` those of the list of nodes, unless others are given."""
+    """Return the ASGI application of one study behind the public port.
+
+    Args:
+        files: The study's files.
+        upstream: Client of the study's fleet proxy; closed when the application ends.
+        hosts: Returns the names the server answers to; default: the names in the certificate.
+        keys: Checks signatures; default: against the list of nodes.
+        clock: Returns the current time, for the age of a signature.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -98,9 +113,9 @@ def gateway_app(
     routes, said = [Route(path, _Fleet(upstream, path), methods=["POST"]) for path in fleet.PATHS], _Said()
     names = hosts or CertificateHosts(files.certificate)
     return Starlette(
-        routes=[*routes, Mount("/", objects_app(files.objects))],
+        routes=[*routes, Mount("/", objects_app(files.objects))],  # step 3
         lifespan=lifespan,
-        middleware=[
+        middleware=[  # step 2
             Middleware(OneLength),
             Middleware(KnownHosts, hosts=names, on_refused=partial(said.refused, reason="unknown-host")),
             Middleware(_SignedCall, gatekeeper=keys or Gatekeeper(files.nodes), clock=clock, said=said),
@@ -110,7 +125,10 @@ def gateway_app(
 
 
 class _SignedCall:
-    """Passes on what an admitted site signed, within its share; of an unsigned request only the headers are read."""
+    """Middleware that passes on a request signed by an admitted site, within the site's share (steps 2 and 5).
+
+    Of an unsigned request only the headers are read.
+    """
 
     def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock, said: _Said) -> None:
         self._app, self._gatekeeper, self._clock = app, gatekeeper, clock
@@ -120,7 +138,7 @@ class _SignedCall:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
+        try:  # step 2
             site = self._gatekeeper.admit(
                 _once_each(scope), method=scope["method"], path=sent_path(scope), now=self._clock()
             )
@@ -128,12 +146,12 @@ class _SignedCall:
             self._said.refused(scope, error.reason)
             await _refusal(scope, error.reason)(scope, receive, send)
             return
-        except (InvalidInput, OSError) as error:  # the list of nodes cannot be read now
+        except (InvalidInput, OSError) as error:  # the list of nodes cannot be read at the moment
             await _later(type(error).__name__)(scope, receive, send)
             return
         if (connection := scope.get("state", {}).get("connection")) is not None:
             connection.admitted(site)
-        share = self._shares.of(site)
+        share = self._shares.of(site)  # step 5
         scope["share"], scope["node_id"] = share, self._gatekeeper.node_id(site)
         try:
             async with share.turn():
@@ -144,8 +162,11 @@ class _SignedCall:
 
 
 class _Fleet:
-    """One of Flower's routes: passes a body on once it is known for whom it speaks, an object's as it comes, and the
-    answer back as it comes."""
+    """One of Flower's routes: passes the body to SuperLink and the answer back.
+
+    The body of a route in ``sender.NODE_OF`` is held until its sender has been checked; other bodies, and the answer,
+    are passed on as they arrive.
+    """
 
     def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
         self._upstream, self._path = upstream, path
@@ -154,7 +175,7 @@ class _Fleet:
         request = Request(scope, receive)
         try:
             body = _body(request, scope["share"], limit=fleet.max_body(self._path))
-            if (route := self._path.rsplit("/", 1)[1]) in NODE_OF:
+            if (route := self._path.rsplit("/", 1)[1]) in NODE_OF:  # step 4
                 body = _spoken_for(body, route, node_id=scope["node_id"])
             answer = await fleet.ask(self._upstream, request, self._path, body)
         except ClientDisconnect:
@@ -174,7 +195,7 @@ class _Fleet:
 
 
 async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
-    """The whole body, held until it is known for whom it speaks; Refused if not for the node whose key signed."""
+    """Yield the whole body once its sender has been checked; Refused if it speaks for a node that did not sign it."""
     async with contextlib.aclosing(body):
         whole = b"".join([part async for part in body])
     check_sender(route, whole, node_id=node_id)
@@ -182,8 +203,12 @@ async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) 
 
 
 async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator[bytes]:
-    """The request's body part by part; fleet.TooLarge as soon as it is longer than ``limit`` bytes, Refused when it
-    stalls and as soon as it passes the site's share."""
+    """Yield the request's body part by part, counting it against the site's share.
+
+    Raises:
+        fleet.TooLarge: As soon as the body exceeds ``limit`` bytes.
+        Refused: ``too-slow`` if it stalls, ``busy`` if it exceeds the site's share.
+    """
     started, size = time.monotonic(), 0
     parts = request.stream()
     try:
@@ -207,12 +232,19 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
 
 
 class _Said:
-    """Says of each kind of refusal, for each admitted site, once a second at most, with a count."""
+    """Logs each kind of refusal at most once a second for each admitted site, with the number left out since."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def refused(self, scope: Scope, reason: str, *, site: str = "") -> None:
+        """Log a refusal unless the same kind was logged within the last second.
+
+        Args:
+            scope: The request's ASGI scope.
+            reason: The refusal's one word.
+            site: Name of the admitted site; empty for a stranger.
+        """
         kind = (reason, site)
         at, count = self._kinds.get(kind, (0.0, 0))
         now = time.monotonic()
@@ -223,12 +255,12 @@ class _Said:
         path = sent_path(scope)
         level = logging.DEBUG if path == "/" else logging.WARNING  # the containers' health check asks for "/"
         peer = scope["client"][0] if scope.get("client") else ""
-        who = f" site={site}" if site else ""  # one that was admitted: its name is of our own list
+        who = f" site={site}" if site else ""  # safe to log: the name comes from the list of admitted nodes
         log.log(level, "event=refused reason=%s path=%s peer=%s more=%d%s", reason, path[:80], peer, count, who)
 
 
 def _once_each(scope: Scope) -> Headers:
-    """The request's headers; Refused where one of those that prove who asks stands twice."""
+    """Return the request's headers; Refused if a header that authenticates the request is repeated."""
     names = [name.decode("latin-1") for name, _ in scope["headers"]]
     signed = [name for name in names if name.startswith(_SIGNED)]
     if len(set(signed)) != len(signed):
@@ -237,13 +269,19 @@ def _once_each(scope: Scope) -> Headers:
 
 
 def _later(cause: str) -> Response:
-    """Asks a SuperNode to try again. Any other 5xx ends its heartbeat for good, and it is offline without knowing."""
+    """Answer 503, so that a SuperNode tries again.
+
+    Any other 5xx status ends a SuperNode's heartbeat for good, and it stays offline without noticing.
+    """
     log.warning("event=superlink-away cause=%s", cause)
     return PlainTextResponse("the server is busy or starting\n", status_code=503)
 
 
 def _refusal(scope: Scope, reason: str) -> Response:
-    """One word for the site. A SuperNode that asks to be let in is told in Flower's terms, which it logs."""
+    """Answer a refusal with its one word.
+
+    A SuperNode that asks to be activated is answered in Flower's own format, because it logs that.
+    """
     if reason in _STATUS:
         return PlainTextResponse(f"{reason}\n", status_code=_STATUS[reason])
     if sent_path(scope) == "/v1/fleet/activate-node":
@@ -253,13 +291,13 @@ def _refusal(scope: Scope, reason: str) -> Response:
 
 
 async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> None:
-    """Serve until SIGTERM or SIGINT. A new certificate is taken up within a second, without closing a connection.
+    """Serve until SIGTERM or SIGINT; a renewed certificate is used within a second, without closing a connection.
 
     Args:
-        files: What the host's own study has for the gateway, and the port's certificate.
+        files: The host study's files, and the port's certificate.
         bind: The address to listen on.
         port: The port to listen on.
-        socket: Where ``fleet`` of the host's study listens. Of a SuperLink, this process reaches nothing else.
+        socket: Unix socket of the host study's fleet proxy. This process reaches nothing else of a SuperLink.
 
     Raises:
         DaemonFailed: If the port is taken.
@@ -289,13 +327,13 @@ async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> N
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
         renewing = asyncio.create_task(_keep_certificate(config.ssl, files))
         try:
-            await Listener(config).serve()
+            await Listener(config).serve()  # step 1
         finally:
             renewing.cancel()
 
 
 def _upstream(socket: str) -> httpx.AsyncClient:
-    """A client of one study's ``fleet``, which listens at the path ``socket``."""
+    """Return a client of one study's fleet proxy, which listens on the Unix socket ``socket``."""
     limits = httpx.Limits(max_connections=fleet.UPSTREAM_CONNECTIONS, max_keepalive_connections=32)
     return httpx.AsyncClient(
         base_url="http://superlink",
@@ -306,7 +344,7 @@ def _upstream(socket: str) -> httpx.AsyncClient:
 
 
 async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> None:
-    """New handshakes use what is on disk; a broken pair of files is reported and the old one kept."""
+    """Load a changed certificate for new handshakes; log an unusable pair of files and keep the old one."""
     known = files.certificate.stat().st_mtime_ns
     while True:
         await asyncio.sleep(1.0)
@@ -321,7 +359,7 @@ async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> Non
 
 
 def main() -> None:
-    """``python -m server.operations.gateway``: serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT: ``python -m server.operations.gateway``."""
     parser = argparse.ArgumentParser(description="The one port that sites reach")
     for name in ("--objects", "--nodes", "--certificate", "--key", "--fleet"):
         parser.add_argument(name, type=Path, required=True)

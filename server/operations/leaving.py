@@ -1,7 +1,8 @@
-"""A hospital has left: what the server holds of it alone is deleted, and what must stay is said with the reason.
+"""Deletes what the server holds of a hospital that has left, and states what must stay and why.
 
-Refuses a site that is still admitted, and while a run or the server's daemons could write of it anew. Deletes nothing
-of the ledger: its rows are in the other hospitals' receipts.
+`consilium provision forget` calls it. It refuses a site that is still admitted, and it refuses while a run or the
+server's daemons could write about the site again. It deletes nothing from the ledger, because the other hospitals'
+receipts refer to its rows.
 """
 
 from __future__ import annotations
@@ -34,15 +35,32 @@ STAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was deleted of a site, in words, and how many rows of the ledger go on to name it."""
+    """What was deleted of a site, and what still names it.
+
+    Attributes:
+        deleted: One phrase for each thing that was deleted.
+        rows: Number of ledger rows that still name the site or its pool.
+    """
 
     deleted: tuple[str, ...]
     rows: int
 
 
 def forget(workspace: Workspace, name: str) -> Forgotten:
-    """Delete a revoked site's entry, keys and reports, what the event log says of it alone, and all logs."""
-    workspace.study()  # says what to do where there is none
+    """Delete a revoked site's entry, keys, reports and events, and all daemons' logs.
+
+    Args:
+        workspace: The study's directory.
+        name: The site's name.
+
+    Returns:
+        What was deleted, and how many ledger rows still name the site.
+
+    Raises:
+        InvalidInput: If no site has this name, or if it is still admitted.
+        DaemonFailed: If the server's daemons are running.
+    """
+    workspace.study()  # raises, with a remedy, if the directory holds no study
     site = next((one for one in workspace.registered() if one.name == name), None)
     if site is None:
         raise InvalidInput("no such site", value=name, remedy="`consilium provision list`")
@@ -66,6 +84,7 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
 
 
 def _delete(workspace: Workspace, name: str) -> Iterator[str]:
+    """Delete everything of the site but the ledger's rows and the logs; yield a phrase for each deletion."""
     key = workspace.node_keys_dir / f"{name}.pub"
     hashed = sha256_bytes(read_node_public_key(key).encode()) if key.exists() else ""
     workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first, so that it is never admitted again
@@ -88,7 +107,10 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
 
 
 def _forget_events(path: Path, name: str) -> int:
-    """Drop events of one site; the others are numbered anew, and its name is taken out of their lists."""
+    """Drop one site's events, and its name from the lists in others; return how many were dropped.
+
+    The other events are numbered anew.
+    """
     events = list(read_events(path))
     kept = [event for event in events if event.get("site") != name]
     lines = []

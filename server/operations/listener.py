@@ -1,8 +1,9 @@
-"""The HTTP server of the one port: what a stranger may hold open, and for how long.
+"""The HTTP server of the public port: limits which connections a stranger may keep open, and for how long.
 
-TLS handshakes, request heads and answers have deadlines. Connections on which nobody has signed anything yet are at
-most :data:`MAX_STRANGERS`: one more closes the oldest of them, so that a crowd of idle ones keeps no admitted site out.
-An admitted site has at most :data:`MAX_PER_SITE`. Built on uvicorn's h11 protocol, which reads no request in two ways.
+The gateway runs it. TLS handshakes, request heads and answers have deadlines. At most :data:`MAX_STRANGERS` connections
+may be open on which no admitted site has signed a request; a further one closes the oldest, so that idle strangers
+cannot keep an admitted site out. An admitted site has at most :data:`MAX_PER_SITE` connections. It builds on uvicorn's
+h11 protocol, which refuses ambiguous requests.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from common.errors import DaemonFailed
 from common.plain import OnceASecond
 
 HANDSHAKE_S = 5.0
-"""For the TLS handshake, and for its end."""
+"""Deadline of the TLS handshake, and of closing TLS."""
 
 HEAD_S = 10.0
-"""From connecting, or from the last answer, to the end of a request's head."""
+"""Time from connecting, or from the last answer, to the end of a request's head."""
 
 STALLED_S = 30.0
-"""How long an answer may wait for a reader who reads nothing."""
+"""How long an answer may wait for a client that reads nothing."""
 
 MAX_STRANGERS = 512
+"""Open connections on which no admitted site has signed a request yet."""
+
 MAX_PER_SITE = 32
+"""Open connections of one admitted site."""
 OPEN_FILES = 4096
-"""All connections together, unfinished handshakes among them; more wait in the kernel's queue."""
+"""All connections together, including unfinished handshakes; further ones wait in the kernel's queue."""
 
 TLS_BUFFER_BYTES = 32 << 10
-"""Per connection; asyncio's own 256 KiB would be taken by every stranger before it says a word."""
+"""TLS buffer per connection. With asyncio's default, every stranger would take 256 KiB before sending anything."""
 
 
 class Connections:
@@ -47,11 +51,17 @@ class Connections:
         self._sites: dict[str, dict[GuardedProtocol, None]] = {}
 
     def opened(self, connection: GuardedProtocol) -> None:
+        """Count a new connection as a stranger's, and close the oldest stranger if there are too many."""
         self._strangers[connection] = None
         _bound(self._strangers, MAX_STRANGERS)
 
     def admitted(self, connection: GuardedProtocol, site: str) -> None:
-        """A request on ``connection`` was signed by ``site``."""
+        """Move ``connection`` from the strangers to ``site``, which has signed a request on it.
+
+        Args:
+            connection: The connection; one that already belongs to a site is left there.
+            site: Name of the admitted site. Its oldest connection is closed if it has too many.
+        """
         if connection in self._strangers:
             del self._strangers[connection]
             connection.site = site
@@ -60,11 +70,13 @@ class Connections:
             _bound(own, MAX_PER_SITE)
 
     def closed(self, connection: GuardedProtocol) -> None:
+        """Forget a connection that has ended."""
         self._strangers.pop(connection, None)
         self._sites.get(connection.site, {}).pop(connection, None)
 
 
 def _bound(connections: dict[GuardedProtocol, None], most: int) -> None:
+    """Close the oldest connection if there are more than ``most``."""
     if len(connections) > most:
         oldest = next(iter(connections))
         del connections[oldest]
@@ -72,7 +84,11 @@ def _bound(connections: dict[GuardedProtocol, None], most: int) -> None:
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection. A request finds it as ``scope["state"]["connection"]``."""
+    """One connection with deadlines. A request finds it as ``scope["state"]["connection"]``.
+
+    Args:
+        connections: The counts of open connections.
+    """
 
     def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,11 +99,11 @@ class GuardedProtocol(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def admitted(self, site: str) -> None:
-        """Called by the application once ``site`` has signed a request."""
+        """Tell the connection that ``site`` has signed a request on it; the gateway calls this."""
         self._open.admitted(self, site)
 
     def abort(self) -> None:
-        """Close at once, whatever is under way."""
+        """Close the connection at once, whatever is in progress."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -106,12 +122,12 @@ class GuardedProtocol(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before and self._deadline is not None:  # a request's head is here
+        if self.cycle is not before and self._deadline is not None:  # a request's head has arrived
             self._deadline.cancel()
             self._deadline = None
 
     def on_response_complete(self) -> None:
-        self._expect_head()  # also ends what is left of a body that nobody reads
+        self._expect_head()  # also bounds how long an unread rest of a body may take
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -125,17 +141,22 @@ class GuardedProtocol(H11Protocol):
             self._stalled = None
 
     def _expect_head(self) -> None:
+        """Close the connection unless the head of its next request arrives within :data:`HEAD_S`."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(HEAD_S, self.abort)
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server over guarded connections. DaemonFailed where its port is taken."""
+    """uvicorn's server over guarded connections.
+
+    Raises:
+        DaemonFailed: From ``startup``, if the port cannot be bound.
+    """
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        uvicorns = logging.getLogger("uvicorn.error")  # a line a request that is none, whoever sends it
+        uvicorns = logging.getLogger("uvicorn.error")  # it logs a line for every malformed request
         if not any(isinstance(one, OnceASecond) for one in uvicorns.filters):
             uvicorns.addFilter(OnceASecond())
 
@@ -171,7 +192,17 @@ class Listener(uvicorn.Server):
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, option: str = "--port") -> str:
-    """Why a port could not be bound, and the remedy; ``option`` of `consilium provision server` chooses the port."""
+    """Explain why a port could not be bound, with the remedy.
+
+    Args:
+        error: The error of binding.
+        host: Address to listen on.
+        port: Port to listen on.
+        option: The option of `consilium provision server` that chooses this port.
+
+    Returns:
+        One line for the operator.
+    """
     match error.errno:
         case errno.EADDRINUSE:
             why, remedy = (
@@ -188,7 +219,7 @@ def cannot_listen(error: OSError, host: str, port: int, *, option: str = "--port
 
 
 def bound_resources() -> None:
-    """Bound what connections may take of this process: files, and memory for each."""
+    """Bound the open files and the TLS memory per connection that this process may use."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     with contextlib.suppress(ValueError, OSError):

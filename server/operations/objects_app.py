@@ -1,8 +1,9 @@
-"""``GET /public/<sha256>``, ``/public/students/<study id>``, ``/public/peers/<study id>``: what is public, no more.
+"""Serves a study's public files: ``GET /public/<sha256>``, ``/public/students/<study id>``, ``/public/peers/<study
+id>``.
 
-The gateway puts it behind TLS and keys. Refuses every other path and method. What is named by a hash was put into the
-object store by it and never changes, so an interrupted download goes on where it stopped (``Range``). What is said of a
-study may change: the signed statement that names its student's bundle, and the list of its sites with their keys.
+The gateway mounts it behind TLS and node keys. It refuses every other path and method. An object named by its hash
+never changes, so an interrupted download can be continued (``Range``). The two statements about a study may change: the
+signed statement that names its student's bundle, and the list of its sites with their keys.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from server.public.said import PEERS, STUDENTS, said_file
 
 
 def objects_app(directory: Path) -> Starlette:
-    """The ASGI application over the object store in ``directory``."""
+    """Return the ASGI application that serves the object store in ``directory``.
+
+    Args:
+        directory: The study's ``objects/``, with the statements about the study beside the objects.
+    """
     store = ObjectStore(directory)
 
     def public(request: Request) -> Response:

@@ -1,8 +1,9 @@
-"""Several studies behind one port: a request goes to the study that admitted the key which signed it.
+"""Serves several studies behind one port: a request goes to the study that admitted the key which signed it.
 
-The gateway of one study, the *host*, listens. It has a folder with one small file for each study that stands behind
-its port. Every study keeps its own SuperLink, core, ledger, objects and list of admitted nodes, so a site of one study
-reaches nothing of another. A request that no known key signed goes to the host's own study, which refuses it.
+The gateway of one study, the *host*, listens. Beside its list of nodes is a folder with one small file for each study
+behind the port. Every study keeps its own SuperLink, core, ledger, objects and list of admitted nodes, so that a site
+of one study reaches nothing of another. A request signed by an unknown key goes to the host's study, which refuses it.
+A file that cannot be read is logged, and the studies served before stay served.
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BehindPort(Document):
-    """A study behind the port: its id, its directory, and what of it the gateway reads, as absolute paths."""
+    """A study behind the port: its id, its directory, and what the gateway needs of it.
+
+    Attributes:
+        study: The study's id, 64 hexadecimal digits; empty for the host's own study.
+        directory: The study's directory.
+        objects: Folder of its object store.
+        nodes: File that lists its admitted nodes.
+        fleet: Unix socket of its fleet proxy. All paths are absolute.
+    """
 
     study: str
     directory: str
@@ -44,13 +53,25 @@ class BehindPort(Document):
 
 
 def write_behind(folder: Path, entry: BehindPort) -> None:
-    """Put a study behind the port whose gateway reads ``folder``."""
+    """List a study as served behind the port.
+
+    Args:
+        folder: The folder that the host's gateway reads; it is created if missing.
+        entry: The study.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_record(folder / f"{check_hash(entry.study)}.json", entry.to_json())
 
 
 def read_behind(folder: Path) -> tuple[BehindPort, ...]:
-    """The studies behind a port, by study id; a file that cannot be read raises InvalidInput."""
+    """Return the studies listed behind a port, ordered by study id.
+
+    Args:
+        folder: The folder that the host's gateway reads; a missing folder lists none.
+
+    Raises:
+        InvalidInput: If a file in it cannot be read as such an entry.
+    """
     return tuple(
         BehindPort.from_json(parse_json(path.read_bytes(), what="study behind the port", value=str(path)))
         for path in sorted(folder.glob("*.json"))
@@ -59,7 +80,13 @@ def read_behind(folder: Path) -> tuple[BehindPort, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A study that is served: whose keys it admits, its application, and the client that must be closed with it."""
+    """A study that is being served.
+
+    Attributes:
+        keys: The node keys it admits.
+        app: Its ASGI application.
+        upstream: Client of its fleet proxy, to be closed with it.
+    """
 
     keys: Gatekeeper
     app: ASGIApp
@@ -90,14 +117,14 @@ class OnePort:
             await self._lifespan(receive, send)
             return
         served = self._all()
-        if not served:  # the host's own directory is away
+        if not served:  # the host's own directory is not mounted
             await PlainTextResponse("the server is starting\n", status_code=503)(scope, receive, send)
             return
         await _of(scope, served).app(scope, receive, send)
 
     def _all(self) -> list[_Served]:
-        """Every study that is served now, the host's first."""
-        version = self._folder.stat().st_mtime_ns if self._folder.is_dir() else 0  # entries are put there whole
+        """Return every study that is served now, the host's first; reads the folder again if it has changed."""
+        version = self._folder.stat().st_mtime_ns if self._folder.is_dir() else 0  # entries are renamed into place
         if version != self._version:
             self._version = version
             try:
@@ -112,10 +139,11 @@ class OnePort:
         return list(self._served.values())
 
     def _begin(self, entry: BehindPort) -> _Served | None:
+        """Start serving a study; return None, and try again at the next request, if its directory is not there."""
         keys = Gatekeeper(Path(entry.nodes))
         try:
             app, upstream = self._serve(entry, keys)
-        except OSError:  # its directory is away; the next request tries again
+        except OSError:  # its directory is not mounted; the next request tries again
             log.warning("event=study-away study=%s", entry.study[:12])
             self._version = None
             return None
@@ -135,7 +163,7 @@ class OnePort:
 
 
 def _of(scope: Scope, served: Sequence[_Served]) -> _Served:
-    """The study that admitted the key which the request names; the host's own where none did."""
+    """Return the study that admitted the key which the request names, or the host's study if none did."""
     if len(served) > 1:
         with contextlib.suppress(KeyError, ValueError):
             key = claimed_key(Headers(scope=scope))

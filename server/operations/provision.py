@@ -1,9 +1,11 @@
 """Admits and revokes sites, and makes certificates and startup kits.
 
-Admitting binds a site's name to its node key and to the Flower node id the key was given; revoking takes effect at the
-gateway at once. Refuses a request of another study, with another fingerprint than was read out, for another site or
-pool than the operator says, or for a name, pool or key that is taken or ever was, and to revoke a site that is not
-admitted. Nothing is written before all of that holds.
+`consilium provision` calls it. Admitting binds a site's name to its node key and to the Flower node id of that key.
+Revoking takes effect at the gateway at once.
+
+Before anything is written, it refuses a join request of another study, one whose fingerprint differs from the one read
+out, one for another site or pool than the operator named, and a name, pool or key that is or was ever taken. It also
+refuses to revoke a site that is not admitted.
 """
 
 from __future__ import annotations
@@ -37,16 +39,27 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
+"""Validity of the certificates used between the server's own processes, which are on no public port."""
+
 RENEW_DAYS = 21
-"""The certificate between the consortium's own processes lives as long as its authority: it is on no public port."""
+"""The operator is told to renew the public port's certificate when it has fewer days left."""
 
 Register = Callable[[Path, str], int]
-"""Registers the node key in a file under a site's name with SuperLink; the node id it was given."""
+"""Registers a node key with SuperLink, given the key's file and the site's name; returns the node id."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteStanding:
-    """An entry of ``consilium provision list``; ``fingerprint`` is the node key's, as ``ssh-keygen -l`` prints it."""
+    """An entry of `consilium provision list`.
+
+    Attributes:
+        site: The site's name.
+        pool: Its patient pool.
+        node_id: Flower's id of its node.
+        admitted: False once it was revoked.
+        fingerprint: Of its node key, as ``ssh-keygen -l`` prints it; empty if the key's file is gone.
+        node: The node's status at SuperLink, or ``unknown``.
+    """
 
     site: str
     pool: str
@@ -57,15 +70,24 @@ class SiteStanding:
 
 
 INTERNAL_PORT = 8000
-"""SuperLink's port on loopback unless another study of the machine has it."""
+"""SuperLink's default port on loopback."""
 
 
 def set_up_server(
     workspace: Workspace, endpoint: Endpoint, *, more_names: Sequence[str] = (), now: datetime | None = None
 ) -> datetime:
-    """The consortium's CA, the certificates of the one port, of SuperLink and of the dashboard; when the first expires.
+    """Create the consortium's CA and the certificates of the public port, of SuperLink and of the dashboard.
 
-    Idempotent: what is valid is kept.
+    Calling it again keeps what is valid.
+
+    Args:
+        workspace: The study.
+        endpoint: Address and ports of the server.
+        more_names: Further host names in the public port's certificate.
+        now: The time, for tests.
+
+    Returns:
+        When the public port's certificate expires.
     """
     authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
     issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
@@ -80,10 +102,16 @@ def set_up_server(
 
 
 def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
-    """SuperLink's port where none is given, and the study beside this one that has the usual one, if any.
+    """Choose SuperLink's port on loopback for a study that was given none.
 
-    The port it was set up with before; else the first from :data:`INTERNAL_PORT` on that neither ``port`` nor another
-    study has, of those beside this one and the one whose ledger it shares.
+    Args:
+        workspace: The study.
+        port: The public port, which is not available.
+
+    Returns:
+        The port, and the name of the study that holds the default port, or an empty string. The port is the study's
+        earlier one, if it was set up before. Otherwise it is the first from :data:`INTERNAL_PORT` on that is free among
+        the studies in the same folder and the study whose ledger it shares.
     """
     if (workspace.root / "endpoint.json").exists():
         return workspace.endpoint().internal_port, ""
@@ -99,9 +127,9 @@ def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
 def set_up_behind(
     workspace: Workspace, keeper: Workspace, *, internal_port: int, now: datetime | None = None
 ) -> datetime:
-    """Put a study behind the port of another one, with that one's certificate authority; when the certificate expires.
+    """Put a study behind the port of another study, with that study's certificate authority.
 
-    The study keeps a SuperLink, a core and a ledger of its own. Idempotent.
+    The study keeps a SuperLink, a core and a ledger of its own. Calling it again changes nothing.
 
     Args:
         workspace: The study to put there. No site may have been admitted to it at another address.
@@ -110,11 +138,11 @@ def set_up_behind(
         now: The time, for tests.
 
     Returns:
-        Until when the certificate of the port is valid.
+        When the port's certificate expires.
 
     Raises:
-        InvalidInput: If the keeper stands behind a port itself, if a SuperLink of this deployment has that internal
-            port, or if this study's sites know another address or authority.
+        InvalidInput: If the keeper is itself behind another study's port, if a SuperLink of this deployment already has
+            the internal port, or if this study's sites know another address or authority.
     """
     at = keeper.endpoint()
     if at.behind:
@@ -166,7 +194,18 @@ def set_up_behind(
 
 
 def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None = None) -> datetime:
-    """A new certificate for the one port, by the same CA and with the same names; the gateway takes it up by itself."""
+    """Issue a new certificate for the public port, by the same CA and with the same names.
+
+    The gateway loads it by itself within a second.
+
+    Args:
+        workspace: The study, or a study behind its port.
+        valid_days: Days until it expires.
+        now: The time, for tests.
+
+    Returns:
+        When the new certificate expires.
+    """
     keeper = workspace.port_keeper()
     folder = keeper.gateway_dir
     authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
@@ -183,7 +222,13 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
 
 @dataclass(frozen=True, slots=True)
 class CertificateStanding:
-    """Until when the one port's certificate is valid; ``line`` says what to do where that is over, or soon."""
+    """State of the public port's certificate.
+
+    Attributes:
+        until: When it expires.
+        over: True if it has expired.
+        line: One line for the operator, with the remedy if it has expired or expires within :data:`RENEW_DAYS`.
+    """
 
     until: datetime
     over: bool
@@ -191,7 +236,12 @@ class CertificateStanding:
 
 
 def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
-    """How the certificate that sites are shown stands."""
+    """Return the state of the certificate that sites are shown.
+
+    Args:
+        workspace: The study.
+        now: The time to compare with.
+    """
     until = expires(workspace.port_keeper().gateway_dir / "server.crt")
     line, over = f"certificate valid until {until:%Y-%m-%d}", until < now
     if over:
@@ -202,7 +252,13 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
 
 
 def make_kit(workspace: Workspace, site: str, out: Path) -> None:
-    """Write the startup kit of one site; nothing in it is secret."""
+    """Write the startup kit of one site; nothing in it is secret.
+
+    Args:
+        workspace: The study.
+        site: The site's name.
+        out: Folder or archive to write.
+    """
     check_name(site, what="name of the site")
     endpoint = workspace.endpoint()
     setup.write_kit(
@@ -225,15 +281,30 @@ def approve(
     register: Register,
     pool_epsilon: float | None = None,
 ) -> Site:
-    """Admit a site: its key with SuperLink, its pool with the ledger, its name with the gateway.
+    """Admit a site: register its key with SuperLink, its pool with the ledger and its name with the gateway.
 
-    ``site`` and ``pool`` are whom the operator means to admit, ``fingerprint`` what that site read out.
-    ``pool_epsilon``: the pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`. A site that an earlier
-    version admitted, without a key for its replies, is given the one of its new request.
+    A site that an earlier version admitted without a key for its replies is given the key in its new request. An
+    approval that was interrupted is finished by the same approval.
+
+    Args:
+        workspace: The study.
+        request: The site's join request.
+        site: Name of the site that the operator means to admit.
+        pool: Patient pool that the operator means to admit.
+        fingerprint: Fingerprint of the request, as the site read it out.
+        register: Registers the node key with SuperLink.
+        pool_epsilon: The pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`.
+
+    Returns:
+        The site's entry in the study.
+
+    Raises:
+        InvalidInput: If the request is not the expected one, or if a name, pool or key in it is or was taken.
+        DaemonFailed: If SuperLink does not register the key.
     """
     books = _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
     with workspace.changing_sites():
-        publish_peers(workspace)  # an approval may have broken off before it did
+        publish_peers(workspace)  # an approval that was interrupted may not have published them
         return _admit(workspace, request, books, register=register, pool_epsilon=pool_epsilon)
 
 
@@ -275,9 +346,9 @@ def _admit(
         known_node = begun is not None and begun.key == request.node_key and begun.node_id
         node = AdmittedNode(request.site, request.node_key, known_node or register(key_file, request.site))
     except (ConsiliumError, OSError):
-        key_file.unlink()  # it was not admitted, so its key is not taken
+        key_file.unlink()  # the site was not admitted, so its key stays free
         raise
-    write_admitted(workspace.nodes_file, (*others, node))  # before its entry: an entry without it was revoked
+    write_admitted(workspace.nodes_file, (*others, node))  # before the entry: an entry without a node counts as revoked
     entry = Site(name=request.site, pool=request.pool, node_id=node.node_id, answer_key=books.answer_key)
     try:
         setup.add_site(workspace, entry, books=books, pool_epsilon=pool_epsilon)
@@ -289,7 +360,7 @@ def _admit(
 
 
 def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> StatedBooks:
-    """The request's books; InvalidInput unless it is of whom the operator means to admit, as it was read out."""
+    """Return the request's books; InvalidInput unless the request is the one that the operator means to admit."""
     for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
         if asked != meant:
             raise InvalidInput(
@@ -300,7 +371,7 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
             )
     if request.study != workspace.study().id:
         raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
-    if not request.has_fingerprint(fingerprint):  # the right one is not for this side to say: it would only be copied
+    if not request.has_fingerprint(fingerprint):  # never print the right one: the operator would only copy it
         raise InvalidInput(
             "fingerprint of the join request",
             value=fingerprint[:80],
@@ -317,9 +388,20 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
 
 
 def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
-    """Take a site's admission back: at the gateway at once, at SuperLink if it runs (returns whether it did).
+    """Withdraw a site's admission, at the gateway at once and at SuperLink if it runs.
 
     What the site contributed stays released and charged. Its key is never admitted again.
+
+    Args:
+        workspace: The study.
+        name: The site's name.
+        unregister: Withdraws the node of this id at SuperLink.
+
+    Returns:
+        False if SuperLink could not be told.
+
+    Raises:
+        InvalidInput: If no such site is admitted.
     """
     with workspace.changing_sites():
         admitted = _admitted(workspace)
@@ -336,7 +418,11 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
 
 
 def publish_peers(workspace: Workspace) -> Peers:
-    """The admitted sites with the keys they sign by; where sites add up under seal, put where they ask for it."""
+    """Publish the admitted sites with their signing keys if the study aggregates by sealed sums.
+
+    Returns:
+        The list of peers; it is returned, but not published, for other studies.
+    """
     study, admitted = workspace.study(), {node.site for node in read_admitted(workspace.nodes_file)}
     sites = (site for site in workspace.registered() if site.name in admitted and site.answer_key)
     listed = Peers.of(study.id, (Peer(site.name, site.answer_key) for site in sites))
@@ -346,7 +432,12 @@ def publish_peers(workspace: Workspace) -> Peers:
 
 
 def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteStanding, ...]:
-    """Every site that was ever admitted, by name; ``nodes`` is what SuperLink says of each node id, if it is up."""
+    """List every site that was ever admitted and not deleted since, in the order of admission.
+
+    Args:
+        workspace: The study.
+        nodes: SuperLink's status of each node id; empty if SuperLink is down.
+    """
     admitted = {node.site for node in read_admitted(workspace.nodes_file)}
     return tuple(
         SiteStanding(
@@ -362,13 +453,16 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
 
 
 def broken_off(workspace: Workspace) -> list[str]:
-    """Sites whose approval was broken off between its key's admission and its entry; the same approval finishes it."""
+    """Return the sites whose approval was interrupted after their key was admitted and before their entry was written.
+
+    Repeating the approval finishes it.
+    """
     entered = {site.name for site in workspace.registered()}
     return sorted(node.site for node in read_admitted(workspace.nodes_file) if node.site not in entered)
 
 
 def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
-    """The list on disk, with the node ids that an earlier version left out."""
+    """Return the list of admitted nodes on disk, with node ids that an earlier version did not store."""
     node_ids = {site.name: site.node_id for site in workspace.registered()}
     return tuple(
         replace(node, node_id=node.node_id or node_ids.get(node.site, 0))
@@ -377,9 +471,10 @@ def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
 
 
 def _other_keys(workspace: Workspace, site: str) -> set[str]:
-    """Keys that another site than ``site`` has or had: a key that was revoked comes back under no name.
+    """Return the keys that other sites of this study, and all sites of studies behind the same port, have or had.
 
-    No study behind the same port has them either, since the key alone says which study a request is for.
+    A revoked key is never admitted again under another name. Studies behind one port must not share a key, because the
+    key alone decides which study a request goes to.
     """
     keeper = workspace.port_keeper()
     roots = [keeper.root, *(Path(other.directory) for other in read_behind(keeper.gateway_dir / BEHIND))]
@@ -389,4 +484,5 @@ def _other_keys(workspace: Workspace, site: str) -> set[str]:
 
 
 def _fingerprint(path: Path) -> str:
+    """Return the fingerprint of the node key in a file, or an empty string if there is none."""
     return node_fingerprint(path.read_text(encoding="ascii")) if path.exists() else ""

@@ -1,7 +1,7 @@
-"""Prints the node that SuperLink has under a public key: ``python registered_node.py KEY_FILE CONNECTION``.
+"""Prints the id of the node that SuperLink has under a public key: ``python registered_node.py KEY_FILE CONNECTION``.
 
-Flower's own list prints no keys, so this asks as that command does, in a process of its own; JSON as it would answer.
-Refuses, with Flower's words, what that command refuses.
+Flower's own list of nodes prints no keys. This program therefore asks SuperLink as that command does, in a process of
+its own, and answers in the same JSON. ``daemons.register_node`` runs it. Errors are Flower's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The server's security events: its ledger's rows, the event log, refused requests, and its daemons' starts and ends.
+"""Turns the server's records into security events, and sends them to log targets when run as a program.
 
-Of each only what the schema has a field for is taken (:mod:`common.security_log.events`). As a program it follows a
-study's directory and sends each event to the targets given. It needs to read the ledger, and no key.
+The records are the ledger's rows, the event log, requests that the gateway refused, and the starts and ends of daemons.
+An event takes over only fields that its schema has (:mod:`common.security_log.events`). The program follows a study's
+directory; ``supervisor.serve`` starts it if log targets are given. It needs to read the ledger and needs no key.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from common.supervision import FACTS
 from server.study.workspace import Workspace
 
 SILENT = frozenset({"roster"})
-"""Kinds of rows that are no security event: a roster's sites are counted in each charge."""
+"""Kinds of ledger rows that are no security event. The sites of a roster are counted in each of its charges."""
 
 NOT_LOGGED = frozenset(
     {
@@ -50,7 +51,7 @@ NOT_LOGGED = frozenset(
         "control-trained",
     }
 )
-"""Kinds of the event log that are progress, or that the ledger's own rows tell."""
+"""Kinds in the event log that only report progress, or that a ledger row reports too."""
 
 _FIELDS: dict[str, dict[str, str]] = {
     "run-started": {"run": "run"},
@@ -67,7 +68,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "bundle-exported": {"bundle": "sha256"},
     "verdict-taken": {"site": "site", "word": "word", "bundle": "bundle"},
 }
-"""For each kind of the event log that is logged under the same name: its fields there, by the security event's."""
+"""Kinds in the event log that keep their name: each security event's field, and the log's field it is taken from."""
 
 _LINES: Known = {
     ("server.operations.gateway", "refused"): (
@@ -84,7 +85,14 @@ _LINES: Known = {
 
 
 def read_row(record: Document) -> tuple[str, Facts] | None:
-    """The event of a row of the server's ledger, or None for a kind of :data:`SILENT`."""
+    """Return the security event of a row of the server's ledger.
+
+    Args:
+        record: The row's record.
+
+    Returns:
+        Name of the event and its facts, or None for a kind in :data:`SILENT`.
+    """
     match record:
         case StudyRecord():
             return "study-registered", {"study": record.study_id}
@@ -115,7 +123,7 @@ def read_row(record: Document) -> tuple[str, Facts] | None:
 
 
 def read_event(line: str) -> Found | None:
-    """The event of a line of the study's event log, or None for a kind of :data:`NOT_LOGGED`."""
+    """Return the security event of a line of the study's event log, or None for a kind in :data:`NOT_LOGGED`."""
     record: dict[str, Any] = json.loads(line)
     event, time = record["event"], utc_time(record["time"])
     if event == "offer-answered":
@@ -132,7 +140,14 @@ def read_event(line: str) -> Found | None:
 
 
 def server_sources(directory: Path) -> tuple[str, list[Source]]:
-    """The study's name, and the records in its directory whose new entries go to the security log."""
+    """List the records in a study's directory that the security log follows.
+
+    Args:
+        directory: The study's directory.
+
+    Returns:
+        The study's name, and one source for each record.
+    """
     workspace = Workspace(directory)
     flower = workspace.flower_dir / "logs"
     return workspace.study().name, [

@@ -1,10 +1,14 @@
-"""For whom a fleet request speaks: the few fields of Flower's protobuf messages that say so, read strictly.
+"""Checks that a fleet request speaks for the node whose key signed it.
 
-SuperLink checks that the node a request names is the one whose key signed it, and believes what stands in the messages
-the request brings. So here a node pushes one message at a time, which must come from that very node, be a reply, and go
-to the server, with one tree of objects: Message, RecordDict and ConfigRecord in a row from the message's own name on,
-or a Message alone, which says an error. Refuses whatever two readers could read differently: a field that stands twice,
-of another wire type, cut, or a number written longer than it need be.
+SuperLink checks that the node named in a request is the one whose key signed it, but it trusts the messages inside the
+request. This module reads the few fields of Flower's protobuf messages that state the sender, and the gateway calls it
+before it passes a request on. A node must push one message at a time. That message must come from that very node, be a
+reply and go to the server. Its objects must form one tree: Message, RecordDict and ConfigRecord nested in each other,
+the first named as the message; or a Message alone, which reports an error.
+
+It refuses everything that two protobuf readers could read differently: a repeated field, a field of another wire type,
+a cut field, or a number in a longer encoding than needed.
+
 Source: the protobuf encoding (protobuf.dev/programming-guides/encoding); fleet.proto, message.proto, node.proto of
 Flower 1.41.
 """
@@ -17,7 +21,7 @@ from collections.abc import Iterator
 from common.errors import Refused
 
 SERVER_NODE_ID = 1
-"""Flower's node id of the server, which every reply goes to."""
+"""Flower's node id of the server; every reply goes to it."""
 
 PUSH = "push-messages"
 NODE_OF = {
@@ -30,28 +34,38 @@ NODE_OF = {
     "pull-object": (1, 1),
     "confirm-message-received": (1, 1),
 }
-"""Where a request names its node: ``node_id`` itself, or ``node`` and in it ``node_id``. ``activate-node`` names a key,
-and of ``push-object``, which may be long, SuperLink alone reads the node."""
+"""Field numbers that lead to a request's node id: ``node_id`` itself, or ``node_id`` within ``node``.
+
+``activate-node`` is absent because it names a key. ``push-object`` is absent because its body may be long; SuperLink
+alone reads its node.
+"""
 
 MAX_FIELDS = 1_000
-"""Of one message: Flower writes a dozen, and every one costs the gateway time."""
+"""Fields read of one message. Flower writes about a dozen, and each field costs the gateway time."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MESSAGES, _METADATA, _ID, _SRC, _DST, _REPLY_TO = 2, 1, 2, 3, 4, 5
 _TREES, _OBJECT, _CHILD = 3, 1, 2
 _DEPTHS = (1, 3)
-"""Objects of a message: an error alone, or the message, its record dictionary and its record."""
+"""Allowed numbers of objects: an error alone, or the message, its record dictionary and its record."""
 _NAME = re.compile(rb"[0-9a-f]{64}")
 
 Field = int | bytes
 
 
 def check_sender(route: str, body: bytes, *, node_id: int) -> None:
-    """That a request to ``route`` names the node of the key that signed it, ``node_id``, and so does what it pushes.
+    """Refuse a request unless it, and the message it pushes, comes from the node whose key signed it.
 
-    One that names no node is SuperLink's to refuse, unless it pushes; so is another node where ``node_id`` is 0, not
-    known here. Refused (``sender``) for any other, (``shape``) for a push of anything but one message with its tree,
-    (``body``) for what is not read without doubt.
+    A request that names no node is left to SuperLink to refuse, unless it pushes a message.
+
+    Args:
+        route: Last segment of the path; routes not in :data:`NODE_OF` are not checked.
+        body: The protobuf message.
+        node_id: Flower's id of the node whose key signed the request. 0 means unknown here; SuperLink then compares it.
+
+    Raises:
+        Refused: ``sender`` for another node, ``shape`` for a push that is not one message with its tree of objects,
+            ``body`` for an ambiguous encoding.
     """
     if route not in NODE_OF:
         return
@@ -79,7 +93,7 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
 
 
 def _row(tree: bytes) -> list[bytes]:
-    """The names in a tree of which each object has one child, from the root on; Refused for any other."""
+    """Return the names in a tree whose objects have at most one child each, from the root on; else Refused."""
     names: list[bytes] = []
     while len(names) < max(_DEPTHS):
         names.append(_bytes(_only(tree, _OBJECT)))
@@ -95,7 +109,7 @@ def _row(tree: bytes) -> list[bytes]:
 
 
 def _number(data: bytes, *path: int) -> int:
-    """The integer at ``path``, field by field; 0 where it is left out, as protobuf has it."""
+    """Return the integer at ``path``, field by field; 0 if it is absent, as protobuf defines."""
     *above, last = path
     for number in above:
         data = _bytes(_only(data, number))
@@ -112,7 +126,7 @@ def _bytes(field: Field) -> bytes:
 
 
 def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
-    """The field of this number, which may stand once."""
+    """Return the one field of this number, or ``default``; Refused if it is repeated."""
     found = [value for each, value in _fields(data) if each == number]
     if len(found) > 1:
         raise Refused("body")
@@ -120,7 +134,7 @@ def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
-    """Every field's number with its integer, or its bytes."""
+    """Yield every field's number with its value: an integer, or bytes."""
     place = fields = 0
     while place < len(data):
         if (fields := fields + 1) > MAX_FIELDS:
@@ -137,7 +151,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
             size, place = _varint(data, place)
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
-        else:  # groups, which Flower never writes
+        else:  # a group, which Flower never writes
             raise Refused("body")
         if size > len(data) - place:
             raise Refused("body")
@@ -153,7 +167,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         byte = data[place + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            if value >= 1 << 64 or (index and not byte):  # longer than it need be: readers differ on such a tag
+            if value >= 1 << 64 or (index and not byte):  # a needlessly long number: readers differ on such a tag
                 break
             return value, place + index + 1
     raise Refused("body")

@@ -1,7 +1,8 @@
-"""Limits what one admitted site may have in progress at the gateway, so that it cannot block others.
+"""Limits how many requests and body bytes one admitted site may have in progress at the gateway.
 
-Counts requests and bytes of bodies per site and in all. A request beyond its share waits while others of its site end;
-:class:`Refused` ``busy`` where too many wait or too much is under way, which asks an honest sender to come again.
+The gateway counts requests and body bytes per site and in total, so that no site can block the others. A request beyond
+the site's limit waits until others of the same site end. :class:`Refused` ``busy`` is raised if too many requests wait
+or too many bytes are in transit; a SuperNode then tries again later.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from contextlib import asynccontextmanager
 from common.errors import Refused
 
 AT_ONCE = 8
-"""Requests of a site that are answered at the same time."""
+"""Requests of one site that are served at the same time."""
 
 WAITING = 64
-"""Requests of a site that wait for their turn; their bodies are not read."""
+"""Requests of one site that may wait to be served. Their bodies are not read while they wait."""
 
 SITE_BODY_BYTES = 96 << 20
-"""Bodies of a site that have begun and not ended; one message's largest object is 64 MiB."""
+"""Body bytes of one site in transit at a time; the largest object of a message has 64 MiB."""
 
 ALL_BODY_BYTES = 384 << 20
+"""Body bytes of all sites in transit at a time."""
 
 WAIT_S = 30.0
+"""How long a request waits to be served before it is refused as busy."""
 
 
 class Share:
-    """One site's requests in progress and the bytes of their bodies."""
+    """One site's requests in progress and body bytes in transit."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -37,7 +40,11 @@ class Share:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Hold one of the site's turns."""
+        """Wait until the site may be served another request, and hold that place until the block ends.
+
+        Raises:
+            Refused: ``busy`` if :data:`WAITING` requests wait already, or after :data:`WAIT_S` of waiting.
+        """
         if self._waiting >= WAITING:
             raise Refused("busy")
         self._waiting += 1
@@ -54,25 +61,29 @@ class Share:
             self._turns.release()
 
     def take(self, count: int) -> None:
-        """Count ``count`` bytes of a body as under way."""
+        """Count ``count`` body bytes as in transit.
+
+        Raises:
+            Refused: ``busy`` if the site's or the total limit would be exceeded; nothing is counted then.
+        """
         if self._bytes + count > SITE_BODY_BYTES or self._shares.bytes + count > ALL_BODY_BYTES:
             raise Refused("busy")
         self._bytes += count
         self._shares.bytes += count
 
     def give_back(self, count: int) -> None:
-        """The body ended, one way or another."""
+        """Take ``count`` body bytes off the count: the body has ended or was abandoned."""
         self._bytes -= count
         self._shares.bytes -= count
 
 
 class Shares:
-    """The shares of all sites; as many as there are admitted ones."""
+    """The :class:`Share` of every admitted site, and the body bytes of all sites together."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._sites: dict[str, Share] = {}
 
     def of(self, site: str) -> Share:
-        """The share of an admitted site."""
+        """Return the share of the admitted site of this name; it is created at first use."""
         return self._sites.setdefault(site, Share(self))

@@ -1,19 +1,22 @@
 """Limits what a site may store at SuperLink, and queues access to SuperLink's database.
 
-Flower 1.41 keeps whatever tree of objects a node announces, for every message it repeats, until somebody asks for the
-run after its end; and its threads write into one SQLite file side by side, where one waits for five seconds and is then
-told ``database is locked``, which ends a ServerApp. Here, within SuperLink's own process:
+:func:`install` puts these rules into SuperLink's own process; :mod:`server.operations.superlink` calls it. Without
+them, Flower 1.41 keeps any tree of objects that a node announces, once for every repeated message, until somebody asks
+for the run after its end. Its threads also write to one SQLite file concurrently; a thread that has waited five seconds
+fails with ``database is locked``, which ends a ServerApp.
 
-1. A reply is announced as a message's objects: three in a row from ``message_id`` on, or one alone. All that comes with
-   an announcement is stored in one transaction or not at all.
-2. An object is taken from the node that announced it, if its head says the kind and the child that were announced.
-3. What a node has announced and stored is counted before it may add to it: :data:`MAX_OBJECTS`, :data:`MAX_BYTES`.
-4. Replies that came too late to be asked for are deleted when their node announces another; all of a run's objects
-   within :data:`SWEEP_S` of its end.
-5. Transactions wait for each other in the order in which they came.
+1. A reply must be announced as the objects of one message: three nested ones beginning with ``message_id``, or one
+   alone. The announcement is stored in one transaction or not at all.
+2. An object is accepted only from the node that announced it, and only if its header states the announced kind and
+   child.
+3. What a node has announced and stored is counted before it may add more: :data:`MAX_OBJECTS`, :data:`MAX_BYTES`.
+4. Replies that came too late to be fetched are deleted when their node announces another. All objects of a run are
+   deleted within :data:`SWEEP_S` of its end, as long as some node sends requests.
+5. Transactions wait for each other in the order in which they were asked for.
 
-What is refused is answered as Flower answers a reply it does not want: an honest SuperNode drops it and goes on. A
-reply of which an object was refused for its shape or the quota is unreadable from then on, and named for it at once.
+A refusal is answered as Flower answers a reply it does not want, so an honest SuperNode drops the reply and goes on. If
+an object of a reply is refused for its shape or the quota, the reply is made unreadable, so that the run names the site
+at once and does not wait for it.
 """
 
 from __future__ import annotations
@@ -46,10 +49,11 @@ from common.errors import InvalidInput
 from common.wire import KINDS, check_object
 
 MAX_BYTES = 192 << 20
-"""Of one node: the reply to the question in hand and two that came too late, each of 64 MiB at most."""
+"""Bytes one node may store: the reply to the current request and two late ones, each at most 64 MiB."""
 MAX_OBJECTS = 3_072
-"""Of one node: a thousand replies. Names alone take room, too."""
+"""Objects one node may announce: a thousand replies. Names take space even before any content is stored."""
 SWEEP_S = 10.0
+"""Shortest time between two deletions of what finished runs left behind."""
 
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS consilium_stored (object_id VARCHAR NOT NULL, node_id BIGINT NOT NULL, "
@@ -71,15 +75,19 @@ _OVER = (
 )
 
 State = Any
-"""Flower's SqlLinkState: a ``session()``, and what it does with runs and messages."""
+"""Flower's SqlLinkState: it gives database sessions and deletes runs and messages."""
 
 
 class _NotStored(Exception):
-    """Undoes a transaction."""
+    """Raised inside a transaction to roll it back."""
 
 
 def install() -> None:
-    """Put the rules above in front of Flower's own handlers; AttributeError where Flower has moved them."""
+    """Wrap Flower's own handlers in the rules of this module.
+
+    Raises:
+        AttributeError: If a later Flower has moved a handler.
+    """
     storage = Storage(fleet_handlers.push_messages, fleet_handlers.push_object)
     heartbeat = fleet_handlers.send_node_heartbeat
 
@@ -94,7 +102,12 @@ def install() -> None:
 
 
 class Storage:
-    """The two handlers by which a node stores something, around Flower's own."""
+    """The two handlers by which a node stores something, wrapped around Flower's own.
+
+    Args:
+        push_messages: Flower's handler of announcements.
+        push_object: Flower's handler of objects.
+    """
 
     def __init__(
         self,
@@ -106,7 +119,15 @@ class Storage:
         self._said: dict[tuple[int, str], float] = {}
 
     def push_messages(self, request: PushMessagesRequest, state: State) -> PushMessagesResponse:
-        """Announce one reply, as Flower does, once it is one and the node has room for it."""
+        """Announce one reply as Flower does, after checking its shape and the node's quota (rules 1, 3 and 4).
+
+        Args:
+            request: The node's announcement.
+            state: Flower's database.
+
+        Returns:
+            Flower's answer, or the answer that makes a SuperNode drop the reply.
+        """
         self.sweep(state)
         node = request.node.node_id
         objects = announced(request)
@@ -134,7 +155,15 @@ class Storage:
             return self._refused(request, node, "no-question")
 
     def push_object(self, request: PushObjectRequest, state: State) -> PushObjectResponse:
-        """Store one object, as Flower does, if this node announced it and has room for it."""
+        """Store one object as Flower does, if this node announced it and its quota allows (rules 2 and 3).
+
+        Args:
+            request: The object, the node and the session.
+            state: Flower's database.
+
+        Returns:
+            Flower's answer; ``stored`` is False for a refused object.
+        """
         node, content, reason = request.node.node_id, request.object_content, "content"
         row = {"id": request.object_id, "node": uint64_to_int64(node)}
         try:
@@ -163,9 +192,9 @@ class Storage:
         return PushObjectResponse(stored=False)
 
     def _spoil(self, state: State, root: str) -> None:
-        """Make the reply one that cannot be read, so that nobody waits for the rest of it.
+        """Make a reply unreadable, so that the run does not wait for the rest of it.
 
-        Its root names the node that sent it, so no other node's reply has it.
+        Its root object contains the id of the node that sent it, so no other node's reply can have the same root.
         """
         with state.session() as session:
             session.execute(
@@ -174,7 +203,7 @@ class Storage:
             )
 
     def sweep(self, state: State) -> None:
-        """Delete what runs that are over left behind; every :data:`SWEEP_S` at most."""
+        """Delete what finished runs left behind, at most once every :data:`SWEEP_S`."""
         if (now := time.monotonic()) - self._swept < SWEEP_S:
             return
         self._swept = now
@@ -184,6 +213,7 @@ class Storage:
             state.cleanup_run(run)
 
     def _drop_late(self, state: State, node: int) -> None:
+        """Delete a node's replies whose request has expired or is gone (rule 4)."""
         with state.session() as session:
             row = {"node": uint64_to_int64(node), "now": time.time()}
             late = [name for (name,) in session.execute(text(_LATE), row)]
@@ -192,7 +222,7 @@ class Storage:
                 session.execute(text("DELETE FROM message_res WHERE message_id = :id"), {"id": name})
 
     def _held(self, session: Any, node: int) -> tuple[int, int]:
-        """How many objects a node has announced that are not deleted yet, and their bytes."""
+        """Return how many objects a node has announced that are not deleted yet, and their bytes."""
         self._prepare(session)
         row = {"node": uint64_to_int64(node)}
         session.execute(text(_GONE), row)
@@ -208,14 +238,22 @@ class Storage:
         return PushMessagesResponse(reconnect=Reconnect(reconnect=5), results=dict.fromkeys(names, 0))
 
     def _say(self, node: int, reason: str) -> None:
-        """Once a second at most for each node and reason: nobody fills the log's disk."""
+        """Log a refusal, at most once a second for each node and reason, so that no node can fill the disk."""
         if (now := time.monotonic()) - self._said.get((node, reason), -1.0) >= 1.0:
             self._said[node, reason] = now
             log(WARNING, "event=not-stored node=%d reason=%s", node, reason)
 
 
 def announced(request: PushMessagesRequest) -> tuple[str, ...] | None:
-    """The names of the objects of the one reply that a request announces, from the root on; None for anything else."""
+    """Return the object names of the single reply that a request announces.
+
+    Args:
+        request: A node's announcement.
+
+    Returns:
+        Names from the root object to the innermost; None unless the request announces exactly one message of a shape
+        that rule 1 allows.
+    """
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         return None
     tree: ObjectTree = request.message_object_trees[0]
@@ -228,7 +266,7 @@ def announced(request: PushMessagesRequest) -> tuple[str, ...] | None:
 
 
 class Turns:
-    """A lock that is had in the order in which it was asked for."""
+    """A lock that is given in the order in which it was asked for."""
 
     def __init__(self) -> None:
         self._waiting: deque[threading.Event] = deque()
@@ -236,7 +274,7 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold it."""
+        """Wait for the lock, and hold it until the block ends."""
         mine = threading.Event()
         with self._guard:
             self._waiting.append(mine)
@@ -253,7 +291,12 @@ class Turns:
 
 
 def in_turn(session: Callable[[Any], Any], turns: Turns) -> Callable[[Any], Any]:
-    """``SqlMixin.session``, one outermost session after the other."""
+    """Wrap ``SqlMixin.session`` so that outermost sessions run one after the other.
+
+    Args:
+        session: Flower's context manager of a database session.
+        turns: The lock they wait for; sessions nested within one do not wait.
+    """
     inside: ContextVar[bool] = ContextVar("inside", default=False)
 
     @contextmanager

@@ -1,10 +1,13 @@
-"""SuperLink as Flower ships it, with the operators' secret asked of whoever calls its control routes, and a quota.
+"""Starts Flower's SuperLink with a shared secret for its control routes and a storage quota for each node.
 
-Flower 1.41 lets everybody who reaches its port list and register nodes and submit code. It has a place for account
-authentication but brings none; this puts a shared secret there, which lies in a file that its owner alone can read.
-Refuses to start without the secret. Account authentication is switched on first, so that a Flower in which that place
-has moved ends with an error of its own and never serves open routes; readiness is measured from outside besides
-(``daemons.guarded``). What a site may store, and how the database is shared, is :mod:`server.operations.storage`'s.
+Flower 1.41 lets anyone who reaches its port list and register nodes and submit code. It offers a plug-in point for
+account authentication but ships no plug-in. This program adds one that asks for a secret, kept in a file that only its
+owner can read. It refuses to start without the secret.
+
+Authentication is switched on before the plug-in is installed. If a later Flower moves the plug-in point, SuperLink
+therefore ends with an error and never serves unprotected routes. In addition, ``daemons.guarded`` tests from outside
+that an unauthenticated call is refused. The quota and the queue for the database are in
+:mod:`server.operations.storage`.
 """
 
 from __future__ import annotations
@@ -31,13 +34,19 @@ from common.errors import InvalidInput
 from server.operations import storage
 
 MIN_SECRET = 32
-"""Characters of a secret, at least."""
+"""Minimum length of the operators' secret, in characters."""
 
 
 class Operators:
-    """Flower's ControlAuthnPlugin: takes a control request for the operator's if it carries the secret.
+    """Flower's ControlAuthnPlugin that accepts a control request if it carries the operators' secret.
 
-    There is one account, the one that Flower has without authentication, and no login.
+    There is one account, the one that Flower uses without authentication, and no login.
+
+    Args:
+        secret: The shared secret, at least :data:`MIN_SECRET` characters.
+
+    Raises:
+        InvalidInput: If the secret is shorter.
     """
 
     def __init__(self, secret: str) -> None:
@@ -48,6 +57,10 @@ class Operators:
     def validate_tokens_in_metadata(
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[bool, AccountInfo | None]:
+        """Return whether the request carries the secret, and the account it then acts for.
+
+        The comparison takes constant time.
+        """
         given = [value for name, value in metadata if name == ACCESS_TOKEN_KEY]
         if len(given) != 1:
             return False, None
@@ -67,7 +80,10 @@ class Operators:
 
 
 def main() -> None:
-    """``python -m server.operations.superlink --operator-secret-file FILE …``: ``flower-superlink`` with the rest."""
+    """Run ``flower-superlink`` behind the operators' secret: ``python -m server.operations.superlink``.
+
+    ``--operator-secret-file FILE`` is read here; all other arguments go to ``flower-superlink``.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--operator-secret-file", type=Path, required=True)
     given, others = parser.parse_known_args()

@@ -1,8 +1,9 @@
-"""Runs a study through Flower and sees it to its end: submits the ServerApp, follows its events, submits it again.
+"""Starts a study's daemons, submits its ServerApp, follows the run's events, and submits again if the ServerApp dies.
 
-A ServerApp that was killed is not restarted by Flower; its death is seen by the study's lock, which the kernel frees,
-and the next run goes on from the ledger. Gives up after a bounded number of restarts, and at once on a run that ended
-with a reason (budget, quorum, bad input), which another try would not cure.
+`consilium server up`, `consilium study run` and the dashboard call it. Flower does not restart a ServerApp that was
+killed. Its death shows in the study's lock, which the kernel then frees, and the next run continues from the ledger. A
+run is not submitted again after :data:`RESTARTS` restarts, nor if it ended with a reason (budget, quorum, invalid
+input), which another attempt would not change.
 """
 
 from __future__ import annotations
@@ -51,25 +52,28 @@ from server.study.workspace import BUSY, Workspace
 
 START_TIMEOUT_S = 120.0
 START_LOOK_S = 15.0
-"""How often SuperLink is asked whether a run that has not begun has ended already."""
+"""How often to ask SuperLink whether a run that has not begun has already ended."""
 SUPERLINK_BACK_S = 60.0
-"""How long a run that is to be submitted waits for a SuperLink that whoever keeps it starts again."""
+"""How long to wait, before submitting a run, for a SuperLink that is being restarted."""
 RESTARTS = 3
 POLL_S = 0.3
 SOCKET = "fleet.sock"
 LOG_MODULE = "server.operations.security_events"
 PARTS = ("core", "network")
-"""What may run as two users or in two containers."""
+"""The two parts of a server, which may run as two users or in two containers."""
 IDENTITY = ("ca.crt", "server.crt", "server.key")
-"""SuperLink's TLS identity, in ``flower/``."""
+"""Files of SuperLink's TLS identity, in ``flower/``."""
 
 OnEvent = Callable[[dict[str, Any]], None]
 
 
 class RunFailed(ConsiliumError):
-    """The run ended with a reason of its own; nothing was lost, `consilium study resume` goes on from the ledger.
+    """The run ended with an error of its own; the ledger is intact and `consilium study resume` continues from it.
 
-    Its exit code is that of the error which ended the run.
+    Args:
+        reason: The error's text.
+        code: Exit code of the error that ended the run; anything but an integer from 1 to 127 is replaced by the
+            default.
     """
 
     def __init__(self, reason: str, *, code: object = ConsiliumError.exit_code) -> None:
@@ -78,7 +82,7 @@ class RunFailed(ConsiliumError):
 
 
 def flower_server(workspace: Workspace) -> FlowerServer:
-    """The SuperLink of this study as the daemons module describes it."""
+    """Return the Flower side of this study's server, as :mod:`server.operations.daemons` describes it."""
     folder, client = workspace.flower_dir, workspace.root / "keys" / "flower"
     authority, certificate, key = (folder / name for name in IDENTITY)
     identity = ServerIdentity(authority=authority, certificate=certificate, key=key)
@@ -86,10 +90,16 @@ def flower_server(workspace: Workspace) -> FlowerServer:
 
 
 def prepare_network(workspace: Workspace) -> None:
-    """Write what SuperLink and the operator's commands need, and make the folders of the sockets. Idempotent."""
+    """Write what SuperLink and the operator's commands need, and create the folders of the sockets.
+
+    Calling it again changes nothing.
+
+    Args:
+        workspace: The study, set up by `consilium provision server`.
+    """
     server = flower_server(workspace)
     for name in IDENTITY:
-        if not (server.folder / name).exists():  # an earlier version had them elsewhere
+        if not (server.folder / name).exists():  # an earlier version kept them in another folder
             write_atomically(server.folder / name, (workspace.tls_dir / name).read_bytes(), mode=0o600)
     workspace.copy_endpoint()
     prepare(server)
@@ -98,7 +108,7 @@ def prepare_network(workspace: Workspace) -> None:
 
 
 def core_daemon(workspace: Workspace) -> DaemonSpec:
-    """How to start the core: keys, ledger and releases, and a Unix socket for the ServerApp."""
+    """Describe how to start the core, which holds keys and ledger, makes releases and serves a Unix socket."""
     folder = workspace.relay_dir.absolute()
     (folder / CORE_SOCKET).unlink(missing_ok=True)
     return DaemonSpec(
@@ -116,7 +126,7 @@ def core_daemon(workspace: Workspace) -> DaemonSpec:
 
 
 def fleet_daemon(workspace: Workspace) -> DaemonSpec:
-    """How to start what stands between the gateway and SuperLink: its fleet routes on a Unix socket."""
+    """Describe how to start the fleet proxy between the gateway and SuperLink (:mod:`server.operations.fleet`)."""
     server, folder = flower_server(workspace), workspace.fleet_dir.absolute()
     (folder / SOCKET).unlink(missing_ok=True)
     return DaemonSpec(
@@ -135,7 +145,12 @@ def fleet_daemon(workspace: Workspace) -> DaemonSpec:
 
 
 def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
-    """How to start the gateway: the one port that sites reach."""
+    """Describe how to start the gateway, the one port that sites reach.
+
+    Args:
+        workspace: The study whose gateway it is.
+        bind: The address to listen on.
+    """
     endpoint, root, folder = workspace.endpoint(), workspace.root.absolute(), workspace.gateway_dir.absolute()
     return DaemonSpec(
         role="gateway",
@@ -155,7 +170,12 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
 
 
 def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
-    """How to start all daemons of a study behind this one's port: ``consilium server up`` of its own directory."""
+    """Describe how to start all daemons of a study behind this one's port, by `consilium server up`.
+
+    Args:
+        root: That study's directory.
+        log_to: Targets of its security events.
+    """
     workspace = Workspace(root)
     return all_of_a_study(
         ("server", "up", str(root.absolute())),
@@ -167,9 +187,15 @@ def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
 
 
 def gateway_answers(bind: str, port: int, authority: Path) -> bool:
-    """Whether a gateway of this consortium listens there and turns an unsigned request away."""
+    """Return whether a gateway of this consortium listens there and refuses an unsigned request.
+
+    Args:
+        bind: Address that the gateway listens on.
+        port: Its port.
+        authority: Certificate of the consortium's authority.
+    """
     context = ssl.create_default_context(cafile=str(authority))
-    context.check_hostname = False  # its certificate is this authority's, for names that may lead elsewhere from here
+    context.check_hostname = False  # its names may resolve to another address from here; the authority is still checked
     connection = http.client.HTTPSConnection(reachable(bind), port, timeout=2.0, context=context)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/", headers={"host": "localhost"})
@@ -178,7 +204,16 @@ def gateway_answers(bind: str, port: int, authority: Path) -> bool:
 
 
 def port_taken(bind: str, port: int, *, option: str = "--port") -> str:
-    """Why nothing can listen at ``port`` now, with the remedy, which names the option; nothing if it can."""
+    """Explain why nothing can listen at a port now.
+
+    Args:
+        bind: Address to listen on.
+        port: Port to listen on.
+        option: The option that the remedy names.
+
+    Returns:
+        The reason with its remedy; empty if the port is free.
+    """
     if not accepts(bind, port):
         return ""
     return cannot_listen(OSError(errno.EADDRINUSE, ""), bind, port, option=option)
@@ -193,13 +228,20 @@ def serve(
     on_ready: Callable[[], None] = lambda: None,
     log_to: Sequence[str] = (),
 ) -> None:
-    """Run a server's daemons until a signal; what dies is started again.
+    """Run a server's daemons until a signal arrives, and restart any that ends.
 
-    ``parts``: ``core`` has the keys and the ledger. ``network`` is SuperLink, its fleet routes, SuperExec with the
-    ServerApp and, unless it runs elsewhere, the gateway; of the study's directory it needs ``flower/``, ``relay/`` and
-    ``gateway/run/``, and for the gateway ``gateway/`` and ``objects/``. The core's part prepares these, and sends the
-    security events to the targets ``log_to``. A study behind another one's port starts no gateway. Where both parts run
-    here, the daemons of every study behind this one's port run, too.
+    The core's part prepares the folders of the network's part and sends the security events. A study behind another
+    one's port starts no gateway. If both parts run here, the daemons of every study behind this one's port run too.
+
+    Args:
+        workspace: The study.
+        bind: Address that the gateway listens on.
+        parts: ``core`` holds the keys and the ledger. ``network`` is SuperLink, its fleet proxy, SuperExec with the
+            ServerApp, and the gateway unless that runs elsewhere. Of the study's directory, ``network`` needs only
+            ``flower/``, ``relay/`` and ``gateway/run/``, and for the gateway ``gateway/`` and ``objects/``.
+        gateway: False if the gateway runs elsewhere.
+        on_ready: Called once all daemons are ready.
+        log_to: Targets of the security events.
     """
     kept = []
     if "core" in parts:
@@ -207,7 +249,7 @@ def serve(
         kept.append(KeptRunning(spec=lambda: core_daemon(workspace), explain=last_words))
         if log_to:
             log = partial(log_daemon, workspace.root, module=LOG_MODULE, name="log", targets=log_to)
-            log()  # a target of no known form is said at once
+            log()  # raises now if a target has an unknown form
             kept.append(KeptRunning(spec=log))
     server, endpoint = flower_server(workspace), workspace.endpoint()
     if "network" in parts:
@@ -227,7 +269,7 @@ def serve(
 
 
 def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
-    """How every daemon of this server stands, and the gateway that it stands behind, as far as logs can be read."""
+    """Return the state of every daemon of this server, and of its gateway, as far as logs can be read."""
     own, keeper = standings((workspace.root / "logs", workspace.flower_dir / "logs")), workspace.port_keeper()
     if keeper is workspace:
         return own
@@ -236,14 +278,20 @@ def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
 
 
 def _kept(workspace: Workspace, daemon: str) -> bool:
-    """Whether somebody starts this daemon again should it end."""
+    """Return whether a supervisor is running that restarts this daemon."""
     return any(one.daemon == daemon and one.state != "stopped" for one in daemon_standings(workspace))
 
 
 def start_run(workspace: Workspace) -> int:
-    """Submit the ServerApp for this study; returns Flower's run id, which is recorded.
+    """Submit the ServerApp for this study, and record the run id.
 
-    What ended the ServerApp may have ended SuperLink too: where somebody keeps it, it is waited for.
+    If SuperLink is down but a supervisor restarts it, it is waited for up to :data:`SUPERLINK_BACK_S`.
+
+    Returns:
+        Flower's id of the run.
+
+    Raises:
+        DaemonFailed: If SuperLink does not answer or refuses the run.
     """
     until, server = time.monotonic() + SUPERLINK_BACK_S, flower_server(workspace)
     while not accepts(HOST, server.port) and _kept(workspace, "superlink") and time.monotonic() < until:
@@ -256,9 +304,14 @@ def start_run(workspace: Workspace) -> int:
 
 
 def request_stop(workspace: Workspace, *, now: bool = False) -> None:
-    """Ask the run to stop at its next safe point; ``now`` also tells Flower to end it. Stored answers stay.
+    """Ask the run to stop at its next safe point. Answers that are stored stay stored.
 
-    InvalidInput where none goes on.
+    Args:
+        workspace: The study.
+        now: Also tell Flower to end the ServerApp.
+
+    Raises:
+        InvalidInput: If no run is active.
     """
     run_id = workspace.run_id()
     if not workspace.busy() and not _submitted(workspace, run_id):
@@ -269,7 +322,7 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
 
 
 def _submitted(workspace: Workspace, run_id: int | None) -> bool:
-    """Whether a run that Flower knows has not ended; it may not have begun to hold the study's lock."""
+    """Return whether Flower has a run that has not ended; such a run may not hold the study's lock yet."""
     try:
         return run_id is not None and not run_status(flower_server(workspace), run_id).finished
     except (DaemonFailed, InvalidInput):
@@ -277,10 +330,17 @@ def _submitted(workspace: Workspace, run_id: int | None) -> bool:
 
 
 def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
-    """Follow the run that goes on, from its first event, until it ends; the run that ended last, where none does.
+    """Follow the active run from its first event until it ends, or repeat the events of the last run if none is active.
 
-    Looks, and changes nothing. RunFailed as :func:`supervise` raises it, or for a run that died while nobody is there
-    to submit it again.
+    It changes nothing.
+
+    Args:
+        workspace: The study.
+        on_event: Called with each event.
+
+    Raises:
+        InvalidInput: If the study has no run.
+        RunFailed: If the run ended with an error, or died and no supervisor is left to submit it again.
     """
     tail = EventTail(workspace.events_file)
     events = list(tail.new())
@@ -299,17 +359,23 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
                 raise RunFailed(event["reason"], code=event.get("code"))
             if event["event"] == "run-finished":
                 return
-        elif alone:  # and what it may still have told has been read since
+        elif alone:  # the events it may have written before it died have been read by now
             raise RunFailed(DIED)
         else:
             alone = not workspace.busy() and not supervised(workspace)
 
 
 def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
-    """Supervise a run in a session of its own, which no terminal ends; returns once the run has begun.
+    """Supervise a run in a session of its own, which survives the terminal; return once the run has begun.
 
-    ``command`` does so, :func:`main` by default. What it says goes to ``logs/run.log``; DaemonFailed with its words if
-    it ends before.
+    Args:
+        workspace: The study.
+        command: Command that supervises the run; default: :func:`main` in a new process. Its output goes to
+            ``logs/run.log``.
+
+    Raises:
+        DaemonFailed: With the command's output, if it fails before the run begins.
+        StudyBusy: If another run is active.
     """
     command = command or (sys.executable, "-P", "-m", "server.operations.supervisor", str(workspace.root.absolute()))
     with workspace.locked():  # refuses while another run goes on
@@ -321,7 +387,7 @@ def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    threading.Thread(target=process.wait, daemon=True).start()  # whoever stays here leaves no zombie behind
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps the process if the caller keeps running
     while process.poll() is None and _runs(workspace) == before:
         time.sleep(POLL_S)
     if process.returncode and _runs(workspace) == before:
@@ -329,7 +395,7 @@ def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
 
 
 def _runs(workspace: Workspace) -> int:
-    """How many runs have begun."""
+    """Return how many runs have begun."""
     return sum(event["event"] == "run-started" for event in read_events(workspace.events_file))
 
 
@@ -339,9 +405,16 @@ def supervise(
     on_event: OnEvent = lambda _event: None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the study to its end, starting the ServerApp again when it dies; :class:`RunFailed` when it ends badly.
+    """Run the study to its end, and submit the ServerApp again when it dies.
 
-    ``check`` is called often and may raise, for instance when a daemon died.
+    Args:
+        workspace: The study.
+        on_event: Called with each event, and with ``run-restarted`` at each new attempt.
+        check: Called often; it may raise to end the supervision, for instance when a daemon died.
+
+    Raises:
+        RunFailed: If the run ended with an error, or died on every attempt.
+        StudyBusy: If another run is active or supervised.
     """
     with _supervising(workspace):
         with workspace.locked():
@@ -350,7 +423,7 @@ def supervise(
             tail = EventTail(workspace.events_file, from_end=True)
             run_id = start_run(workspace)
             ending = _follow(workspace, run_id, tail, on_event=on_event, check=check)
-            if ending == "run-finished" or workspace.stop_file.exists():  # it is there still where it died of a stop
+            if ending == "run-finished" or workspace.stop_file.exists():  # the file is left if a stop killed the run
                 return
             if remaining:
                 on_event({"event": "run-restarted", "run": str(run_id)})
@@ -359,19 +432,27 @@ def supervise(
 
 @contextlib.contextmanager
 def _supervising(workspace: Workspace) -> Iterator[None]:
-    """Hold what says that the run is supervised; the kernel frees it. StudyBusy while somebody else holds it."""
+    """Hold the lock that marks the run as supervised; StudyBusy if another process holds it."""
     with held_alone(workspace.root / SUPERVISED, busy=BUSY.format(workspace.root)):
         yield
 
 
 def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnEvent, check: Callable[[], None]) -> str:
-    """Pass on events of this run until it ends; ``"died"`` when it holds no lock and told no ending, or never began."""
+    """Pass on events of this run until it ends.
+
+    Returns:
+        ``"run-finished"``; or ``"died"`` if it never began, or if it freed the study's lock without reporting an end.
+
+    Raises:
+        RunFailed: If the run reported an error.
+        DaemonFailed: If the run does not begin within :data:`START_TIMEOUT_S`.
+    """
     started = ended = False
     submitted = looked = time.monotonic()
     for event in _tail(tail):
         check()
         if event is None:
-            if ended and not started:  # and what it may still have told has been read since
+            if ended and not started:  # the events it may have written before it ended have been read by now
                 return "died"
             if not started and time.monotonic() - looked > START_LOOK_S:
                 looked = time.monotonic()
@@ -398,7 +479,11 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
 
 
 def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
-    """Whether SuperLink says that a run is over; DaemonFailed if it is ``late`` and not over. SuperLink may be away."""
+    """Return whether SuperLink reports that a run has ended; a SuperLink that does not answer counts as no.
+
+    Raises:
+        DaemonFailed: If the run is ``late`` and SuperLink does not report its end.
+    """
     try:
         state = run_status(flower_server(workspace), run_id)
     except DaemonFailed:
@@ -411,7 +496,7 @@ def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
 
 
 def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:
-    """Events as they come, and None whenever there is nothing new."""
+    """Yield events as they are written, and None whenever there is no new one."""
     while True:
         yield from tail.new()
         yield None
@@ -419,7 +504,7 @@ def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:
 
 
 def main() -> None:
-    """``python -m server.operations.supervisor DIR``: supervise a run of the study in DIR; errors are one line."""
+    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``. An error is one line."""
     try:
         supervise(Workspace(Path(sys.argv[1])))
     except ConsiliumError as error:
