@@ -1,8 +1,9 @@
-"""A federation in one process: every site's worker over its own ledger, and a wire that hands messages over.
+"""Runs a federation in one process: every site's worker over its own ledger, and a transport between them and the
+server.
 
-Messages are encoded, signed, sealed, checked, charged and received as between daemons; only what carries them is left
-out. Simulation, audit, benchmarks and tests are built of this. One person holds every party's keys and data here, so
-it promises nobody anything.
+Simulation, audit, benchmarks and tests use it. Messages are encoded, signed, sealed, checked, charged and received
+as between daemons; only the network is left out. One person holds every party's keys and data here, so it protects
+nobody.
 """
 
 from __future__ import annotations
@@ -26,13 +27,19 @@ from server.study.create_study import ServerKeys
 from server.study.workspace import Site
 
 Intercept = Callable[[int, bytes, bytes], bytes | None]
-"""(node, what it was asked, its reply) → the reply that it signs instead; None where none comes."""
+"""A function from node, request and reply to the reply the node signs instead; None drops the reply."""
 
 
 @dataclass
 class Wire:
-    """Messages go to workers by node id. Nodes that are ``offline`` are not there; ``intercept`` may exchange a reply
-    before its site signs it, or drop it; ``replies`` are those that came, unsigned."""
+    """Delivers messages to workers by node id.
+
+    Attributes:
+        workers: The workers by node id.
+        offline: Nodes that are not reachable.
+        intercept: May replace a reply before its site signs it, or drop it.
+        replies: The unsigned replies so far, each with its node.
+    """
 
     workers: Mapping[int, Worker]
     offline: set[int] = field(default_factory=set)
@@ -40,10 +47,24 @@ class Wire:
     replies: list[tuple[int, bytes]] = field(default_factory=list)
 
     def online(self) -> frozenset[int]:
+        """Return the nodes that are reachable.
+
+        Returns:
+            Their ids.
+        """
         return frozenset(self.workers) - self.offline
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Every message is handled, also where the core stops listening before the last reply."""
+        """Deliver all messages and return the replies. Every message is handled, even if the caller stops reading
+        replies early.
+
+        Args:
+            bodies: Message by node id.
+            timeout_s: Not used here.
+
+        Returns:
+            The replies.
+        """
         return iter([self._handled(node, body) for node, body in bodies.items()])
 
     def _handled(self, node: int, message: bytes) -> Reply:
@@ -60,7 +81,15 @@ class Wire:
 
 
 def pool_of(site: Site, study: Study) -> PoolDeclaration:
-    """A site's patient pool with the study's own budget for life."""
+    """Return a site's patient pool with the study's budget as its lifetime budget.
+
+    Args:
+        site: The site.
+        study: The study.
+
+    Returns:
+        The declaration.
+    """
     privacy = study.privacy
     return PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
 
@@ -68,7 +97,18 @@ def pool_of(site: Site, study: Study) -> PoolDeclaration:
 def site_config(
     site: Site, study: Study, keys: ServerKeys, *, caps: Caps | None = None, queries_per_day: int = 1000
 ) -> SiteConfig:
-    """A site's settings as its kit gives them; by default its caps are the study's own budget."""
+    """Return a site's settings as its kit gives them.
+
+    Args:
+        site: The site.
+        study: The study.
+        keys: The server's public keys.
+        caps: The site's caps; by default the study's own budget.
+        queries_per_day: Daily limit in the default caps.
+
+    Returns:
+        The settings.
+    """
     of = study.privacy
     usual = Caps(of.epsilon, of.delta, of.accountant, of.unit, of.relation, queries_per_day)
     return SiteConfig(
@@ -87,10 +127,17 @@ def site_config(
 
 
 class Sites:
-    """Every site's ledger and worker, opened below ``root`` as a site opens them, with consent given to ``study``.
+    """Every site's ledger and worker in one process, with consent given to the study.
 
-    ``config`` and ``voters`` give each site's settings and teachers; ``consented``: consent is on record already.
-    Afterwards ``sites`` have the keys by which their ledgers sign.
+    Args:
+        root: Folder with one folder for each site.
+        sites: The sites.
+        study: The study.
+        config: Returns a site's settings.
+        voters: Returns a site's teachers.
+        fetch: Gets public objects.
+        sampler: The noise sampler of a sealed sum.
+        consented: Consent is already on record.
     """
 
     def __init__(
@@ -115,7 +162,14 @@ class Sites:
         self.sites = tuple(replace(site, answer_key=self.ledgers[site.name].public_key) for site in sites)
 
     def open(self, site: Site) -> Worker:
-        """Open a site's ledger and worker, in place of those that were open: its process was started again."""
+        """Open a site's ledger and worker, and replace those that are open, as if its process had restarted.
+
+        Args:
+            site: The site.
+
+        Returns:
+            The worker.
+        """
         config, path = self._config(site), self.root / site.name / LEDGER_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         ledger = SiteLedger.open(path, site.pool, caps=config.caps, site=site.name)
@@ -134,12 +188,13 @@ class Sites:
         return self.workers[site.node_id]
 
     def introduce(self) -> None:
-        """Confirm every peer's key at every site, as people do before a sealed sum; nothing for an open study."""
+        """Confirm every peer's key at every site, as people do before a sealed sum; an open study needs none."""
         for site in self.sites if self.study.privacy.sealed else ():
             for peer in self.sites:
                 if peer.name != site.name:
                     self.ledgers[site.name].confirm_peer(self.study.id, Peer(peer.name, peer.answer_key))
 
     def close(self) -> None:
+        """Close all ledgers."""
         for ledger in self.ledgers.values():
             ledger.close()

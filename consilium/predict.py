@@ -1,7 +1,7 @@
-"""A student on any NIfTI file or folder: label maps on each file's own voxels, scores where there are labels.
+"""Predicts label maps for any NIfTI file or folder with a student, on each file's own voxels, and scores them.
 
-One bad file never stops the others: it is reported and left out. Refuses a model that is neither a bundle nor a study
-with a student.
+`consilium predict` calls it. A file that cannot be used is reported and left out. Refuses a model that is neither a
+bundle nor a study with a student.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One case's result. ``dice`` and ``hd95_mm`` a structure, empty without a label map; ``problem`` where it failed.
-    ``uncertainty`` is the entropy map's file, ``sure`` how far the answer's confidence can be believed,
-    ``lesions`` every structure's Dice and HD95 lesion by lesion.
+    """One case's result.
 
-    nan: the structure is in neither map. Infinite distance: it is in only one of them. ``unlike`` says in what the
-    volume is far from all that the student was trained on.
+    Attributes:
+        case: The case's id.
+        file: The label map's file; empty if there is none.
+        dice: Dice of each structure; empty without a true label map, nan if the structure is in neither map.
+        hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
+        problem: Why the case could not be used; empty otherwise.
+        unlike: In what the volume is unlike everything the student was trained on; empty if it is not.
+        uncertainty: The entropy map's file; empty without one.
+        sure: How confidence and correctness compare.
+        lesions: Dice and HD95 of each structure by lesion.
     """
 
     case: str
@@ -50,7 +56,13 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Every case's result, in words and as JSON; ``used`` is how many files could be used."""
+    """The results of all cases.
+
+    Attributes:
+        text: In words.
+        facts: As plain values for JSON.
+        used: Number of files that could be used.
+    """
 
     text: str
     facts: dict[str, object]
@@ -68,8 +80,24 @@ def predict_images(
     lesions: bool = False,
     progress: Callable[[int, int], None],
 ) -> Predictions:
-    """Segment what is at ``images``; label maps and ``scores.json`` go below ``out``, with ``uncertainty`` a map of it
-    for each case. ``progress``: cases done, of."""
+    """Segment images and write label maps and ``scores.json``.
+
+    Args:
+        images: A NIfTI file, or a folder in any layout.
+        model: A bundle, or a study's directory with a student.
+        out: Folder to write to.
+        labels: True label maps, a file or folder; None for those of the layout.
+        label_map: File that maps the dataset's labels to the student's.
+        uncertainty: Also write an entropy map for each case.
+        lesions: Also score each lesion.
+        progress: Called with the cases done and all cases.
+
+    Returns:
+        The results.
+
+    Raises:
+        InvalidInput: If the model or the folder cannot be used.
+    """
     bundle = load_model(model)
     settings = DatasetSettings() if label_map is None else load_names(label_map)
     cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
@@ -83,7 +111,17 @@ def predict_images(
 
 
 def load_model(directory: Path) -> Bundle:
-    """A bundle, or the student of a study's directory."""
+    """Load a bundle, or the student of a study's directory.
+
+    Args:
+        directory: The bundle or the study.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidInput: If there is neither.
+    """
     if (directory / "study.toml").is_file():
         workspace = Workspace(directory)
         study = workspace.study()
@@ -103,7 +141,7 @@ def load_model(directory: Path) -> Bundle:
 def find_cases(
     images: Path, bundle: Bundle, *, labels: Path | None, settings: DatasetSettings
 ) -> tuple[list[Case], list[Predicted]]:
-    """The cases at ``images``, with their label maps where there are any, and what is wrong with others."""
+    """Return the cases with their true label maps, and the problems of others."""
     if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
         found = open_dataset(images, choice=settings.choice)
         dataset = match_study(
@@ -134,7 +172,7 @@ def predict_cases(
     lesions: bool = False,
     on_case: Callable[[int], None] = lambda done: None,
 ) -> list[Predicted]:
-    """Predict every case and write its label map; a case that cannot be used is a result with a problem."""
+    """Predict every case and write its label map; a case that cannot be used becomes a result with a problem."""
     out.mkdir(parents=True, exist_ok=True)
     results = []
     for number, case in enumerate(cases, start=1):
@@ -169,7 +207,15 @@ def _predict(case: Case, bundle: Bundle, out: Path, *, uncertainty: bool, lesion
 
 
 def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
-    """nan (structure in neither map) becomes null, an infinite distance the text "inf"."""
+    """Return the results as plain values for JSON; nan becomes null, an infinite distance the text "inf".
+
+    Args:
+        results: The results.
+        bundle: The model.
+
+    Returns:
+        Plain values.
+    """
 
     scored = [result for result in results if result.dice]
     names = bundle.data.structures
@@ -198,7 +244,15 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
 
 
 def to_text(results: list[Predicted], bundle: Bundle) -> str:
-    """One line a case, and what is unlike the student's training at the end."""
+    """Return one line for each case, followed by the cases that are unlike the student's training.
+
+    Args:
+        results: The results.
+        bundle: The model.
+
+    Returns:
+        The text.
+    """
     lines = []
     for result in results:
         scores = ", ".join(

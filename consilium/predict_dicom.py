@@ -1,7 +1,7 @@
-"""A student on a DICOM study: the series it was trained for in, a DICOM Segmentation that refers to it out.
+"""Predicts one DICOM series with a student, and writes a DICOM Segmentation that refers to it.
 
-A series of another modality, another geometry than the student can use, or unlike every volume the student learnt from
-is refused by its name: a segmentation that nobody should rely on is not written into a hospital's archive.
+`consilium predict` calls it. Refuses a series of another modality, with a geometry that the student cannot use, or
+unlike every volume the student was trained on, so that no unreliable segmentation enters a hospital's archive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ MODALITY = "MR"
 
 @dataclass(frozen=True, slots=True)
 class Segmented:
-    """What was written: the file, the series it refers to, and each structure's voxels."""
+    """What was written.
+
+    Attributes:
+        file: The DICOM Segmentation.
+        series: The series it refers to.
+        weights: SHA-256 of the student's weights.
+        voxels: Number of voxels of each structure.
+        unlike: In what the series is unlike the student's training; empty if it is not.
+    """
 
     file: Path
     series: tuple[Series, ...]
@@ -36,6 +44,7 @@ class Segmented:
     unlike: str = ""
 
     def to_json(self) -> dict[str, object]:
+        """Return plain values for JSON."""
         return {
             "schema": 1,
             "file": str(self.file),
@@ -46,6 +55,7 @@ class Segmented:
         }
 
     def to_text(self) -> str:
+        """Return the result as text."""
         sizes = ", ".join(f"{name} {count} voxels" for name, count in self.voxels.items())
         lines = [f"{self.file}: {sizes}", *(f"refers to {one.name}, {one.uid}" for one in self.series)]
         lines += [f"warning: the series is unlike the student's training: {self.unlike}"] if self.unlike else []
@@ -102,7 +112,7 @@ def predict_dicom(
 
 
 def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> tuple[Series, ...]:
-    """One series for each of the student's channels, all in one frame of reference."""
+    """Return one series for each of the student's channels, all in the same frame of reference."""
     channels = bundle.data.channels
     if len(channels) == 1:
         if len(chosen) > 1:
@@ -125,7 +135,7 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
 
 
 def _alone(series: Series, folder: Path) -> Path:
-    """The series in a folder of its own, by links: that is how a series is read."""
+    """Link the series' files into a folder of their own, because a series is read from a folder."""
     folder.mkdir()
     for number, file in enumerate(series.files):
         (folder / f"{number:06d}.dcm").symlink_to(file.resolve())

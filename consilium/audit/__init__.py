@@ -1,1 +1,1 @@
-"""``consilium audit``: lives of a study through the production objects, and everything that came out of them tested."""
+"""Implements ``consilium audit``: runs whole studies through the production code and tests everything they release."""

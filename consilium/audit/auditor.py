@@ -1,6 +1,7 @@
-"""An auditor's keys: one that disclosures are sealed to, one that signs judgements, and the file others get.
+"""Keeps an auditor's keys: one to which disclosures are sealed, one that signs judgements, and the public file of both.
 
-Refuses an ``auditor.json`` whose two keys are not of one auditor.
+`consilium dispute keys` and the other dispute commands call it. Refuses an ``auditor.json`` that its own signing key
+did not sign.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ MAX_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Auditor(Signed):
-    """Both public keys in hex, X25519 and Ed25519; signed by the latter."""
+    """An auditor's public keys, signed with its signing key.
+
+    Attributes:
+        sealing_key: X25519 public key in hex.
+        signing_key: Ed25519 public key in hex.
+        signature: Signature over both.
+    """
 
     DOMAIN: ClassVar = b"consilium/auditor/v1"
     SCHEMA: ClassVar = ("auditor", 1)
@@ -43,7 +50,14 @@ class Auditor(Signed):
 
 
 def create_auditor(folder: Path) -> Auditor:
-    """Make an auditor's keys in a new folder, and ``auditor.json``, which everybody may have."""
+    """Create an auditor's keys and the public file ``auditor.json``.
+
+    Args:
+        folder: Folder of the keys; it is created if missing.
+
+    Returns:
+        The public keys.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     signing, sealing = create_signing_key(folder / "signing.key"), create_sealing_key(folder / "sealing.key")
     made = Auditor(public_hex(sealing), public_hex(signing)).signed(signing)
@@ -52,12 +66,29 @@ def create_auditor(folder: Path) -> Auditor:
 
 
 def load_auditor(folder: Path) -> tuple[Ed25519PrivateKey, X25519PrivateKey]:
-    """The private keys in an auditor's folder: the one that signs, the one that opens."""
+    """Load an auditor's private keys.
+
+    Args:
+        folder: Folder of the keys.
+
+    Returns:
+        The signing key and the key that opens disclosures.
+    """
     return load_signing_key(folder / "signing.key"), load_sealing_key(folder / "sealing.key")
 
 
 def read_auditor(path: Path) -> Auditor:
-    """Read an ``auditor.json``; InvalidInput for one that cannot be read or whose signature does not hold."""
+    """Read an ``auditor.json``.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The public keys.
+
+    Raises:
+        InvalidInput: If the file cannot be read or its signature is not valid.
+    """
     remedy = "ask the auditor for the file again"
     try:
         with path.open("rb") as stream:

@@ -1,6 +1,7 @@
-"""Recomputes every figure of an audited study's ledgers from their rows and the claim alone.
+"""Recomputes every figure in an audited study's ledgers from their rows and the claim, and compares.
 
-A finding's ``measured`` is the worst of the life. Sums are compared to a billionth; budgets are tried to the hundredth.
+``consilium.audit.run`` calls it. The field ``measured`` of a finding is the worst value of the life. Sums are compared
+to a relative error of 1e-9; budgets are tested to one hundredth.
 """
 
 from __future__ import annotations
@@ -19,11 +20,20 @@ from consilium.audit.sealed import left_of_noise, masked_findings
 from consilium.audit.service import AuditedRelease, Life, Service, frame_of, read_life
 
 _ROUNDING = 1e-9
-_SPARE = 1e-6  # of a release: what rounding may make of a budget for exactly so many
+_SPARE = 1e-6  # of a release: rounding of a budget for a whole number of releases
 
 
 def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
-    """Everything that must hold after a study was run to its end, before anybody asked for more."""
+    """Check everything that must hold after a study ran to its end, before more is asked.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+        ended: Name of the error that ended the life; empty if none did.
+
+    Returns:
+        The findings.
+    """
     return [
         _end(service, life, ended),
         _statements(service, life),
@@ -37,7 +47,15 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
 
 
 def history_findings(service: Service, life: Life) -> list[Finding]:
-    """Checks that hold in every life, with lost draws, a stopped server and silent sites."""
+    """Check what must hold in every life, also with lost draws, a stopped server and silent sites.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+
+    Returns:
+        The findings.
+    """
     return [
         _draws(service, life),
         _statements(service, life),
@@ -51,7 +69,14 @@ def history_findings(service: Service, life: Life) -> list[Finding]:
 
 
 def allowed(service: Service) -> dict[str, int]:
-    """How many releases each site's pool has room for, by the narrower of its two budgets and the study's plan."""
+    """Compute how many releases each site's pool has room for: the smallest of its two budgets and the study's plan.
+
+    Args:
+        service: The study's server and sites.
+
+    Returns:
+        Releases by site.
+    """
     cost, planned = service.subject.cost, service.subject.queries
     limits = zip(service.sites, service.server_limits, service.site_limits, strict=False)
     return {
@@ -60,8 +85,19 @@ def allowed(service: Service) -> dict[str, int]:
 
 
 def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
-    """What was added to the sum of the sites' codes in each release, in order; in a sealed sum what is left of it for
-    whoever knows the shares of t sites, which are others in each release and each ``turn``."""
+    """Return the noise added to the sum of the sites' codes in each release, in order.
+
+    In a sealed sum it is the noise left for somebody who knows the shares of t sites, who change with each release and
+    turn.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+        turn: Which sites' shares are known.
+
+    Returns:
+        int64 arrays of shape [l].
+    """
     if service.study.privacy.sealed:
         return left_of_noise(service, life, _own(service, life), turn=turn)
     noise = []
@@ -73,7 +109,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
 
 @dataclass(slots=True)
 class _Account:
-    """What a pool has spent by the audit's own reckoning, in all studies and in each."""
+    """What a pool has spent by the audit's own computation, in all studies and in each."""
 
     limit: float
     by_study: dict[str, float]
@@ -83,7 +119,7 @@ class _Account:
         return sum(self.by_study.values())
 
     def fits(self, cost: float, study: Study, *, within: float) -> bool:
-        """Whether there is room for one more release in the pool and, of its part ``within``, in the study."""
+        """Tell whether one more release fits the pool, and the study's share ``within`` of it."""
         room = min(self.limit - self.spent, within - self.by_study.get(study.id, 0.0))
         return cost <= room * (1 + _SPARE)
 
@@ -92,7 +128,16 @@ class _Account:
 
 
 def further_findings(service: Service) -> list[Finding]:
-    """Ask for more once the study is over: again, one query more, a hundredth of the budget more, for another study."""
+    """Ask for more after the study's end, and check that exactly what fits is granted.
+
+    The same answers again, one query more, a hundredth of the budget more, and queries for another study.
+
+    Args:
+        service: The study's server and sites, after a life.
+
+    Returns:
+        The findings.
+    """
     subject, study = service.subject, service.study
     other = replace(study, name=f"{study.name[:56]}-again")
     changed, life = service.ask_again(), read_life(service)
@@ -112,7 +157,7 @@ def further_findings(service: Service) -> list[Finding]:
         for account in server.values() if admitted else ():
             account.charge(cost, asker)
         for name, word in service.ask_sites(query, asker).items():
-            fits = share == 1.0 and sites[name].fits(cost, asker, within=within)  # more noise was not consented to
+            fits = share == 1.0 and sites[name].fits(cost, asker, within=within)  # sites consented to this noise only
             passed["sites"] += word == "accepted" and not fits
             short += fits and word != "accepted"
             if word == "accepted":
@@ -132,7 +177,19 @@ def further_findings(service: Service) -> list[Finding]:
 
 
 def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
-    """The last site sealed a code beyond m·R: it must be refused, and count as zero where that leaves a quorum."""
+    """Check a life in which the last site sealed a code beyond m·R.
+
+    The code must be refused, and count as zero if the other sites still form a quorum.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+        refused: Number of codes refused.
+        ended: Name of the error that ended the life; empty if none did.
+
+    Returns:
+        The findings.
+    """
     sealed = service.study.privacy.sealed
     alone = len(service.sites) - 1 < service.study.privacy.quorum
     fine = (
@@ -159,7 +216,9 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
 
 
 def _end(service: Service, life: Life, ended: str) -> Finding:
-    """The study ends where its budgets end, and every site is in as many releases as its pool has room for."""
+    """Check that the study ends when its budgets end, and that every site is in as many releases as its pool has room
+    for.
+    """
     room = allowed(service)
     quorum, planned = service.study.privacy.quorum, service.subject.queries
     expected = max((n for n in range(planned + 1) if sum(r >= n for r in room.values()) >= quorum), default=0)
@@ -178,7 +237,7 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
 
 
 def _draws(service: Service, life: Life) -> Finding:
-    """A draw is charged whether it gives an answer or not, and no pool is in more than it has room for."""
+    """Check that no pool is charged for more draws than fit; a draw is charged with or without an answer."""
     counts = Counter(site for row in life.charged for site in row.roster)
     room = {
         site.name: floor(
@@ -191,7 +250,9 @@ def _draws(service: Service, life: Life) -> Finding:
 
 
 def _statements(service: Service, life: Life) -> Finding:
-    """Dimension, radius, voters and study of every release are the study's own, and no code is missing."""
+    """Check that dimension, radius, voters and study of every release are the study's own, and that no code is
+    missing.
+    """
     subject, wrong = service.subject, 0
     voters = service.study.privacy.voters_per_site
     for release in _own(service, life):
@@ -219,8 +280,10 @@ def _sums(service: Service, life: Life) -> list[Finding]:
 
 
 def _codes(service: Service, life: Life) -> Finding:
-    """Every stored code is the sum of its voters' clipped codes, each worked out here; m steps a coordinate are
-    truncation's."""
+    """Check that every stored code is the sum of its voters' clipped codes, as computed here.
+
+    Truncation may change a coordinate by up to m grid steps.
+    """
     worst = 0.0
     for release in _own(service, life):
         for site, expected in _expected(service, release).items():
@@ -254,7 +317,7 @@ def _mu(service: Service, life: Life) -> list[Finding]:
 
 
 def _receipts(service: Service, life: Life) -> Finding:
-    """Every site holds receipts for all it took part in, and the last one's sum is what that cost."""
+    """Check that every site has receipts for all its releases, and that the last receipt states what they cost."""
     missing = 0
     for site, record in life.sites.items():
         owed = {release.query for release in _own(service, life) if site in release.roster}
@@ -271,18 +334,36 @@ def _own(service: Service, life: Life) -> list[AuditedRelease]:
 
 
 def spent_by_rows(service: Service, life: Life, site: str) -> float:
-    """Σμ² of all that the site was charged for, lost draws too, by the claim's Δ and the rows' σ."""
+    """Sum μ² of everything a site was charged for, including lost draws, from the claim's Δ and the rows' σ.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+        site: Name of the site.
+
+    Returns:
+        Σμ².
+    """
     reach = service.subject.reach
     return float(sum((reach / row.noise_std) ** 2 for row in life.charged if site in row.roster))
 
 
 def accepted_by_rows(service: Service, life: Life, site: str) -> float:
-    """Σμ² of all the site accepted."""
+    """Sum μ² of everything a site accepted.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+        site: Name of the site.
+
+    Returns:
+        Σμ².
+    """
     return float(sum((service.subject.reach / std) ** 2 for std in life.sites[site].accepted.values()))
 
 
 def _expected(service: Service, release: AuditedRelease) -> dict[str, Int64[np.ndarray, "l"]]:
-    """What each site of the roster must have sent."""
+    """Compute what each site of the roster must have sent."""
     frame, subject, expected = frame_of(service, release), service.subject, {}
     clipped: dict[str, Int64[np.ndarray, "l"]] = {}
     for index, site in enumerate(service.sites):
@@ -294,7 +375,15 @@ def _expected(service: Service, release: AuditedRelease) -> dict[str, Int64[np.n
 
 
 def apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
-    """The largest relative distance of a sum that a ledger tells from the same worked out here."""
+    """Report the largest relative difference between a ledger's sums and the sums computed here.
+
+    Args:
+        name: Name of the finding.
+        told_and_own: Pairs of the ledger's sum and the computed one.
+
+    Returns:
+        The finding.
+    """
     worst = max((abs(told - own) / max(own, 1e-300) if told != own else 0.0) for told, own in told_and_own)
     return Finding(name, worst, _ROUNDING, worst > _ROUNDING, "told against worked out, relative; at most")
 

@@ -1,20 +1,20 @@
-"""Judges who sent what in one draw of a sealed sum, from signed codes and disclosed mask keys.
+"""Judges which site sent what in one draw of a sealed sum, from signed codes and disclosed mask keys.
 
-The rules, in the order in which they are applied:
+`consilium dispute judge` calls it. The rules are applied in this order:
 
 1. The roster is real: every member's mask key is signed for this draw by the identity that the auditor has for that
    site, compared by fingerprint with the hospital itself. Otherwise nothing is judged.
-2. A word counts only under its site's signature for this roster and query. So no site can deny one, and neither the
-   server nor another site can put one into its mouth.
+2. A word counts only with its site's signature for this roster and query. So no site can deny a word, and neither the
+   server nor another site can invent one for it.
 3. A disclosed key counts only if the site signed the disclosure for this draw and auditor, and its public half is the
-   one in the roster. A false key is therefore named as that site's, never a matter of one word against another.
-4. A site's part, its code and its share of the noise, is its word without its masks. Each mask follows from either
-   end's key, so a site that disclosed nothing is judged all the same if all the others did.
-5. A part is outside if it is longer than the longest honest code with its noise, in one query or in all together; an
-   honest site is with probability :data:`~common.privacy.shares.FALSE_ALARM` at most. What is within is not proven
-   honest: noise hides a push of its own size.
+   one in the roster. A false key is therefore proven to be that site's.
+4. A site's part, which is its code plus its noise share, is its word minus its masks. Each mask follows from either
+   end's key, so a site that disclosed nothing can still be judged if all others disclosed.
+5. A part is outside if it is longer than the longest honest code with its noise, in one query or in all together. For
+   an honest site this happens with probability at most :data:`~common.privacy.shares.FALSE_ALARM`. A part that is
+   within is not proven honest: noise hides a change of its own size.
 
-What the auditor signs says of each site one word, no norm and no code.
+The signed judgement contains words for each site, no norm and no code.
 """
 
 from __future__ import annotations
@@ -39,16 +39,23 @@ from common.masking import MAX_MEMBERS, pair_mask, unconfirmed
 from common.privacy.shares import FALSE_ALARM, norm_within, site_bound, unmasked
 
 PARTS = ("within", "outside", "unknown")
-"""Of a site's part. ``unknown``: neither the site nor all the others have disclosed."""
+"""Findings about a site's part. ``unknown``: neither the site nor all other sites have disclosed."""
 DISCLOSURES = ("true", "false", "none")
-"""Of a site's own disclosure. ``false``: its key is not the one that the site signed for this draw."""
+"""Findings about a site's disclosure. ``false``: its key is not the one that the site signed for this draw."""
 WORDS = ("signed", "none")
-"""Of a site's word. ``none``: the site sent nothing, and left the draw incomplete."""
+"""Findings about a site's word. ``none``: the site sent nothing, and left the draw incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteFinding(Document):
-    """What is found of one site: its word, its disclosure, and its part."""
+    """The findings about one site.
+
+    Attributes:
+        site: Name of the site.
+        word: Whether it sent a signed word.
+        disclosure: Whether it disclosed a true key, a false key or none.
+        part: Whether its part is within the bound, outside, or unknown.
+    """
 
     site: SiteName
     word: Annotated[str, OneOf("word of a site", WORDS)]
@@ -57,14 +64,24 @@ class SiteFinding(Document):
 
     @property
     def blamed(self) -> bool:
-        """Whether this speaks against the site: a part no honest site has, or a key that is not its own."""
+        """Whether a finding is against the site: a part that no honest site has, or a key that is not its own."""
         return self.part == "outside" or self.disclosure == "false"
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Signed):
-    """What the auditor signs of one draw; ``evidence`` is the SHA-256 of what was judged. ``spoiled``: the sum of some
-    query is longer than honest sites can make it."""
+    """The auditor's signed judgement of one draw.
+
+    Attributes:
+        study: Id of the study.
+        roster: Id of the draw's roster.
+        evidence: SHA-256 of what was judged.
+        auditor: The auditor's sealing key.
+        spoiled: The sum of some query is longer than honest sites can make it.
+        findings: The findings about each site.
+        time_utc: Time of the judgement.
+        signature: The auditor's signature.
+    """
 
     DOMAIN: ClassVar = b"consilium/judgement/v1"
     SCHEMA: ClassVar = ("judgement of a draw", 1)
@@ -80,26 +97,43 @@ class Judgement(Signed):
 
     @property
     def blamed(self) -> tuple[str, ...]:
-        """Sites that something speaks against, by name."""
+        """Names of the sites with a finding against them."""
         return tuple(finding.site for finding in self.findings if finding.blamed)
 
     def is_of(self, auditor: str) -> bool:
-        """Whether the auditor with this signing key (Ed25519, hex) signed it."""
+        """Tell whether an auditor signed this judgement.
+
+        Args:
+            auditor: The auditor's signing key, Ed25519 in hex.
+
+        Returns:
+            True if the signature is valid.
+        """
         return self.is_genuine(signing_public_key(auditor))
 
     def render(self) -> bytes:
-        """The file's bytes."""
+        """Return the bytes of the judgement's file."""
         return canonical_bytes(self.to_json())
 
     @classmethod
     def parse(cls, data: bytes) -> Judgement:
-        """Read what :meth:`render` gave; InvalidInput for anything else. The signature is not checked here."""
+        """Read the bytes of a judgement's file; the signature is not checked.
+
+        Args:
+            data: What :meth:`render` returned.
+
+        Returns:
+            The judgement.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         return cls.from_json(parse_canonical(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A judgement that is not signed yet, and what else the auditor should look into, in words."""
+    """A judgement before it is signed, and doubts, in words, that the auditor should investigate."""
 
     judgement: Judgement
     doubts: tuple[str, ...]
@@ -113,14 +147,17 @@ def judge(
     auditor: X25519PrivateKey,
     now: str,
 ) -> Judged:
-    """Judge one draw by what its sites sent and disclosed.
+    """Judge one draw from what its sites sent and disclosed, by the rules of this module.
 
     Args:
         evidence: The draw's roster, queries and signed words, from the server.
-        disclosures: Whatever sites sent this auditor; those of other draws, and replayed or forged ones, are refused.
-        identities: Site → Ed25519 key (hex), as compared by fingerprint with each hospital.
-        auditor: The key the disclosures were sealed to.
+        disclosures: What sites sent this auditor. Disclosures of other draws, and replayed or forged ones, are refused.
+        identities: Ed25519 key in hex by site, as compared by fingerprint with each hospital.
+        auditor: The key to which the disclosures were sealed.
         now: Time of the judgement, UTC, ISO 8601.
+
+    Returns:
+        The judgement, not signed yet, and doubts.
 
     Raises:
         InvalidInput: If the roster is not of these identities, a word is not its site's, or a disclosure is not for
@@ -160,7 +197,7 @@ def judge(
 
 
 def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
-    """Rule 2: each site's words by query. InvalidInput for any that its site did not sign, or that is of no query."""
+    """Rule 2: return each site's words by query; InvalidInput for a word that its site did not sign, or of no query."""
     queries = {query.id: query for query in evidence.queries}
     found: dict[str, dict[str, NDArray[np.uint64]]] = {}
     for sent in evidence.sites:
@@ -188,7 +225,7 @@ def _keys(
     auditor: X25519PrivateKey,
     sealed_to: str,
 ) -> tuple[dict[str, X25519PrivateKey], set[str], list[str]]:
-    """Rule 3: the true keys by site, the sites whose key is false, and where sites know each other by other keys."""
+    """Rule 3: return the true keys by site, the sites with a false key, and doubts about differing identities."""
     members = {member.site: member for member in evidence.roster.members}
     keys: dict[str, X25519PrivateKey] = {}
     false: set[str] = set()
@@ -214,7 +251,7 @@ def _keys(
 
 
 def _other_identities(opened: Disclosure, identities: Mapping[str, str]) -> list[str]:
-    """Where a site has confirmed another key of a member than the auditor was given."""
+    """Describe where a site has confirmed another key of a member than the one the auditor was given."""
     return [
         f"{opened.site} has confirmed another key of {peer.site} than the one given here"
         for peer in opened.peers
@@ -228,7 +265,7 @@ def _part(
     words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
     keys: Mapping[str, X25519PrivateKey],
 ) -> bool | None:
-    """Rules 4 and 5: whether a site's code with its noise is within its bounds; None where a mask is missing."""
+    """Rules 4 and 5: tell whether a site's code with its noise is within its bounds; None if a mask is unknown."""
     roster = evidence.roster
     by_name = {member.site: member for member in roster.members}
     others = [name for name in roster.sites if name != site]
@@ -250,8 +287,8 @@ def _part(
                     query=query.id,
                     dimension=mechanism.dimension,
                 )
-                part -= mask if me == site else np.uint64(0) - mask  # the other end's has the other sign
-            except Refused:  # a mask key that nobody can mask with; honest sites refuse such a roster
+                part -= mask if me == site else np.uint64(0) - mask  # at the other end the mask has the other sign
+            except Refused:  # unusable mask key; an honest site refuses such a roster
                 return False
         parts.append(part.view(np.int64))
     together = site_bound(mechanism, sites=len(roster.members), queries=count, false_alarm=FALSE_ALARM / 2)
@@ -259,7 +296,7 @@ def _part(
 
 
 def _spoiled(evidence: DrawEvidence, words: Mapping[str, Mapping[str, NDArray[np.uint64]]]) -> bool:
-    """Whether some query's sum over the whole roster is longer than honest sites can make it."""
+    """Tell whether some query's sum over the whole roster is longer than honest sites can make it."""
     if words.keys() != set(evidence.roster.sites):
         return False
     for query in evidence.queries:

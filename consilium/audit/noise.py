@@ -1,10 +1,9 @@
-"""Tests of the noise itself: size, place, shape, and that no value of it depends on any other.
+"""Tests the noise itself: its size, its uniformity over places, its shape, and the independence of its values.
 
-Every function takes noise [runs, queries, l] as it came out of whole lives of a study, in the order drawn, and σ.
-All null distributions are exact (χ², or a normal by conditioning on one of the factors) or bounded by a union over
-pairs, so the stated false alarm rate holds at any size from a few draws on. An
-alarm comes with probability at most :data:`ALPHA` a finding where the noise is as claimed. Refuses nothing: the caller
-hands in integers it has counted.
+``consilium.audit.run`` calls it with noise [runs, queries, l] from whole lives of a study, in the order drawn, and with
+the claimed σ. All null distributions are exact (χ², or a normal by conditioning on one factor) or bounded by a union
+over pairs, so the false alarm rate holds for any number of draws above a few. If the noise is as claimed, a finding is
+an alarm with probability at most :data:`ALPHA`.
 """
 
 from __future__ import annotations
@@ -25,16 +24,24 @@ ALPHA = 1e-5
 
 _STRETCH_ALPHA = 1e-6
 _FEWEST_SQUARES = 8
-_MOST_PAIRS = 2_000  # vectors, or coordinates, of which every pair is looked at
-_MOST_LAGS = 128  # longer ones are left to the spectrum and to the repeated stretches
+_MOST_PAIRS = 2_000  # vectors, or coordinates, of which all pairs are tested
+_MOST_LAGS = 128  # longer lags are covered by the spectrum and by repeated stretches
 
 
 _Sums: TypeAlias = tuple[np.ndarray, np.ndarray, int]
-"""Sums of squares, rounded up and rounded down, and how many squares each."""
+"""Sums of squares of the largest and of the smallest values before rounding, and the number of squares in each."""
 
 
 def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> tuple[Finding, ...]:
-    """Every test of this module on the noise of ``runs`` lives: see the module."""
+    """Run every test of this module on the noise of several lives.
+
+    Args:
+        noise: int64 array [runs, queries, l] in grid steps.
+        noise_std: The claimed σ in grid steps.
+
+    Returns:
+        The findings.
+    """
     scaled = noise / sqrt(noise_std**2 + 1 / 12)  # rounding adds 1/12
     vectors = scaled.reshape(-1, scaled.shape[-1])
     findings = [
@@ -61,13 +68,13 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
         ("rounds", np.moveaxis(scaled, 1, 0).reshape(scaled.shape[1], -1)),
         ("coordinates", np.moveaxis(scaled, 2, 0).reshape(scaled.shape[2], -1)),
     ):
-        if 4 * len(rows) <= rows.shape[1]:  # with fewer samples the bound says nothing
+        if 4 * len(rows) <= rows.shape[1]:  # with fewer samples the bound is void
             findings.append(spectral_finding(name, rows))
     return tuple(findings)
 
 
 def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
-    """σ measured over all draws, in claimed σ: two-sided by χ²."""
+    """Test σ over all draws, relative to the claimed σ: two-sided by χ²."""
     n = scaled.size
     measured = sqrt(float((scaled**2).sum()) / n)
     low, high = (sqrt(chi2.ppf(q, n) / n) for q in (ALPHA / 2, 1 - ALPHA / 2))
@@ -77,15 +84,22 @@ def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
 
 
 def smallest_fault(draws: int) -> float:
-    """The factor on σ that :func:`variance_finding` sees 19 times of 20 in so many draws."""
+    """Return the factor on σ that :func:`variance_finding` detects with probability 95 %.
+
+    Args:
+        draws: Number of draws.
+
+    Returns:
+        The factor, below 1.
+    """
     return 1 - float(norm.isf(ALPHA / 2) + norm.isf(0.05)) / sqrt(2 * draws)
 
 
 def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Finding:
-    """Stretches of draws whose sizes stand in the sequence a second time, wherever and with whatever sign.
+    """Find stretches of draws whose sizes occur a second time in the sequence, at any place and with any sign.
 
-    Independent draws repeat a given stretch of w with probability at most p^w, p the likeliest size's; w is chosen so
-    that over all pairs of places this is below a millionth.
+    Independent draws repeat a given stretch of length w with probability at most p^w, where p is the probability of the
+    likeliest size; w is chosen so that the sum over all pairs of places is below 1e-6.
     """
     likeliest = min(0.5, 2 / (noise_std * sqrt(2 * pi)))
     pairs = values.size**2 / 2
@@ -95,17 +109,18 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
         mixed = np.random.default_rng(0).integers(1, 2**63, size=length, dtype=np.uint64) | np.uint64(1)
         sizes = np.abs(values).astype(np.uint64)
         marks = np.zeros(values.size - length + 1, dtype=np.uint64)
-        for place in range(length):  # a 64-bit mark a stretch; equal marks by chance are rarer than equal stretches
+        for place in range(length):  # one 64-bit hash for each stretch; collisions are rarer than equal stretches
             marks += _scramble(sizes[place : place + marks.size] + mixed[place])
         repeated = marks.size - np.unique(marks).size
     return Finding("noise used twice", repeated, 0, repeated > 0, f"stretches of {length} draws seen before; at most")
 
 
 def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """Equal sizes among all draws of a run, in any order: the same values dealt out again in another order.
+    """Find values that are used again in another order, by counting equal sizes among all draws of a run.
 
-    Pairs of equal |v| are counted a run; expected are n²/2·Σp², with a spread from Σp² and Σp³. Alarm 8 spreads and 25
-    above, which independent draws reach with a probability below that of a finding, whatever n.
+    The expected number of pairs of equal |v| is n²/2·Σp², with a standard deviation from Σp² and Σp³. The alarm is 8
+    standard deviations plus 25 above it, which independent draws reach with a probability below that of a finding, for
+    any n.
     """
     n = noise[0].size
     square, cube = 1 / (noise_std * sqrt(pi)), 2 / (sqrt(3) * pi * noise_std**2)
@@ -120,7 +135,7 @@ def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -
 
 
 def _scramble(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: equal in, equal out, and nothing else in common."""
+    """Hash each value by splitmix64's finaliser."""
     mixed = values * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -130,8 +145,10 @@ def _scramble(values: np.ndarray) -> np.ndarray:
 
 
 def _places(scaled: Float[np.ndarray, "runs queries l"], *, half: float) -> Iterator[_Sums]:
-    """Sums of squares of every part of the noise that could have less of it than the rest. What a draw was before it
-    was rounded lies within ``half`` of it, which counts for it in both directions."""
+    """Yield sums of squares over every part of the noise that could have less noise than the rest.
+
+    A draw before rounding is within ``half`` of the rounded value; this is allowed for in both directions.
+    """
     sizes = np.abs(scaled)
     for (most, squares), (least, _) in zip(
         _parts((sizes + half) ** 2), _parts(np.maximum(sizes - half, 0) ** 2), strict=True
@@ -140,7 +157,7 @@ def _places(scaled: Float[np.ndarray, "runs queries l"], *, half: float) -> Iter
 
 
 def _parts(squares: Float[np.ndarray, "runs queries l"]) -> Iterator[tuple[np.ndarray, int]]:
-    """(sums, how many squares each) by run, round, vector, coordinate, and stretches of coordinates."""
+    """Yield sums of squares and their number by run, round, vector, coordinate, and stretches of coordinates."""
     runs, queries, size = squares.shape
     yield squares.sum(axis=(1, 2)), queries * size
     yield squares.sum(axis=(0, 2)), runs * size
@@ -155,7 +172,9 @@ def _parts(squares: Float[np.ndarray, "runs queries l"]) -> Iterator[tuple[np.nd
 
 
 def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
-    """Sums of squares a frequency: an orthonormal transform of independent normals is independent normals."""
+    """Yield sums of squares at each frequency: an orthonormal transform of independent normals gives independent
+    normals.
+    """
     along, time = dctn(vectors, axes=(1,), norm="ortho"), dctn(vectors, axes=(0,), norm="ortho")
     both = dctn(vectors, norm="ortho").ravel()
     for sums, squares in (
@@ -163,12 +182,14 @@ def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
         ((time**2).sum(axis=1), vectors.shape[1]),
         (both**2, 1),
     ):
-        # rounded draws may cancel exactly, so of a few squares only the largest sum says anything
+        # rounded draws may cancel exactly, so with few squares only the largest sum is tested
         yield sums if squares >= _FEWEST_SQUARES else np.full(1, float(squares)), sums, squares
 
 
 def _vector_pairs(scaled: Float[np.ndarray, "runs queries l"]) -> Iterator[np.ndarray]:
-    """⟨a, b⟩/‖b‖ of pairs of vectors, standard normal given b: all pairs as they are, those of a run at every shift."""
+    """Yield ⟨a, b⟩/‖b‖ of pairs of vectors, standard normal given b: of all pairs unshifted, and within a run at every
+    shift.
+    """
     vectors = scaled.reshape(-1, scaled.shape[-1])[:_MOST_PAIRS]
     yield _upper_products(vectors)
     for run in scaled:
@@ -183,14 +204,16 @@ def _coordinate_pairs(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]
 
 
 def _upper_products(rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "p"]:
-    """⟨a, b⟩/‖b‖ of every pair of rows."""
+    """Return ⟨a, b⟩/‖b‖ of every pair of rows."""
     products = _over(rows @ rows.T, np.linalg.norm(rows, axis=1))
     upper: np.ndarray = products[np.triu_indices(len(rows), k=1)]
     return upper
 
 
 def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
-    """Σ v_j·v_(j+s) over blocks of s in turn, standard normal given the later factors: each factor stands once."""
+    """Yield Σ v_j·v_(j+s) over alternating blocks of s, standard normal given the later factors: each value is used
+    once.
+    """
     size = vectors.shape[1]
     for lag in range(1, min(size, _MOST_LAGS + 1)):
         block = (np.arange(size - lag) // lag) % 2
@@ -202,12 +225,12 @@ def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
 
 
 def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
-    """Quotient, 0 over 0 being 0: no noise at all is the variance's to find."""
+    """Divide, with 0/0 = 0; missing noise is found by the variance test."""
     return np.divide(value, length, out=np.zeros(np.shape(value)), where=np.asarray(length) > 0)
 
 
 def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
-    """The lowest two-sided p of any sum of squares, held against ALPHA over their number."""
+    """Test the lowest two-sided p of any sum of squares at level ALPHA divided by their number."""
     lowest, tests = 1.0, 0
     for most, least, squares in groups:
         tests += least.size
@@ -217,9 +240,10 @@ def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
 
 
 def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """The lowest p of the noise's remainders: noise without its low bits would leave the sum's own in the open.
+    """Test the remainders of the noise, since noise without its low bits would not hide the sum's low bits.
 
-    Modulo q ≤ σ/8 the rounded Gaussian is uniform to e^(−2π²·64); χ² over q cells, at every scale of four bits.
+    Modulo q ≤ σ/8 the rounded Gaussian is uniform up to e^(−2π²·64). The test is χ² over q cells: 16
+    cells (four bits) at each power of two, and 3, 5 and 7.
     """
     values, lowest, tests = noise.ravel(), 1.0, 0
     scales = [1 << shift for shift in range(max(0, int(log2(noise_std)) - 6))]
@@ -235,7 +259,8 @@ def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], n
 
 def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
     """Test the largest of several standard normals, which may depend on each other, at level ALPHA divided by their
-    number."""
+    number.
+    """
     largest, tests = 0.0, 0
     for values in parts:
         if values.size:

@@ -1,10 +1,18 @@
-"""The audit of a study as it runs: many lives through production, in neighbouring worlds, and a verdict.
+"""Audits a study as it runs: runs many whole studies through production code, in neighbouring worlds, and gives a
+verdict.
 
-Some lives follow the books (to the end of the budget, past it, on pools tighter and wider than the study, with a lying
-site, with the fewest sites); some share one stream of the operating system's entropy, so that what one unit moves is
-seen without noise, exactly; the rest measure the noise. If the claim is kept, an audit alarms with probability at most
-:data:`FALSE_ALARM`: at most 20 findings are statistical, each at :data:`~consilium.audit.noise.ALPHA`. What it cannot
-do: prove privacy, or speak of a server that runs other code.
+`consilium audit` calls it. A *life* is one complete run of the study. There are four kinds:
+
+* Ledger lives: to the end of the budget and past it, with pools tighter and wider than the study, with a lying
+  site, with the fewest sites.
+* A life with lost draws, a stopped server and a restored site.
+* Exchange lives with the same entropy of the operating system, so that the effect of one unit is seen exactly,
+  without noise.
+* Measurement lives, which measure the noise.
+
+If the claim holds, an audit alarms with probability at most :data:`FALSE_ALARM`: at most 20 findings are
+statistical, each at :data:`~consilium.audit.noise.ALPHA`. An audit cannot prove privacy, and says nothing about a
+server that runs other code.
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ from consilium.audit.world import ABSENT, FAILS, World
 
 FALSE_ALARM = 20 * ALPHA
 DRAWS = 200_000
-"""Draws of noise an audit measures by default: σ·0.99 alarms in 97 audits of 100."""
+"""Draws of noise measured by default. Noise that is 1 % too small is then detected in 97 % of audits."""
 
 MOST_LIVES = 1_000
 PARTS = ("books", "life", "exchange", "noise")
@@ -49,14 +57,21 @@ WORLDS = (
     World("far+", others=("far-", "inside")),
     World(FAILS),
 )
-"""What units say in the lives that measure the noise: apart, alike, and nothing at all."""
+"""The worlds of the lives that measure the noise: units that differ, that agree, that are absent, and that fail."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport(AuditOutcome):
-    """What an audit of the running service found."""
+    """The result of an audit.
+
+    Attributes:
+        subject: The study that was audited.
+        lives: Number of lives.
+        draws: Draws of noise measured.
+        findings: The worst result of each test.
+    """
 
     subject: Subject
     lives: int
@@ -65,6 +80,7 @@ class ServiceReport(AuditOutcome):
 
     @property
     def summary(self) -> str:
+        """The verdict in words."""
         limit = self.subject.limit
         return self._summary(
             (limit.epsilon, limit.delta),
@@ -75,7 +91,7 @@ class ServiceReport(AuditOutcome):
         )
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON for machines. Infinite measurements are written as strings."""
+        """Return plain values for JSON; infinite measurements are strings."""
         privacy = self.subject.study.privacy
         return {
             "accountant": self.subject.limit.accountant,
@@ -113,7 +129,7 @@ MEASURED = "measured μ"
 
 
 class _Verdict(Exception):
-    """An audit that has its verdict, and was asked to stop there."""
+    """Raised when the audit has an alarm and was asked to stop at the first one."""
 
 
 def audit_service(
@@ -124,10 +140,20 @@ def audit_service(
     stop_at_first_alarm: bool = False,
     progress: Progress | None = None,
 ) -> ServiceReport:
-    """Live the study of ``subject`` again and again until ``draws`` values of noise were measured, and test it all.
+    """Run a study again and again until enough draws of noise were measured, and test everything.
 
-    ``progress`` is told (done, of) lives. ``stop_at_first_alarm`` ends an audit that has its verdict; ``parts`` of
-    :data:`PARTS` are what is done, for a test that knows where a fault must show.
+    Args:
+        subject: The study to audit.
+        draws: Draws of noise to measure.
+        parts: Parts of the audit to run, of :data:`PARTS`; all by default.
+        stop_at_first_alarm: End the audit at its first alarm.
+        progress: Called with the lives done and all lives.
+
+    Returns:
+        The report.
+
+    Raises:
+        InvalidInput: If ``draws`` is out of range.
     """
     check_integer("draws of an audit", draws, least=1, most=100_000_000, limit="1 to 100000000")
     audit = _Audit(subject, draws=draws, stops=stop_at_first_alarm, progress=progress or (lambda _done, _of: None))
@@ -145,7 +171,7 @@ def audit_service(
 
 @dataclass(slots=True)
 class _Audit:
-    """An audit under way: the worst of every test so far."""
+    """An audit in progress, with the worst result of each test so far."""
 
     subject: Subject
     draws: int
@@ -157,7 +183,7 @@ class _Audit:
     _moved: float = 0.0
 
     def follow_the_books(self) -> None:
-        """A life as planned with everything asked for afterwards, and the lives whose budgets differ from the plan."""
+        """Run a life as planned and ask for more afterwards; then the lives whose budgets differ from the plan."""
         subject, small = self.subject, shrunk(self.subject)
         self._follow(subject, World("near+"), further=True)
         self._follow(small, World("far-"), further=True, wider=True)
@@ -173,7 +199,9 @@ class _Audit:
             self._lived()
 
     def live_through_everything(self) -> None:
-        """Lives in which a draw is lost, the server stops and starts again, a site is restored, and answers reused."""
+        """Run lives in which a draw is lost, the server stops and restarts, a site is restored, and answers are
+        reused.
+        """
         small = shrunk(self.subject)
         for sites in {small.study.privacy.quorum, len(small.limits)}:
             with _folder() as root:
@@ -182,7 +210,7 @@ class _Audit:
             self._lived()
 
     def exchange(self) -> None:
-        """Exchange one unit while the entropy stays the same: the noise cancels, and what moved is seen exactly."""
+        """Exchange one unit with the entropy unchanged: the noise cancels, so the unit's effect is seen exactly."""
         small = shrunk(self.subject)
         for subject, words in ((self.subject, ("near+", "far-")), (small, ("near+", "far-", FAILS, ABSENT))):
             lives = {}
@@ -199,7 +227,7 @@ class _Audit:
             self._add([self._movement(subject, {word: answers for word, (_, answers) in lives.items()})])
 
     def measure(self) -> None:
-        """As many lives as give the draws, in all worlds in turn."""
+        """Run enough lives to measure the draws, in all worlds in turn."""
         small = shrunk(self.subject)
         lives = self._lives(small)
         noise = []
@@ -215,7 +243,7 @@ class _Audit:
         if shortest == 0:
             self._add([Finding("noise", 0, 1, True, "releases in the shortest life; at least")])
             return
-        size = min(vector.size for one in noise for vector in one)  # the same everywhere, but for a fault
+        size = min(vector.size for one in noise for vector in one)  # differs only if there is a fault
         together = np.array([[vector[:size] for vector in one[:shortest]] for one in noise])
         self.measured = together.size
         std = small.claimed_noise_std
@@ -237,11 +265,11 @@ class _Audit:
         sites: int | None = None,
     ) -> None:
         server = site = None
-        if wider:  # room for one query of another study, and not for two
+        if wider:  # room for one further query, but not for two
             wide = _limit(subject, subject.queries + 1.995)
             if wide.epsilon <= MAX_EPSILON:
                 server = site = (wide,) * len(subject.limits)
-        if tight:  # the first pool has room for one release less a hair than two
+        if tight:  # the first pool's budget is slightly below two releases
             first = _limit(subject, 1.995 if subject.queries > 1 else 0.995)
             narrow = (first, *subject.limits[1:])
             server, site = (narrow, None) if tight == "server" else (None, narrow)
@@ -257,7 +285,9 @@ class _Audit:
         self._lived()
 
     def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
-        """The largest distance between first answers in two worlds: neighbours are apart by Δ at most."""
+        """Measure the largest distance between first answers in two worlds; for neighbouring worlds it may be at most
+        Δ.
+        """
         zero_out = str(subject.study.privacy.relation) == "zero-out"
         moved = 0.0
         for one, other in combinations(answers, 2):
@@ -273,7 +303,7 @@ class _Audit:
         return min(MOST_LIVES, max(len(WORLDS), ceil(self.draws / (subject.queries * subject.dimension))))
 
     def _add(self, findings: Iterable[Finding]) -> None:
-        """Keep the worst of every test: an alarm before none, then what comes nearest to its limit."""
+        """Keep the worst result of each test: an alarm, or else the value nearest its limit."""
         for finding in findings:
             known = self.worst.get(finding.test, finding)
             worse = finding.alarm, -abs(finding.measured - finding.limit)
@@ -288,7 +318,7 @@ class _Audit:
 
 
 def _limit(subject: Subject, releases: float) -> Limit:
-    """A budget for so many of the study's releases."""
+    """Return a budget for a given number of the study's releases."""
     return Limit.of_mu_squared(releases * subject.cost, delta=subject.limit.delta, accountant=subject.limit.accountant)
 
 
@@ -305,7 +335,7 @@ def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
 
 
 def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    """Whether vectors agree as far as as much was drawn: a later round may ask along fewer directions in one world."""
+    """Tell whether two lives drew the same noise, up to the first round in which their dimensions differ."""
     for vector, its in zip(one, other, strict=False):
         if vector.size != its.size:
             return True
@@ -315,7 +345,7 @@ def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 
 
 def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
-    """No generator makes more noise than the entropy it read: a coordinate holds log₂(σ√(2πe)) bits."""
+    """Check that the generator read at least as many bits as the noise contains: log₂(σ√(2πe)) for each coordinate."""
     sealed = service.study.privacy.sealed
     plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
     bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain
@@ -324,7 +354,7 @@ def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
 
 
 class _Stream:
-    """Bytes that look like the operating system's, the same again for the same key; counts what was drawn."""
+    """Replaces the operating system's random bytes by a stream that depends on a key; counts the bytes drawn."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self.drawn, self._calls = key, 0, 0
@@ -344,7 +374,7 @@ def _stream(key: bytes) -> Iterator[_Stream]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder of one life; in memory where the machine has such a place, for its ledgers are synced at every step."""
+    """Provide a folder for one life, in memory if possible, because ledgers are synced to disk at every step."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="audit-", dir=memory if os.access(memory, os.W_OK) else None) as root:
         yield Path(root)

@@ -1,7 +1,8 @@
-"""A sealed study as its server sees it together with t of its sites, whose shares of the noise and masks it knows.
+"""Checks a sealed study from the view of its server together with t of its sites, whose noise shares and masks it
+knows.
 
-What is left is measured: the noise of a sum without the colluders' shares, and what a site's words look like without
-the masks it shares with them. Read from the files alone, with every site's key, which only an audit holds.
+It measures the noise that is left without the colluders' shares, and what a site's words look like without the
+masks it shares with them. It reads the files only, with every site's key, which only an audit has.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from common.privacy.audit import Finding
 from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
 
 READABLE_BITS = 49
-"""Of 63: that a uniform vector of two numbers or more stays below has probability 2⁻²⁸ or less."""
+"""Bits, of 63. A uniform vector of two or more numbers stays below this with probability at most 2⁻²⁸."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A release with its roster and what it takes to look behind every site's masks."""
+    """A release with its roster, every site's private mask key and every site's words."""
 
     release: AuditedRelease
     roster: MaskedRoster
@@ -38,7 +39,17 @@ class _Draw:
 def left_of_noise(
     service: Service, life: Life, releases: list[AuditedRelease], *, turn: int = 0
 ) -> list[Int64[np.ndarray, "l"]]:
-    """The noise of each release, without the shares of t sites of its roster: others in each release and each turn."""
+    """Return the noise of each release without the shares of t sites of its roster.
+
+    Args:
+        service: The study's server and sites.
+        life: What their ledgers hold.
+        releases: The releases.
+        turn: Which sites collude first; they change with each release.
+
+    Returns:
+        int64 arrays of shape [l].
+    """
     found = []
     for number, draw in enumerate(_draws(service, releases)):
         codes = {site: life.sites[site].codes[draw.release.query] for site in draw.release.roster}
@@ -50,16 +61,30 @@ def left_of_noise(
 
 
 def share_bits(service: Service, release: AuditedRelease) -> float:
-    """Bits of entropy in all the shares of one release."""
+    """Compute the entropy, in bits, of all noise shares of one release.
+
+    Args:
+        service: The study's server and sites.
+        release: The release.
+
+    Returns:
+        Bits.
+    """
     sites = len(release.roster)
     share = release.noise_std / sqrt(sites - service.study.privacy.colluders)
     return sites * release.dimension * log2(share * sqrt(2 * np.pi * np.e))
 
 
 def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
-    """What any site sends must look like nothing to the server and any t others, also beside what it sent before.
+    """Check that a site's words look uniform to the server and any t other sites, alone and relative to its earlier
+    words.
 
-    ``measured``: the bits of the largest number in what they can make of it, in the worst release.
+    Args:
+        service: The study's server and sites.
+        releases: The releases.
+
+    Returns:
+        A finding; ``measured`` is the bits of the largest number that colluders see, in the worst release.
     """
     seen: dict[tuple[str, int], list[Int64[np.ndarray, "l"]]] = {}
     for draw in _draws(service, releases):
@@ -76,13 +101,13 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
 
 
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:
-    """t sites of the roster in turn: each site is among them in t turns of K."""
+    """Return t sites of the roster; over K turns each site is among them t times."""
     sites = len(release.roster)
     return tuple(release.roster[(turn + place) % sites] for place in range(service.study.privacy.colluders))
 
 
 def _without_masks(draw: _Draw, site: str, colluders: Sequence[str]) -> Int64[np.ndarray, "l"]:
-    """A site's words once the masks that it shares with some others are taken away."""
+    """Return a site's words after removing the masks it shares with the colluders."""
     known = draw.words[site]
     for member in draw.roster.members:
         if member.site in colluders:
@@ -98,7 +123,7 @@ def _without_masks(draw: _Draw, site: str, colluders: Sequence[str]) -> Int64[np
 
 
 def _bare(draw: _Draw, site: str) -> Int64[np.ndarray, "l"]:
-    """A site's code and noise, once its own masks are taken away."""
+    """Return a site's code with its noise share, after removing its masks."""
     release = draw.release
     own = masks(draw.roster, me=site, private=draw.privates[site], query=release.query, dimension=release.dimension)
     return (draw.words[site] - own).view(np.int64)

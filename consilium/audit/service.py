@@ -1,8 +1,9 @@
-"""One life of a study under audit: production's pipeline, aggregator, workers and both kinds of ledger, in a folder.
+"""Runs one life of a study in a folder with production's pipeline, aggregator, workers and both kinds of ledger.
 
-Only the wire and the teachers are not production's: messages go straight to the workers' ``handle``, and a voter says
-what the world it lives in tells it to. A life is read back from its SQLite files by plain SQL, apart from the objects
-that wrote them. Refuses nothing that production would not: an error that ends a life is part of what came out.
+``consilium.audit.run`` calls it. Only the transport and the teachers are replaced: messages go directly to the workers'
+``handle``, and a voter answers as its world prescribes. Results are read from the SQLite files by plain SQL,
+independently of the objects that wrote them. Refuses only what production refuses: an error that ends a life is part of
+the result.
 """
 
 from __future__ import annotations
@@ -48,9 +49,16 @@ from server.study.workspace import Site, Workspace
 
 
 class Service:
-    """A study's server and ``sites`` of its sites in ``root``, set up as production sets them up.
+    """A study's server and its sites, set up as in production.
 
-    ``server_limits`` and ``site_limits`` are the pools' budgets by either's account; the subject's by default.
+    Args:
+        root: Folder of this life.
+        subject: The study to audit.
+        world: What each voter answers.
+        sites: Number of sites; by default all of the subject's.
+        server_limits: The pools' budgets in the server's ledger; by default the subject's.
+        site_limits: The pools' budgets in the sites' ledgers; by default the subject's.
+        batch_size: Queries of an offer; by default the study's.
     """
 
     def __init__(
@@ -95,22 +103,30 @@ class Service:
     # --- living
 
     def live(self, wire: Callable[[Mapping[int, Worker]], Wire] = Wire) -> str:
-        """Run the study to its end, as the server's pipeline does; the error's name that ended it, or nothing.
+        """Run the study to its end with the server's pipeline.
 
-        ``wire`` makes the wire between the server and the sites' workers.
+        Args:
+            wire: Makes the transport between the server and the sites' workers.
+
+        Returns:
+            Name of the error that ended it; empty if none did.
         """
         with closing(self.opened()) as sites:
             events = EventLog(self.events_file, study=self.study.id)
             try:
                 collect(self.workspace, wire(sites.workers), events=events)
-            except Exception as error:  # noqa: BLE001  whatever a fault does is the audit's to report
+            except Exception as error:  # noqa: BLE001  the audit reports every failure
                 return type(error).__name__
         return ""
 
     def live_with_a_liar(self, *, far: bool) -> tuple[int, str]:
-        """Ask the first query while the last site seals a code a thousand times m·R long, or one grid step outside.
+        """Ask the first query while the last site seals a code beyond its bound.
 
-        How many codes were refused, and the name of the error that ended it, or nothing.
+        Args:
+            far: The code has norm 1000·m·R; otherwise it is one grid step outside.
+
+        Returns:
+            Number of codes refused, and the name of the error that ended it or empty.
         """
 
         def lie(node: int, body: bytes, reply: bytes) -> bytes:
@@ -157,7 +173,7 @@ class Service:
         return encode(Several((lie,)))
 
     def _refused_codes(self) -> int:
-        """Codes refused, or sums: of a sealed study's words one cannot be told from another."""
+        """Count the refused codes; in a sealed study the refused sums, because single words cannot be told apart."""
         kinds = [(event["event"], event.get("reason")) for event in read_events(self.events_file)]
         spoiled = sum(kind == ("draw-lost", "spoiled") for kind in kinds)
         return spoiled if self.study.privacy.sealed else sum(event == "code-refused" for event, _ in kinds)
@@ -165,11 +181,23 @@ class Service:
     # --- asking for more than there is
 
     def planned(self) -> tuple[QuerySpec, ...]:
-        """What the study asks before anything is answered."""
+        """Return the queries that the study asks before any answer.
+
+        Returns:
+            The queries.
+        """
         return next(protocol_of(self.study).configure(self.workspace.public(), lambda _query: None))
 
     def further(self, number: int, *, share: float = 1.0) -> QuerySpec:
-        """A query nobody planned, the ``number``-th of them; at ``share`` of a release's cost."""
+        """Return a query that is not planned.
+
+        Args:
+            number: Number of the query.
+            share: Its cost relative to a planned release.
+
+        Returns:
+            The query.
+        """
         first = self.planned()[0]
         mechanism = first.mechanism
         if share != 1.0:
@@ -180,8 +208,15 @@ class Service:
         return replace(first, mechanism=mechanism, volumes=volumes, round=self.subject.queries + number)
 
     def ask_server(self, query: QuerySpec, study: Study) -> bool:
-        """Whether the server's ledger would release ``query`` for ``study`` with every site on the roster; the ledger
-        is opened anew for it."""
+        """Tell whether the server's ledger, opened anew, would release a query with every site on the roster.
+
+        Args:
+            query: The query.
+            study: The study for which it is asked.
+
+        Returns:
+            True if it is released, or drawn in a sealed study.
+        """
         with self._ledger() as ledger:
             ledger.register_study(study)
             roster = tuple(RosterEntry(site=site.name, pool=site.pool) for site in self.sites)
@@ -201,7 +236,15 @@ class Service:
         return not result.refused
 
     def ask_sites(self, query: QuerySpec, study: Study) -> dict[str, str]:
-        """What every site's worker answers to an offer of ``query``; ledgers and workers are opened anew for it."""
+        """Offer a query to every site's worker, with ledgers and workers opened anew.
+
+        Args:
+            query: The query.
+            study: The study for which it is asked.
+
+        Returns:
+            Each site's answer: ``accepted``, or the reason for declining.
+        """
         answers = {}
         batch = digest("batch", {"study": study.id, "queries": [query.id]})
         with closing(self.opened(study)) as sites, self._ledger() as ledger:
@@ -214,13 +257,27 @@ class Service:
         return answers
 
     def ask_for(self, other: Study) -> int:
-        """Ask for every stored answer once more, for another study on this ledger; how many came back changed."""
+        """Ask for every stored answer again, for another study on this ledger.
+
+        Args:
+            other: The other study.
+
+        Returns:
+            Number of answers that changed.
+        """
         with self._ledger() as ledger:
             ledger.register_study(other)
         return self.ask_again(other)
 
     def ask_again(self, study: Study | None = None) -> int:
-        """Ask for every stored answer once more with another in its place; how many came back changed."""
+        """Ask for every stored answer again while offering another value for it.
+
+        Args:
+            study: The study for which it is asked; by default the service's own.
+
+        Returns:
+            Number of answers that changed.
+        """
         changed = 0
         before = {release.query: release for release in read_life(self).releases}
         with self._ledger() as ledger:
@@ -254,7 +311,14 @@ class Service:
         )
 
     def opened(self, study: Study | None = None) -> Sites:
-        """Every site's ledger and worker, opened anew for ``study`` or the service's own."""
+        """Open every site's ledger and worker.
+
+        Args:
+            study: The study the sites consent to; by default the service's own.
+
+        Returns:
+            The sites.
+        """
         names = [site.name for site in self.sites]
         made = Sites(
             self.root,
@@ -268,7 +332,14 @@ class Service:
         return made
 
     def config(self, index: int) -> SiteConfig:
-        """A site's settings, with the site's own limit as its caps."""
+        """Return a site's settings, with its limit as its caps.
+
+        Args:
+            index: Number of the site.
+
+        Returns:
+            The settings.
+        """
         limit, privacy = self.site_limits[index], self.study.privacy
         caps = Caps(
             epsilon=limit.epsilon,
@@ -281,16 +352,39 @@ class Service:
         return site_config(self.sites[index], self.study, server_keys(self.workspace), caps=caps)
 
     def site_file(self, index: int) -> Path:
+        """Return the file of a site's ledger.
+
+        Args:
+            index: Number of the site.
+
+        Returns:
+            The path.
+        """
         return self.root / self.sites[index].name / "site-ledger.sqlite"
 
     def key_file(self, site: str) -> Path:
-        """The key of a site's ledger, made before the ledger, as the server is told it before anything is asked."""
+        """Return the file of a site's ledger key. The key is made first, because the server must know it before
+        anything is asked.
+
+        Args:
+            site: Name of the site.
+
+        Returns:
+            The path; its folder is created.
+        """
         path = self.root / site / "site-ledger.key"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def fetch(self, name: str) -> bytes:
-        """A public object; a volume is its name, for nobody looks into it."""
+        """Return a public object. A volume's content is its name, because no voter reads it.
+
+        Args:
+            name: Hash of the object.
+
+        Returns:
+            Its bytes.
+        """
         return name.encode() if name in self.subject.volumes else self.workspace.objects.get(name)
 
 
@@ -299,7 +393,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AuditedRelease:
-    """One release as its row says, and the answer stored with it."""
+    """One release as its row states it, with the stored answer."""
 
     query: str
     batch: str
@@ -317,7 +411,7 @@ class AuditedRelease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charged:
-    """One row that charges: of a release, or of a draw of a sealed sum whether it gave an answer or not."""
+    """One row that charges: a release, or a draw of a sealed sum with or without an answer."""
 
     study: str
     noise_std: float
@@ -326,7 +420,15 @@ class Charged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteRecord:
-    """What a site's file holds: σ of all it accepted by query and draw, the codes, and what its receipts add up to."""
+    """The content of a site's ledger file.
+
+    Attributes:
+        accepted: σ of everything accepted, by query and draw.
+        codes: Stored codes by query.
+        receipted: Queries with a receipt.
+        receipted_mu_squared: Σμ² in the last receipt.
+        spent: Σμ² by the ledger.
+    """
 
     accepted: Mapping[str, float]
     codes: Mapping[str, Int64[np.ndarray, "l"]]
@@ -337,8 +439,15 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """All that two kinds of ledger hold after a life. ``spent`` and ``epsilon`` are what the server's ledger says of
-    pools and of its studies."""
+    """Everything that the server's and the sites' ledgers contain after a life.
+
+    Attributes:
+        releases: The releases.
+        charged: The rows that charge.
+        sites: Content of each site's file, by name.
+        spent: Σμ² of each site's pool by the server's ledger.
+        epsilon: ε of each study by the server's ledger.
+    """
 
     releases: tuple[AuditedRelease, ...]
     charged: tuple[Charged, ...]
@@ -348,7 +457,14 @@ class Life:
 
 
 def read_life(service: Service) -> Life:
-    """Read the files back, and ask the ledgers for their sums."""
+    """Read the ledger files, and ask the ledgers for their sums.
+
+    Args:
+        service: The study's server and sites.
+
+    Returns:
+        What the ledgers hold.
+    """
     rows, answers = read_rows(service.workspace.ledger_file, "answers")
     drawn = {body["query_id"]: body["draw"] for kind, body in rows if kind == "answer"}
     own = [body for kind, body in rows if kind == "release"]
@@ -367,16 +483,33 @@ def read_life(service: Service) -> Life:
 
 
 def frame_of(service: Service, release: AuditedRelease) -> Frame | None:
+    """Return the frame of a release; None if its centre is zero.
+
+    Args:
+        service: The study's server and sites.
+        release: The release.
+
+    Returns:
+        The frame.
+    """
     return None if release.centre == "zero" else Frame.from_bytes(service.workspace.objects.get(release.centre))
 
 
 def read_site(service: Service, index: int) -> SiteRecord:
-    """What one site's file holds, and what its ledger says was spent."""
+    """Read one site's ledger file, and ask its ledger for the sum spent.
+
+    Args:
+        service: The study's server and sites.
+        index: Number of the site.
+
+    Returns:
+        The content; empty if there is no file.
+    """
     path = service.site_file(index)
     if not path.exists():
         return SiteRecord({}, {}, frozenset(), 0.0, 0.0)
     rows, payloads = read_rows(path, "codes")
-    codes = {name: vector(data) for name, data in payloads.items() if "/" not in name}  # the others are masked
+    codes = {name: vector(data) for name, data in payloads.items() if "/" not in name}  # "/": masked words
     accepted = {
         f"{body['query_id']}/{body.get('draw')}": float(Fraction(body["query"]["mechanism"]["noise_std"]))
         for kind, body in rows
@@ -414,12 +547,27 @@ def _roster(body: dict[str, Any], named: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_rows(path: Path, payloads: str) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, bytes]]:
-    """(kind, body) of every row and what is stored beside them, by plain SQL."""
+    """Read a ledger file by plain SQL.
+
+    Args:
+        path: The file.
+        payloads: Table of the stored codes or answers.
+
+    Returns:
+        Kind and body of every row, and stored bytes by name.
+    """
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         rows = [(kind, json.loads(body)) for kind, body in file.execute("SELECT kind, body FROM rows ORDER BY seq")]
         return rows, dict(file.execute(f"SELECT query_id, data FROM {payloads}"))
 
 
 def vector(data: bytes) -> Int64[np.ndarray, "l"]:
-    """A stored code or answer."""
+    """Decode a stored code or answer.
+
+    Args:
+        data: Little-endian int64.
+
+    Returns:
+        int64 array [l].
+    """
     return np.frombuffer(data, dtype="<i8").astype(np.int64)

@@ -1,10 +1,10 @@
 """Defines what is audited: a study with its sites, codec and frame, and what every voter may answer.
 
-The study is the one given, with its own roster, dimension, rounds, unit, relation, voters and budgets. Its claim comes
-from :mod:`common.privacy.claim` alone. Where the study's own codec is not at hand (or is not linear), a stand-in of the
-same dimension takes its place: all that the released mechanism knows of a codec is its dimension. Predictions are made
-up: a unit says what takes its code to the ball's edge, far outside, nothing at all, or fails. Refuses a dimension that
-no codec of the study could have.
+The study keeps its own roster, dimension, rounds, unit, relation, voters and budgets. Its claim comes from
+:mod:`common.privacy.claim` only. If the study's codec is not available or not linear, a stand-in of the same dimension
+is used, because the released mechanism depends on nothing else of a codec. Predictions are synthetic: a unit's answer
+takes its code to the edge of the ball, far outside, to nothing, or fails. Refuses a dimension that no codec of the
+study can have.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from server.protocols.query_protocol import protocol_of
 from server.study.workspace import Workspace
 
 STEPS = 65536
-"""Grid steps of a code's unit."""
+"""Grid steps in one unit of a code."""
 
 NEAR, FAR = 1.2, 12.0
-"""How far outside the ball the units' codes are taken, in clipping norms, where the codec can."""
+"""Norms of the units' codes in units of the clipping norm, as far as the codec can reach them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,45 @@ class Limit:
 
     @property
     def mu_squared(self) -> float:
+        """Σμ² that the budget allows."""
         return float(claimed_mu(self.epsilon, self.delta, accountant=self.accountant) ** 2)
 
     @property
     def budget(self) -> Budget:
+        """The budget as (ε, δ)."""
         return Budget(epsilon=self.epsilon, delta=self.delta)
 
     @classmethod
     def of_mu_squared(cls, mu_squared: float, *, delta: float, accountant: str) -> Limit:
+        """Return the budget that allows a given Σμ².
+
+        Args:
+            mu_squared: Σμ².
+            delta: δ.
+            accountant: Name of the accountant.
+
+        Returns:
+            The budget.
+        """
         epsilon = claimed_epsilon(sqrt(mu_squared), delta, accountant=accountant)
         return cls(epsilon=epsilon, delta=delta, accountant=accountant)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A study under audit. ``limits`` is one a site: its pool's budget. ``volumes`` are names of public volumes, one
-    more than are asked about; ``frame`` the first round's of a joint study."""
+    """A study under audit.
+
+    Attributes:
+        study: The study.
+        limits: The budget of each site's pool.
+        codec: The codec, or its stand-in.
+        volumes: Names of public volumes; in a study without a frame one more than are asked about.
+        frame: Frame of the first round of a joint study; None otherwise.
+        sayings: Predictions by word.
+
+    Raises:
+        InvalidInput: If there are fewer hospitals than the quorum, or no release fits their budgets.
+    """
 
     study: Study
     limits: tuple[Limit, ...]
@@ -91,6 +114,7 @@ class Subject:
 
     @property
     def queries(self) -> int:
+        """Number of planned queries."""
         return self.study.privacy.planned_queries
 
     @property
@@ -101,11 +125,12 @@ class Subject:
 
     @property
     def claimed_mu(self) -> float:
+        """μ of the whole study by the claim."""
         return sqrt(self.limit.mu_squared)
 
     @property
     def reach(self) -> int:
-        """Δ in grid steps."""
+        """Sensitivity Δ in grid steps."""
         privacy = self.study.privacy
         return self.radius * claimed_reach(
             str(privacy.unit), str(privacy.relation), voters_per_site=privacy.voters_per_site
@@ -113,32 +138,49 @@ class Subject:
 
     @property
     def radius(self) -> int:
-        """R in grid steps."""
+        """Clipping norm R in grid steps."""
         return floor(self.study.codec.radius * STEPS)
 
     @property
     def cost(self) -> float:
-        """μ² of one release; of a draw of a sealed sum, lost or not."""
+        """μ² of one release; in a sealed sum of one draw, lost or not."""
         return self.limit.mu_squared / self.study.privacy.charges
 
     @property
     def claimed_noise_std(self) -> float:
-        """σ on the sum, in grid steps."""
+        """σ of the noise on the sum, in grid steps."""
         return self.reach / sqrt(self.cost)
 
     @property
     def dimension(self) -> int:
-        """l of the first release; a later round of a joint query may ask along fewer directions or more."""
+        """Dimension l of the first release; later rounds of a joint query may have another one."""
         return self.codec.dimension if self.frame is None else self.frame.dimension
 
     # --- what is said
 
     def code(self, said: str, frame: Frame | None) -> Float[np.ndarray, "l"]:
-        """The unclipped code of a voter that says so in every volume."""
+        """Return the unclipped code of a voter that gives the same answer for every volume.
+
+        Args:
+            said: Word of the answer.
+            frame: Frame of the round; None without one.
+
+        Returns:
+            Float array [l].
+        """
         return code_of(self.sayings[said], self.codec, frame)
 
     def clipped(self, said: str, frame: Frame | None) -> Int64[np.ndarray, "l"]:
-        """What that voter adds to its site's code, by the definition: onto the ball, then towards zero."""
+        """Return what a voter adds to its site's code, by definition: projected onto the ball, then truncated toward
+        zero.
+
+        Args:
+            said: Word of the answer.
+            frame: Frame of the round; None without one.
+
+        Returns:
+            int64 array [l]; zeros for a word without an answer.
+        """
         if said not in self.sayings:
             return np.zeros(self.codec.dimension if frame is None else frame.dimension, dtype=np.int64)
         code = self.code(said, frame) * STEPS
@@ -154,12 +196,27 @@ def stand_in(
     framed: bool,
     limits: tuple[Limit, ...] = (),
 ) -> Subject:
-    """A study of these terms on a grid of 8³, whose codes have ``dimension`` numbers."""
+    """Make a study with given terms on a grid of 8³ voxels, with codes of a given dimension.
+
+    Args:
+        privacy: The study's privacy settings.
+        hospitals: Number of sites.
+        dimension: Dimension l of a release.
+        radius: Clipping norm.
+        framed: Whether the study asks in rounds.
+        limits: Budget of each site's pool; by default the study's.
+
+    Returns:
+        The subject.
+
+    Raises:
+        InvalidInput: If the number of hospitals or the dimension is out of range.
+    """
     if isinstance(hospitals, bool) or not 1 <= hospitals <= 1000:
         raise InvalidInput("hospitals of an audit", value=hospitals, limit="1 to 1000")
     if isinstance(dimension, bool) or not 2 <= dimension <= 4096:
         raise InvalidInput("dimension of an audit", value=dimension, limit="2 to 4096")
-    asked = 2 if framed and dimension % 2 == 0 else 1  # volumes of a query; every direction is asked in every round
+    asked = 2 if framed and dimension % 2 == 0 else 1  # volumes in a query; each round asks along every direction
     share = dimension // asked
     study = Study(
         name="audit",
@@ -179,7 +236,17 @@ def stand_in(
 
 
 def from_workspace(workspace: Workspace) -> Subject:
-    """A study's directory as it is: its sites and the budgets their pools have in its ledger, its codec and frame."""
+    """Make the subject of an existing study: its sites, their budgets in its ledger, its codec and frame.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The subject.
+
+    Raises:
+        InvalidInput: If a site has no pool in the ledger.
+    """
     study, record = workspace.study(), workspace.codec()
     with Ledger.open(workspace.ledger_file) as ledger:
         declared = {pool.pool: pool for pool in ledger.pools()}
@@ -209,7 +276,14 @@ def from_workspace(workspace: Workspace) -> Subject:
 
 
 def shrunk(subject: Subject) -> Subject:
-    """The same terms, sites and dimension with a stand-in codec: for the many lives that measure the noise."""
+    """Return the same terms, sites and dimension with a stand-in codec, for the many lives that measure the noise.
+
+    Args:
+        subject: The subject.
+
+    Returns:
+        The smaller subject.
+    """
     return stand_in(
         subject.study.privacy,
         hospitals=len(subject.limits),
@@ -221,14 +295,14 @@ def shrunk(subject: Subject) -> Subject:
 
 
 def _impatient(study: Study) -> Study:
-    """Nobody is late in an audit; and several transactions a life say more than one."""
+    """Return the study with short deadlines, and with several batches in each life."""
     batch = max(1, ceil(study.privacy.planned_queries / 3))
     collection = CollectionConfig(batch_size=min(batch, 500), offer_deadline_s=1.0, deadline_s=600.0, patience_s=1.0)
     return replace(study, collection=collection)
 
 
 def _linear(study: Study, dimension: int) -> PcaCodec:
-    """Two structures on a grid of one voxel: even coordinates hear of the first, odd ones of the second."""
+    """Make a codec of two structures on a grid of one voxel: even coordinates encode the first, odd ones the second."""
     basis = np.zeros((dimension, 2, 1, 1, 1), dtype=np.float32)
     basis[0::2, 0], basis[1::2, 1] = 1, 1
     radius = study.codec.radius
@@ -245,7 +319,7 @@ def _linear(study: Study, dimension: int) -> PcaCodec:
 
 
 def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
-    """Every coordinate of every volume is a direction of its own, and all are alike."""
+    """Make a frame in which every coordinate of every volume is a direction, all with equal weight."""
     size = volumes * codec.dimension
     return Frame(
         basis=np.eye(size, dtype=np.float32).reshape(size, volumes, codec.dimension),
@@ -258,7 +332,7 @@ def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
 
 
 def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
-    """The unclipped code of one voter that predicts the same for every volume, by the definition of a frame."""
+    """Return the unclipped code of a voter that predicts the same for every volume, by the definition of a frame."""
     if frame is None:
         return codec.encode(predicted)
     codes = np.repeat(codec.encode(frame.sharpen(predicted))[None], frame.volumes, axis=0)
@@ -269,8 +343,11 @@ def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: 
 
 
 def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """Probability maps by what they do: ``near`` and ``far`` outside along one direction with either sign, and what
-    others say, ``inside`` and ``aside``."""
+    """Make the predictions by word.
+
+    ``near`` and ``far`` lie outside the ball along one direction with either sign; ``inside`` and ``aside`` are for the
+    others.
+    """
     sharpness = 1.0 if frame is None else frame.temperature
     factor = codec.grid[0] // codec.metric.shape[0]
 
@@ -280,7 +357,7 @@ def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str
         return to_probabilities(np.clip(ratios, -40, 40) * sharpness, factor=factor)
 
     def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "c x y z"]:
-        """The least deflection that takes the code so far out, or the largest there is."""
+        """Return the smallest deflection that takes the code so far out, or the largest one tried."""
         for size in 2.0 ** np.arange(-8, 6.5, 0.5):
             predicted = said(component, sign * float(size))
             if np.linalg.norm(code_of(predicted, codec, frame)) >= wanted * radius:

@@ -1,10 +1,13 @@
-"""A whole life of a study: a lost draw, a server that stops in the middle and starts again, a restored site, reuse.
+"""Runs one life with everything that can go wrong: a lost draw, a stopped and restarted server, a restored site, reuse.
 
-What sites are asked is recorded on the wire. After the study's end another study of the same ledger asks for stored
-answers. Then one site's ledger is put back to a copy from the middle and recovered from its standing, as a person is
-told to do, and the site is asked once more all that it was asked since. The copies are of before the first question,
-and of when the site had accepted a sum and not yet sent its words. A study that needs every site ends its first
-part at the lost draw. Refuses nothing.
+1. Run the study; one site's first codes are lost, and the server stops after one batch.
+2. Restart it twice until the study ends; record all messages to the first site.
+3. Ask for stored answers on behalf of another study of the same ledger.
+4. Put the first site's ledger back to an older copy, recover it from its standing as a person is told to, and ask the
+   site everything again. The copies are from before the first query, and from when the site had accepted a sum but not
+   yet sent its words.
+
+A study that needs every site ends its first part at the lost draw.
 """
 
 from __future__ import annotations
@@ -40,14 +43,19 @@ T = TypeVar("T")
 
 
 class _Stopped(Exception):
-    """The server's process ended here."""
+    """Raised where the server's process is to end."""
 
 
 @dataclass(slots=True)
 class EventfulWire(Wire):
-    """A wire on which some sites' first codes are lost, and on which the server stops once codes were asked for in so
-    many batches. ``recorded`` keeps every signed message of each node in order; ``before_codes`` is called before the
-    codes of another batch are asked for, when sites have accepted and not yet sent."""
+    """A transport that loses some sites' first codes, and stops the server.
+
+    Attributes:
+        silent: Nodes whose first codes are lost.
+        stop_after: Stop once codes were requested in more than this number of batches; None for never.
+        recorded: Signed messages of each node, in order.
+        before_codes: Called before codes of another batch are requested, when sites have accepted but not sent.
+    """
 
     silent: frozenset[int] = frozenset()
     stop_after: int | None = None
@@ -56,6 +64,7 @@ class EventfulWire(Wire):
     _asked: set[str] = field(default_factory=set)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        """Deliver the messages and return the replies that are not lost."""
         asked = {part.batch for body in bodies.values() for part in parts_of(body_of(body), CodesRequest)}
         if asked - self._asked:
             self.before_codes()
@@ -70,21 +79,27 @@ class EventfulWire(Wire):
 
 
 def parts_of(body: bytes, kind: type[T]) -> list[T]:
-    """The parts of a message that are of one kind."""
+    """Return the parts of a message that are of one kind."""
     message = decode(body)
     return [part for part in (message.parts if isinstance(message, Several) else (message,)) if isinstance(part, kind)]
 
 
 def whole_life(service: Service) -> list[Finding]:
-    """Live the study of ``service`` through everything that may happen to it, and look at its books and words.
+    """Run the life of this module and check the ledgers and the words.
 
-    ``service`` must be new. A lost draw is waited for, as long as the study's patience is.
+    A lost draw is waited for as long as the study's settings say.
+
+    Args:
+        service: A new server with its sites.
+
+    Returns:
+        The findings.
     """
     last = service.sites[-1].node_id
     copies = service.root / "at first", service.root / "in the middle"
     early: dict[int, list[bytes]] = {}
     since: dict[int, list[bytes]] = {}
-    service.opened().close()  # the ledgers are there, with what people agreed to
+    service.opened().close()  # creates the ledgers, with consent and confirmed peers
     shutil.copy(service.site_file(0), copies[0])
     first = service.sites[0].node_id
     done = 0
@@ -103,7 +118,7 @@ def whole_life(service: Service) -> list[Finding]:
     _, sent = read_rows(service.site_file(0), "codes")
     found = [*history_findings(service, life), *_reused(service)]
     for copy, messages in zip(copies, asked, strict=True):
-        if not copy.exists():  # a study that no site sent a code in
+        if not copy.exists():  # no codes were requested in this study
             continue
         _put_back(service, copy)
         found += _asked_again(service, messages, sent=sent)
@@ -115,7 +130,7 @@ def whole_life(service: Service) -> list[Finding]:
 
 
 def _reused(service: Service) -> list[Finding]:
-    """Another study of the ledger asks for stored answers: the same come back, and nothing is charged for them."""
+    """Check that another study of the ledger gets the same stored answers, without a charge."""
     before = read_life(service)
     changed = service.ask_for(replace(service.study, name=f"{service.study.name[:56]}-reuse"))
     after = read_life(service)
@@ -129,7 +144,7 @@ def _reused(service: Service) -> list[Finding]:
 
 
 def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[str, bytes]) -> list[Finding]:
-    """The first site, restored, is asked all this once more; ``sent`` is what it sent before it was restored."""
+    """Ask the restored first site everything again, and compare with ``sent``, what it sent before."""
     rows, _ = read_rows(service.site_file(0), "codes")
     masked = {(body["query_id"], body["draw"]) for kind, body in rows if kind == "masked"}
     answered = changed = 0
@@ -167,19 +182,19 @@ _RESTORED_BITS = "bits of the difference of its words before and after; at least
 
 
 def _copy_open(path: Path, copy: Path) -> None:
-    """A copy of a ledger while it is open, as a backup makes it."""
+    """Copy a ledger while it is open, as a backup does."""
     with closing(sqlite3.connect(path)) as file, closing(sqlite3.connect(copy)) as other:
         file.backup(other)
 
 
 def _put_back(service: Service, copy: Path) -> None:
-    """The older file in the place of the newer, which its standing outlived; then all that a person is told to do."""
+    """Put an older file in place of the ledger, whose standing stays; then recover as a person is told to."""
     path, config = service.site_file(0), service.config(0)
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
     shutil.copy(copy, path)
     with closing(SiteLedger.open(path, config.pool, caps=config.caps, site=config.site, restored=True)) as ledger:
-        if ledger.forgotten() is None:  # the copy holds every charge
+        if ledger.forgotten() is None:  # the copy contains every charge
             return
         ledger.charge_lost(SiteLedgerStanding.load(standing_path(path)))
         ledger.decide(service.study.id, "resume")
@@ -188,7 +203,7 @@ def _put_back(service: Service, copy: Path) -> None:
 def _opened(
     service: Service, requests: Sequence[CodesRequest], reply: bytes
 ) -> Iterator[tuple[CodesRequest, str, Int64[np.ndarray, "l"]]]:
-    """What the first site sent, as the server opens it: (request, query, words)."""
+    """Yield request, query and words that the first site sent, opened as the server opens them."""
     keys, site = load_sealing_keys(service.workspace.sealing_key_file), service.sites[0].name
     for request, said in zip(requests, parts_of(reply, CodesReply), strict=False):
         for query, data in said.codes:

@@ -15,9 +15,16 @@ from server.study.workspace import Workspace
 
 
 def witnesses_of(ledger: Path, *, role: str) -> Countersigned | None:
-    """What the notes beside a ledger's file show; None where the ledger cannot be read, which `verify` tells.
+    """Read the countersignatures beside a ledger's file.
 
-    At the server the witnesses are the registered sites, at a site the peers that a person there has confirmed.
+    At the server the witnesses are the registered sites; at a site they are the peers confirmed there.
+
+    Args:
+        ledger: The ledger's file.
+        role: ``server`` or ``site``.
+
+    Returns:
+        The countersignatures; None if the ledger cannot be read, which `verify` reports.
     """
     try:
         opened: Ledger | SiteLedger = Ledger.open(ledger) if role == "server" else SiteLedger.read(ledger)
@@ -49,6 +56,10 @@ def _sites(folder: Path) -> dict[str, str]:
 
 
 def forget_head(ledger: Path) -> None:
-    """After a recovery: the head that was countersigned before is not of the rows that are there now."""
+    """Delete the countersigned head after a recovery, because it does not belong to the restored rows.
+
+    Args:
+        ledger: The server's ledger file.
+    """
     with Ledger.open(ledger) as opened:
         HeadMemory(ledger.parent / FOLDER).forget(origin_of("server", opened.ledger_id))

@@ -1,4 +1,4 @@
-"""Simulates a study's surroundings for an audit: voters that answer what their world tells them to."""
+"""Simulates a study's surroundings for an audit: voters that answer as their world prescribes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,27 @@ from server.study.workspace import Site
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Who says what: ``moved`` is what the audited unit's voters say (at the first site), ``others`` what everybody
-    else does in turn. A word that is none of the subject's sayings is a voter that says nothing, or one that fails."""
+    """What each voter answers.
+
+    Attributes:
+        moved: Word of the audited unit's voters, at the first site.
+        others: Words of all other voters in turn. A word without a prediction stands for a voter that is absent or
+            fails.
+    """
 
     moved: str = "near+"
     others: tuple[str, ...] = ("inside", "aside")
 
     def sayings(self, subject: Subject, site: int) -> list[str]:
-        """The word of each voter of a site."""
+        """Return the word of each voter of a site.
+
+        Args:
+            subject: The study under audit.
+            site: Number of the site.
+
+        Returns:
+            The words.
+        """
         privacy = subject.study.privacy
         voters = privacy.voters_per_site
         words = [self.others[(site + voter) % len(self.others)] for voter in range(voters)]
@@ -47,6 +60,14 @@ class SiteVoters:
     site: int
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
+        """Return one function for each voter that gives its answer.
+
+        Args:
+            volume: A public volume; it is not read.
+
+        Returns:
+            The functions.
+        """
         return [partial(self._say, word) for word in self.world.sayings(self.subject, self.site)]
 
     def _say(self, word: str) -> Float[np.ndarray, "c x y z"] | None:
@@ -56,6 +77,16 @@ class SiteVoters:
 
 
 def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
-    """A roster that a ledger can charge, whose mask keys nobody holds."""
+    """Make a roster that a ledger can charge, with mask keys that nobody holds.
+
+    Args:
+        study: Id of the study.
+        ledger: Id of the server's ledger.
+        query: Id of the query.
+        sites: The members.
+
+    Returns:
+        The roster.
+    """
     members = (Member(site.name, MaskKey(public_hex(X25519PrivateKey.generate()), bytes(64))) for site in sites)
     return MaskedRoster(study, ledger, digest("further", query), 1, tuple(members))

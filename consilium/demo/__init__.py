@@ -1,4 +1,4 @@
-"""The demo: every party of a study as real daemons on one machine."""
+"""Runs the demo: every party of a study as real daemons on one machine."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""The demo's dashboard: one more process beside the federation, which the demo does not depend on.
+"""Starts the demo's dashboard as one more process beside the federation; the demo does not depend on it.
 
-It reads the demo's study while the demo goes on and ends with it; a dashboard that does not start, or dies, is told in
-one line and changes nothing else. Its one user and password are made for this demo and lie in its state directory.
+The dashboard shows the demo's study while the demo runs, and ends with it. If it does not start or dies, one line says
+so and the demo continues. Its one user and password are made for this demo and stored in its state directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ START_TIMEOUT_S = 120.0
 
 @contextmanager
 def dashboard(study: Path, state: Path, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the study's dashboard on a free loopback port until the block ends; says where, or why not."""
+    """Serve the study's dashboard on a free loopback port until the block ends.
+
+    Args:
+        study: The study's directory.
+        state: The dashboard's state directory.
+        say: Called with the address and login, or with the reason why there is no dashboard.
+    """
     with ProcessGroup() as group:
         try:
             password = demo_password(state)
@@ -41,12 +47,20 @@ def dashboard(study: Path, state: Path, *, say: Callable[[str], None]) -> Iterat
 
 
 def reopen(study: Path, state: Path) -> str:
-    """The command that opens the dashboard again once the demo has ended, and how to sign in."""
+    """Return the command that opens the dashboard after the demo has ended, with how to sign in.
+
+    Args:
+        study: The study's directory.
+        state: The dashboard's state directory.
+
+    Returns:
+        The text.
+    """
     return f"consilium dashboard --study {study} --state {state} (name {USER}, password in {_password_file(state)})"
 
 
 def demo_password(state: Path) -> str:
-    """The password of the demo's one user, made at the first call and kept in a file only this user can read."""
+    """Return the password of the demo's user; made at the first call, in a file that only this user can read."""
     path = _password_file(state)
     if not path.exists():
         write_atomically(path, (secrets.token_urlsafe(12) + "\n").encode(), mode=0o600)

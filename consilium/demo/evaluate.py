@@ -1,6 +1,6 @@
-"""Scores what only a demo can: teachers, ensemble and labels on held-out truth, beside the study's own scores.
+"""Scores teachers, ensemble and labels against held-out truth, beside the study's own scores, for the demo's report.
 
-Reads every party's data, as no party of a real study can. Nothing computed here flows back into the study.
+It reads every party's data, which no party of a real study can do. None of its results enters the study.
 """
 
 from __future__ import annotations
@@ -67,7 +67,19 @@ def report_facts(
     seconds: Mapping[str, float],
     known: str,
 ) -> ReportFacts:
-    """Score everything on the test cases and gather what the report says; ``known``: what only hospitals know."""
+    """Score everything on the test cases, and collect the facts of the report.
+
+    Args:
+        places: The demo's folders.
+        source: The dataset.
+        options: The demo's options.
+        federation: The daemons; None for a simulation.
+        seconds: Duration of each stage.
+        known: What the hospitals know and public data do not, for the report.
+
+    Returns:
+        The facts.
+    """
     workspace = places.workspace
     study = workspace.study()
     members = study.data.members
@@ -131,7 +143,7 @@ def report_facts(
 def _teachers(
     places: Places, study: Study, images: Sequence[np.ndarray], truths: Sequence[np.ndarray]
 ) -> tuple[list[NamedScore], list[np.ndarray]]:
-    """Every teacher's score, and the sum of all teachers' probabilities for every image."""
+    """Return every teacher's score, and for each image the sum of all teachers' probabilities."""
     classes = len(study.data.labels)
     sums = [np.zeros((classes, *study.data.grid), dtype=np.float64) for _ in images]
     teachers = []
@@ -150,7 +162,7 @@ def _teachers(
 
 
 def privacy_facts(study: Study, spending: Spending, answers: Sequence[StoredAnswer]) -> PrivacyFacts:
-    """What a report says of a study's privacy: its terms, what was spent of them, and by how many answers."""
+    """Collect a study's privacy facts for a report: its terms, what was spent, and the number of answers."""
     privacy, paper = study.privacy, AccountantName.PAPER
     return PrivacyFacts(
         epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
@@ -172,7 +184,7 @@ def privacy_facts(study: Study, spending: Spending, answers: Sequence[StoredAnsw
 
 
 def _stage_seconds(workspace: Workspace) -> dict[str, float]:
-    """Seconds of the study's own stages, added up over resumptions."""
+    """Sum the duration of each of the study's stages over all resumptions."""
     total: dict[str, float] = {}
     for event in read_events(workspace.events_file):
         if event["event"] == "stage-finished":
@@ -199,7 +211,7 @@ def _score(
     *,
     spacing_mm: Triple | None = None,
 ) -> DiceScore:
-    """Dice, and with a spacing HD95."""
+    """Compute Dice, and with a spacing also HD95."""
     far = () if spacing_mm is None else _distances(predictions, truths, structures, spacing_mm=spacing_mm)
     return replace(_dice(score(predictions, truths, structures)), hd95_mm=far)
 
@@ -207,7 +219,7 @@ def _score(
 def _distances(
     predictions: Sequence[np.ndarray], truths: Sequence[np.ndarray], structures: Structures, *, spacing_mm: Triple
 ) -> tuple[float, ...]:
-    """Every structure's mean HD95 over the cases in which both maps have it."""
+    """Compute every structure's mean HD95 over the cases in which both maps contain it."""
     each = [hd95_mm(a, b, structures, spacing_mm=spacing_mm) for a, b in zip(predictions, truths, strict=True)]
     return tuple(mean_present(d for d in column if not math.isinf(d)) for column in zip(*each, strict=True))
 
@@ -237,7 +249,7 @@ def _mean_shape(places: Places, study: Study) -> np.ndarray:
 
 
 def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, np.ndarray]:
-    """The demo's own truth for the public volumes, by content hash; the study never sees it."""
+    """Return the true label maps of the public volumes by content hash; the study never reads them."""
     cases = {case.id: case for case in dataset.labelled}
     truths = {}
     for path in nifti_files(places.split / "public" / "images", what="public images"):
@@ -250,7 +262,7 @@ def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, 
 def _public_pictures(
     places: Places, released: Released, student: torch.nn.Module, truths: Mapping[str, np.ndarray]
 ) -> Iterator[Picture]:
-    """A few public volumes step by step: before anybody was asked, by all teachers, after the noise, by the student."""
+    """Show a few public volumes at each step: before any query, by all teachers, after the noise, by the student."""
     from common.data.volume import volume_from_bytes
 
     study, labels = released.public.study, released.labels()
@@ -270,7 +282,7 @@ def _public_pictures(
 
 
 def _votes(places: Places, image: np.ndarray) -> np.ndarray:
-    """The sum of all teachers' probabilities."""
+    """Sum the probabilities of all teachers."""
     total: np.ndarray = np.zeros(1)
     for site in sorted(site.name for site in places.workspace.sites()):
         for found in Teachers.load(places.sites / site / "teachers").predict(image):

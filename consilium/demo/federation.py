@@ -1,7 +1,8 @@
-"""The demo's daemons: core, SuperLink, its fleet routes, SuperExec, gateway; at a hospital worker, launcher, SuperNode.
+"""Starts the demo's daemons: at the server core, SuperLink, fleet routes, SuperExec and gateway; at each hospital
+three.
 
-They are the daemons a real deployment runs, on loopback, with TLS, node keys and process isolation. Whatever happens,
-the process group leaves none of them behind.
+A hospital runs worker, launcher and SuperNode. These are the daemons of a real deployment, on loopback, with TLS,
+node keys and process isolation. The process group stops all of them at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """A running federation: its processes by role and pid, and the evidence that a stranger's node was turned away."""
+    """A running federation.
+
+    Attributes:
+        group: Its processes.
+        daemons: Role and process id of each.
+        refusal: Evidence that an unregistered node was refused.
+    """
 
     group: ProcessGroup
     daemons: tuple[tuple[str, int], ...]
@@ -41,7 +48,11 @@ class Federation:
 
 
 def write_server(workspace: Workspace) -> None:
-    """Choose loopback ports, make the CA and the certificates."""
+    """Choose loopback ports, and create the certificate authority and the certificates.
+
+    Args:
+        workspace: The study's directory.
+    """
     port, internal_port = free_ports(2, host=HOST)
     provision.set_up_server(workspace, Endpoint(host=HOST, port=port, internal_port=internal_port))
 
@@ -49,9 +60,17 @@ def write_server(workspace: Workspace) -> None:
 def write_sites(
     workspace: Workspace, root: Path, *, names: Sequence[str], data: Path, absent: Mapping[str, str] | None = None
 ) -> dict[str, Path]:
-    """One directory a hospital, made from its kit as a hospital would; their pools are on a list of the demo's own.
+    """Create one directory for each hospital from its kit, as the hospital would.
 
-    ``absent``: the channel that a hospital has of nobody, as its staff write it in site.toml.
+    Args:
+        workspace: The study's directory.
+        root: Folder of the sites.
+        names: Names of the hospitals.
+        data: Folder with one dataset for each hospital.
+        absent: By hospital, a channel that none of its patients has, as its staff write it in ``site.toml``.
+
+    Returns:
+        Directory by name.
     """
     registry = Registry(root / "pools.json")
     directories = {}
@@ -69,7 +88,11 @@ def write_sites(
 
 
 def agree(sites: Mapping[str, Path]) -> None:
-    """Put on record that each hospital consents that has not yet: one person stands in for all of their staff."""
+    """Record each hospital's consent unless it is on record; one person stands in for all hospitals' staff.
+
+    Args:
+        sites: Directory of each hospital by name.
+    """
     for directory in sites.values():
         if not has_consented(directory):
             consent(directory, by="whoever runs this on one machine for every hospital", sheet="none was shown")
@@ -82,9 +105,15 @@ def admit(
     pool_epsilon: float | None = None,
     register: provision.Register | None = None,
 ) -> None:
-    """Admit those who are not yet, each by its own request: one person stands in for all who would read it out.
+    """Admit the hospitals that are not admitted yet, each by its own request.
 
-    ``pool_epsilon``: see :func:`running`; ``register``: with SuperLink, which must be up, unless given.
+    One person stands in for everybody who would read a fingerprint out.
+
+    Args:
+        workspace: The study's directory.
+        sites: Directory of each hospital by name.
+        pool_epsilon: Lifetime ε of each pool; by default the study's.
+        register: Registers a node's key; by default with SuperLink, which must be running.
     """
     known = {site.name for site in workspace.registered()}
     for name, directory in sites.items():
@@ -109,9 +138,17 @@ def running(
     pool_epsilon: float | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Federation]:
-    """Start everything, register the sites' node keys, show that a stranger is refused; stop everything at the end.
+    """Start all daemons, register the sites' keys, show that an unregistered node is refused; stop everything at the
+    end.
 
-    ``pool_epsilon``: what a pool may spend in its life, over all studies; the study's own ε unless given.
+    Args:
+        workspace: The study's directory.
+        sites: Directory of each hospital by name.
+        pool_epsilon: Lifetime ε of each pool, over all studies; by default the study's.
+        on_step: Called with the name of each step.
+
+    Yields:
+        The federation.
     """
     with (
         serving(workspace) as group,
@@ -122,7 +159,14 @@ def running(
 
 @contextmanager
 def serving(workspace: Workspace) -> Iterator[ProcessGroup]:
-    """Start the server's daemons and wait for none: hospitals may train meanwhile. Stop all of the group at the end."""
+    """Start the server's daemons without waiting for them, so that hospitals can train meanwhile; stop them at the end.
+
+    Args:
+        workspace: The study's directory.
+
+    Yields:
+        The processes.
+    """
     prepare_network(workspace)
     with ProcessGroup() as group:
         for spec in (
@@ -144,9 +188,19 @@ def joined(
     pool_epsilon: float | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Federation]:
-    """The rest of :func:`running` for a group that is :func:`serving`: all that hospitals have a part in.
+    """Start the rest of :func:`running` for a group from :func:`serving`: everything hospitals take part in.
 
     Workers load their teachers while their sites are admitted.
+
+    Args:
+        group: The server's processes.
+        workspace: The study's directory.
+        sites: Directory of each hospital by name.
+        pool_epsilon: Lifetime ε of each pool; by default the study's.
+        on_step: Called with the name of each step.
+
+    Yields:
+        The federation.
     """
     server = flower_server(workspace)
     with tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
@@ -179,7 +233,15 @@ def joined(
 
 
 def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
-    """Every hospital compares every other's listed fingerprint with what that one reads out itself, and confirms it."""
+    """Let every hospital compare each listed fingerprint with the one that hospital itself states, and confirm it.
+
+    Args:
+        workspace: The study's directory.
+        sites: Directory of each hospital by name.
+
+    Raises:
+        InvalidInput: If a listed fingerprint differs.
+    """
     listed = provision.publish_peers(workspace)
     read_out = {name: fingerprint(look(directory).own.key) for name, directory in sites.items()}
     for name, directory in sites.items():

@@ -1,4 +1,4 @@
-"""Defines a demo's options and where its parts lie."""
+"""Defines a demo's options, and the folders below its output directory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,40 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What one demo is; a directory belongs to one set of options. ``data`` is a dataset in ``layout``, None for
-    phantoms, ``labels`` and ``channels`` its names where it has none. ``simulated``: without daemons, and called so.
-    ``absent``: SITE=CHANNEL, comma-separated.
+    """The options of one demo. An output directory belongs to one set of options.
 
-    None stands for what the data says (``hospitals``, ``queries``: public volumes) or the planner recommends
-    (``voters`` a site; ``rounds``: how to ask, by the public label maps). ``paired``: public cases that keep their
-    label maps. ``strategy`` trains the teachers; a private one may cost each patient
-    ``training_epsilon`` at the study's δ.
+    None stands for what the data state, or for the planner's recommendation.
+
+    Attributes:
+        hospitals: Number of hospitals; None as the data say.
+        epsilon: The study's ε.
+        delta: The study's δ.
+        queries: Number of public volumes; None as the data say.
+        accountant: Accountant by which the budget is decided.
+        unit: Unit of privacy.
+        relation: Neighbouring relation.
+        voters: Voters of each site; None as the planner recommends.
+        aggregation: ``open`` or ``sealed-sum``; None for the usual one.
+        colluders: Colluders in a sealed sum.
+        spare_draws: Draws charged in addition, for repeated sums.
+        codec: Name of the codec.
+        rounds: Ask about all volumes at once, in rounds; None as the planner recommends.
+        paired: Public cases that keep their label maps.
+        seed: Seed of data, split and training.
+        data: Folder of a dataset; None for phantoms.
+        strategy: Trainer of the teachers.
+        training_epsilon: ε of each patient's private training, at the study's δ.
+        simulated: Run without daemons; the study's name says so.
+        layout: Layout of the dataset.
+        labels: Labels of the dataset, comma-separated, if it names none.
+        channels: Channels of the dataset, comma-separated, if it names none.
+        label_maps: Number of public label maps; None for the default.
+        teacher_steps: Training steps of a teacher; None for the recipe's.
+        student_steps: Training steps of the student; None for the recipe's.
+        absent: ``SITE=CHANNEL`` pairs, comma-separated.
+
+    Raises:
+        InvalidInput: If an option is out of range.
     """
 
     hospitals: int | None = None
@@ -63,12 +89,18 @@ class DemoOptions:
 
     @property
     def lacking(self) -> dict[str, str]:
-        """The channel that a hospital has of none of its patients, by hospital."""
+        """By hospital, the channel that none of its patients has."""
         return dict(pair.partition("=")[::2] for pair in self.absent.split(",") if pair)
 
     def private(self, *, begun: bool) -> PrivateSettings | None:
-        """What each patient pays for its teacher, which may have ``begun`` from a public start; None for teachers
-        without a guarantee of their own."""
+        """Return the settings of a private training.
+
+        Args:
+            begun: Teachers begin from a public start.
+
+        Returns:
+            The settings; None for teachers without a guarantee of their own.
+        """
         if self.strategy == "standard":
             return None
         same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
@@ -77,37 +109,54 @@ class DemoOptions:
 
 
 def dataset_of(source: Path, options: DemoOptions) -> Dataset:
-    """The index of the data that a demo is about, in terms of its own or those given."""
+    """Read the index of a demo's dataset, in its own terms or those of the options.
+
+    Args:
+        source: The dataset's folder.
+        options: The demo's options.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: If neither names labels and channels.
+    """
     names = [tuple(text.split(",")) if text else () for text in (options.labels, options.channels)]
     return named_dataset(source, layout=options.layout, labels=names[0], channels=names[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a demo's parts lie below its output directory."""
+    """The folders below a demo's output directory."""
 
     root: Path
 
     @property
     def source(self) -> Path:
+        """Folder of the phantoms."""
         return self.root / "data" / "all"
 
     @property
     def atlas(self) -> Path:
+        """Folder of the phantoms of which only label maps are public."""
         return self.root / "data" / "atlas"
 
     @property
     def split(self) -> Path:
+        """Folder of the data as dealt to hospitals, public and test."""
         return self.root / "data" / "split"
 
     @property
     def sites(self) -> Path:
+        """Folder of the hospitals' directories."""
         return self.root / "sites"
 
     @property
     def dashboard(self) -> Path:
+        """The dashboard's state directory."""
         return self.root / "dashboard"
 
     @property
     def workspace(self) -> Workspace:
+        """The study's directory."""
         return Workspace(self.root / "server")

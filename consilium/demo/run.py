@@ -1,9 +1,15 @@
-"""The whole road on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
+"""Runs the whole demo on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
 
-The demo plays every party, so it may do what no party of a real study can: score teachers and ensemble on held-out
-cases and compare pseudo-labels with the truth. Nothing of that reaches the study, which scores its student on the same.
-Stages that are done are not repeated when the same command is run again; another command on the same directory is
-refused.
+1. Deal the data, or make phantoms.
+2. Create the study and the sites.
+3. Train the teachers while the server starts.
+4. Start the federation and run the study; or, simulated, run it in this process.
+5. Let one hospital pull and evaluate the student.
+6. Score everything and write the report.
+
+The demo plays every party, so it can do what no party of a real study can: score teachers and ensemble on held-out
+cases, and compare labels with the truth. None of that enters the study. Finished stages are not repeated when the same
+command is run again. Refuses a directory that holds a demo with other options.
 """
 
 from __future__ import annotations
@@ -61,32 +67,40 @@ from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
 from server.planning.recommend import protocol_for, recommend, training_for
 from server.study import create_study as setup
 
-HOSPITALS = 3  # where nothing says how many
+HOSPITALS = 3  # unless the options or the data state a number
 SITES = "sites.csv"
-PATIENTS, VOLUMES, MAPS = 24, 16, 24  # of phantoms: a hospital, without a label, with nothing but a label map
+PATIENTS, VOLUMES, MAPS = 24, 16, 24  # phantoms: of each hospital, public images, public label maps
 TESTED = 45
-"""Phantoms to score on: enough that an interval of the gain is half as wide as the gain, or less."""
+"""Phantoms for testing: enough that the gain's interval is at most half as wide as the gain."""
 CLINIC = Drawing(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
-"""Bodies that differ so much in place that one mean shape, or another volume's answer, is a poor label."""
+"""Phantoms whose structures vary so much in position that a mean shape, or another volume's answer, is a poor label."""
 ATLAS = replace(CLINIC, border_mm=6.0)
 KNOWN = (
     f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "
     f"{ATLAS.border_mm * ATLAS.size:g} mm before that, and no public image has a label: only the hospitals know."
 )
-"""What the phantoms' hospitals know and public data does not."""
+"""What only the phantoms' hospitals know, for the report."""
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
 PHANTOM_RECIPE = (
     TrainingConfig(steps=60, batch_size=1),
     TrainingConfig(steps=280, batch_size=1, learning_rate=5e-3),
 )
-"""Teachers that begin from a public start need half the steps, and so do those that say what structures look like."""
+"""Recipes of teacher and student for phantoms. Teachers begin from a public start and need few steps."""
 MOST_VOXELS = 1 << 16
-"""Of the grid of a demo on other data: it takes minutes."""
+"""Most voxels of the grid in a demo on other data, so that it takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a demo tells what it does: stages begin, at the latest when they advance, and end."""
+    """How a demo reports its progress.
+
+    Attributes:
+        start: Called with the name and total of a stage that begins.
+        advance: Called with a stage's name, what is done and the total; may come before ``start``.
+        finish: Called with the name of a stage that ends.
+        event: Called with each event of the study.
+        say: Called with other lines.
+    """
 
     start: Callable[[str, int], None]
     advance: Callable[[str, int, int], None]
@@ -96,11 +110,22 @@ class Watch:
 
 
 def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool = True) -> Path:
-    """Run or resume the demo in ``out``, with a dashboard beside the federation; returns the report's path.
+    """Run or resume a demo. A simulation has no daemons and no dashboard.
 
-    A simulation has neither daemons nor dashboard; everything else is the same.
+    Args:
+        out: The output directory.
+        options: The demo's options.
+        watch: How progress is reported.
+        show_dashboard: Start a dashboard beside the federation.
+
+    Returns:
+        Path of the report.
+
+    Raises:
+        InvalidInput: If the directory holds something else or another demo, or the options do not fit the data.
+        DaemonFailed: If a daemon fails.
     """
-    from consilium.demo.evaluate import report_facts  # torch and matplotlib once there is something to score
+    from consilium.demo.evaluate import report_facts  # imported late: needs torch and matplotlib
     from consilium.reports.study_report import write_report
 
     seconds = _Stopwatch(out / "seconds.json", watch)
@@ -132,7 +157,16 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
 
 
 def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
-    """Make all of a demo that is there before anybody is asked: data, study, public start, sites and teachers."""
+    """Do the part of a demo before any query: data, study, public start, sites and teachers.
+
+    Args:
+        out: The output directory.
+        options: The demo's options.
+        watch: How progress is reported.
+
+    Returns:
+        The demo's folders.
+    """
     places, _, _, teach = _prepared(out, options, watch=watch, seconds=_Stopwatch(out / "seconds.json", watch))
     teach()
     return places
@@ -141,7 +175,9 @@ def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
 def _prepared(
     out: Path, options: DemoOptions, *, watch: Watch, seconds: _Stopwatch
 ) -> tuple[Places, Path, dict[str, Path], Callable[[], None]]:
-    """Data, study and sites, and what trains the sites' teachers: the server may start meanwhile."""
+    """Prepare data, study and sites; return also a function that trains the teachers, so that the server can start
+    meanwhile.
+    """
     places = Places(out)
     _claim(out, options)
     with seconds.stage("data"):
@@ -169,7 +205,7 @@ def _prepared(
 
 
 def take_home(site_dir: Path) -> None:
-    """What a hospital does at the end: pull the student, check it against its receipts, score it on its own cases."""
+    """Do what a hospital does at the end: pull the student, check it against receipts, score it on its own cases."""
     from client.teachers.evaluation import evaluate
     from client.teachers.pulled_student import pull
 
@@ -178,7 +214,7 @@ def take_home(site_dir: Path) -> None:
 
 
 _RENAMED = {"joint": "rounds"}
-"""Options of a demo by the names that 0.2.0 kept them under."""
+"""New name of each option that version 0.2.0 stored under another name."""
 
 
 def _claim(out: Path, options: DemoOptions) -> None:
@@ -187,7 +223,7 @@ def _claim(out: Path, options: DemoOptions) -> None:
     if path.exists():
         held = json.loads(path.read_text(encoding="utf-8"))
         held = {_RENAMED.get(key, key): value for key, value in held.items()}
-        if asdict(DemoOptions()) | held != wanted:  # an older demo says nothing of options it did not have
+        if asdict(DemoOptions()) | held != wanted:  # an older demo lacks newer options
             raise InvalidInput(
                 "output directory holds a demo with other options", value=str(out), remedy="choose another --out"
             )
@@ -203,7 +239,7 @@ def _data(
     on_case: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Deal the data, once; ``tell`` hears how many cases are used, which are left out, and why."""
+    """Deal the data once; ``tell`` is called with the cases used and left out."""
     source = Path(options.data) if options.data else places.source
     if (places.split / "split.json").exists():
         return source
@@ -238,7 +274,7 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
 
 
 def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
-    """The hospitals' phantoms, dealt; the public label maps are of others, and drawn by the atlas's rule."""
+    """Make and deal the hospitals' phantoms. The public label maps are of other phantoms, drawn by the atlas's rule."""
     hospitals = options.hospitals or HOSPITALS
     counts = SplitCounts(
         public_images=options.queries or VOLUMES, label_maps=0, paired=options.paired, validation=3, test=TESTED
@@ -278,7 +314,20 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
 
 
 def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
-    """The study for sites with so many patients: by its options, and where they say nothing as the planner says."""
+    """Make the study from the options; what they leave open, the planner decides.
+
+    Args:
+        options: The demo's options.
+        places: The demo's folders.
+        maps: Public label maps.
+        patients: Number of patients of each site.
+
+    Returns:
+        The study.
+
+    Raises:
+        InvalidInput: If a sealed sum has too few hospitals, or an option is out of range.
+    """
     protocol = _protocol(options, maps)
     if options.data:
         dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
@@ -292,7 +341,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     if options.data is None and rounds:
         codec = replace(codec, max_dimension=48, augmentations=120)
     aggregation = options.aggregation or usual_aggregation(len(patients))
-    least = options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1  # a smaller roster would hide nobody
+    least = options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1  # a smaller one would hide no site
     quorum = max(len(patients) // 2 + 1, least)
     if quorum > len(patients):
         raise InvalidInput("hospitals of a sealed sum", value=len(patients), limit=f"{quorum} at least")
@@ -343,7 +392,7 @@ def _patients(folder: Path) -> int:
 
 
 class _Stopwatch:
-    """Seconds spent in each stage, kept over resumptions."""
+    """Seconds spent in each stage, added up over resumptions."""
 
     def __init__(self, path: Path, watch: Watch) -> None:
         self._path, self._watch = path, watch

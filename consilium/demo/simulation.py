@@ -1,7 +1,7 @@
-"""A study without daemons: every hospital's worker and the server's run in this process, on the directories of a demo.
+"""Runs a study without daemons: all hospitals' workers and the server in this process, on the directories of a demo.
 
-Messages are signed, sealed, charged and received as in a federation; only what carries them is left out. One person
-holds every party's data and keys here, so it promises nobody anything: no certificate is made of it.
+Messages are signed, sealed, charged and received as in a federation; only the network is left out. One person holds
+every party's data and keys here, so it protects nobody and no certificate is made.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from server.operations.supervisor import POLL_S, OnEvent
 from server.study.workspace import Workspace
 
 FIRST_NODE = 1 << 32
-"""Of the numbers that SuperLink would give the sites' nodes."""
+"""First of the node ids; in a federation SuperLink assigns them."""
 
 
 def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEvent) -> None:
-    """Admit the sites, open their workers and run the study to its end; after a crash the same goes on from the ledger.
+    """Admit the sites, open their workers and run the study to its end; after a crash, the next call continues from the
+    ledger.
 
-    No reply waits for the end of a tick: there is nobody who could watch the clock.
+    Replies do not wait for the end of a tick, because nobody can observe the time.
+
+    Args:
+        workspace: The study's directory.
+        sites: Directory of each hospital by name.
+        on_event: Called with each event of the study.
     """
     names = list(sites)
     agree(sites)
@@ -44,7 +50,7 @@ def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEve
 
 @contextmanager
 def _told(workspace: Workspace, on_event: OnEvent) -> Iterator[None]:
-    """Pass events on while the run writes them, and the last ones at its end."""
+    """Pass events on while the run writes them."""
     seen = sum(1 for _ in read_events(workspace.events_file))
     ended = threading.Event()
 

@@ -1,6 +1,6 @@
-"""Training every hospital's teachers side by side: the voters of all hospitals over as many processes as wanted.
+"""Trains the teachers of all hospitals in parallel processes.
 
-Refuses nothing of its own: what a site's training refuses is raised here with the site's name.
+The demo calls it. An error of one site's training is raised with the site's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
-"""Called with steps done and steps in all, over all hospitals."""
+"""Called with the steps done and all steps, over all hospitals."""
 
 
 @dataclass
@@ -48,10 +48,22 @@ def train_all(
     on_steps: OnSteps,
     private: PrivateSettings | None = None,
 ) -> dict[str, SiteReport]:
-    """Train (or resume) the teachers of every site directory; returns each site's training report.
+    """Train or resume the teachers of every site; each training is recorded, and charged if private, before its first
+    step.
 
-    ``seed`` deals and trains where Consilium made the data itself; patients of other data are dealt at random. Each
-    training is put on its site's own record first, with ``private`` charged, and at its end what it made.
+    Args:
+        sites: Directory of each hospital by name.
+        seed: Fixes deal and training for synthetic data; patients of other data are dealt at random.
+        processes: Processes at once.
+        on_steps: Called with the steps done and all steps.
+        private: What a private training may spend; None for the standard trainer.
+
+    Returns:
+        Each site's training report by name.
+
+    Raises:
+        InvalidInput: If a site's training is refused.
+        DaemonFailed: If a voter's training did not finish.
     """
     with ExitStack() as locks:
         for directory in sites.values():

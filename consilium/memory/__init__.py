@@ -1,1 +1,3 @@
-"""A study in memory: ask teachers, release noisy sums, decode labels, train a student; no daemon, file or ledger."""
+"""Runs a study in memory: ask teachers, release noisy sums, decode labels, train a student; without daemons and
+ledgers.
+"""

@@ -47,7 +47,13 @@ HELD = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """An :class:`~server.protocols.query_protocol.Answer` that is stored in no ledger."""
+    """An :class:`~server.protocols.query_protocol.Answer` that is stored in no ledger.
+
+    Attributes:
+        query: The query.
+        noisy_sum: int64 array [d] in grid steps.
+        voters: Voters in the sum.
+    """
 
     query: QuerySpec
     noisy_sum: Int64[np.ndarray, "d"]
@@ -56,8 +62,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeInMemory:
-    """The guarantee the releases would have in a study whose parties hold their own data. It is printed with that
-    condition."""
+    """The guarantee that the releases would have in a study whose parties hold their own data; it is printed with this
+    condition.
+    """
 
     spent: Guarantee
     releases: int
@@ -137,7 +144,7 @@ class Asked:
         """
         protocol, networks = protocol_of(self.study), dict[str, Network]()
         lesson = replace(self._lesson(seed), trained=lambda name: networks[name].model)
-        for name in CONTROLS:  # in this order: the last may be what the first predicts
+        for name in CONTROLS:  # in this order: the last control may be trained on the first one's predictions
             training = protocol.finish(lesson, name)
             if training is not None:
                 networks[name] = self._network(training.train(None, _quietly), seed)
@@ -224,8 +231,17 @@ def answers_to(
     draw: Callable[[QuerySpec, Sequence[Int64[np.ndarray, "d"]]], Int64[np.ndarray, "d"]],
     voters: int,
 ) -> tuple[Drawn, ...]:
-    """Ask every query of a study's protocol in order. ``codes`` returns the codes of a query, and ``draw`` returns
-    their noisy sum."""
+    """Ask every query of a study's protocol, in order.
+
+    Args:
+        public: Everything about the study that is public.
+        codes: Returns the sites' codes of a query, int64 [d] each.
+        draw: Returns their noisy sum, int64 [d].
+        voters: Voters in each sum.
+
+    Returns:
+        The answers.
+    """
     codec, site = load_codec(public.objects.get(public.codec.sha256)), site_protocol(public.study)
     answers: dict[str, Drawn] = {}
     for queries in protocol_of(public.study).configure(public, answers.get):
@@ -238,7 +254,7 @@ def answers_to(
 def site_code(
     encoder: Encoder, query: QuerySpec, public: Public, *, teachers: Sequence[Teacher], who: str
 ) -> Int64[np.ndarray, "d"]:
-    """One site's integer code for a query: the sum of its teachers' votes. # sensitive until noised"""
+    """Return one site's integer code for a query, the sum of its teachers' votes. # sensitive until noised"""
     total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
     for number, teacher in enumerate(teachers, start=1):
         codes = []
@@ -254,10 +270,21 @@ def site_code(
 def released(
     codes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism, *, sampler: Sampler = rounded_gaussian
 ) -> Int64[np.ndarray, "d"]:
-    """The noisy sum of the sites' codes: noise added once by the server, or in one share by each site of a sealed sum.
+    """Return the noisy sum of the sites' codes: with noise added by the server, or with a noise share of each site.
 
-    Masks are left out of a sealed sum, since they cancel. Refuses what the server refuses, a sealed sum beyond its
-    bound among it.
+    In a sealed sum masks are left out, because they cancel.
+
+    Args:
+        codes: The sites' codes, int64 [d]. # sensitive
+        mechanism: The release's mechanism.
+        sampler: The noise sampler.
+
+    Returns:
+        int64 array [d].
+
+    Raises:
+        InvalidInput: If a code has another shape or a larger norm.
+        Refused: If a sealed sum is beyond its bound.
     """
     if mechanism.colluders is None:
         return noisy_sum(codes, mechanism, sampler=sampler)
@@ -281,7 +308,7 @@ def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x 
 
 
 def _check_in_memory(study: Study, codec: Codec) -> None:
-    """InvalidInput for a study that needs files, and for a codec of another study."""
+    """Refuse a study that needs files, and a codec of another study."""
     files = "`consilium simulate`, which lives a study in a folder"
     if study.codec.paired:
         raise InvalidInput("codec.paired", value=study.codec.paired, limit="0 in memory", remedy=files)
@@ -294,7 +321,7 @@ def _check_in_memory(study: Study, codec: Codec) -> None:
 
 
 def _check_budget(study: Study, before: Sequence[Mechanism], mechanism: Mechanism) -> None:
-    """BudgetExceeded if the study's budget does not cover one more release beside those so far."""
+    """Refuse a release that the study's budget does not cover."""
     privacy = study.privacy
     spent = compose(before, privacy.protection)
     asked, limit = mechanism.mu_squared(privacy.protection), max_mu_squared(privacy.accountant, privacy.budget)
@@ -303,4 +330,4 @@ def _check_budget(study: Study, before: Sequence[Mechanism], mechanism: Mechanis
 
 
 def _quietly(_step: int, _loss: float) -> None:
-    """Tell nobody of a training's steps."""
+    """Ignore a training's progress."""

@@ -1,4 +1,6 @@
-"""A folder of labelled scans as arrays, in any layout that a site's data may lie in."""
+"""Reads a folder of labelled scans, in any layout of a site's data, as arrays. ``consilium.read_cases`` is defined
+here.
+"""
 
 from __future__ import annotations
 

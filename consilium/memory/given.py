@@ -1,6 +1,7 @@
-"""Check what a script gives to a study in memory: images, label maps, teachers and what a teacher answers.
+"""Checks what a script passes to a study in memory: images, label maps, teachers and teachers' answers.
 
-Every mistake is one :class:`~common.errors.InvalidInput` that says which item it was, its value and the limit.
+``consilium.memory.asked`` and ``consilium.memory.networks`` call it. Each mistake is an
+:class:`~common.errors.InvalidInput` that names the item, its value and the limit.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ from common.data.label_maps import one_hot
 from common.errors import InvalidInput, QuorumNotReached
 
 Teacher: TypeAlias = Callable[[Float[np.ndarray, "c x y z"]], Any]
-"""An image float32 [c, x, y, z] → probabilities [k, x, y, z], or a label map of integers [x, y, z]."""
+"""A function from an image, float32 [c, x, y, z], to probabilities [k, x, y, z] or an integer label map [x, y, z]."""
 
 
 def images_given(images: Any, *, shape: tuple[int, ...], what: str) -> list[np.ndarray]:
-    """Images as float32 of ``shape`` [c, x, y, z]; the channel's axis may be missing where there is one channel."""
+    """Check images and convert them to float32.
+
+    Args:
+        images: Arrays [c, x, y, z], or [x, y, z] if there is one channel.
+        shape: The required shape [c, x, y, z].
+        what: Name of an image in errors.
+
+    Returns:
+        The images.
+
+    Raises:
+        InvalidInput: For another shape, or values that are not finite numbers.
+    """
     found = []
     for number, image in enumerate(listed(images, what=f"{what}s"), start=1):
         array = array_given(image, what=f"{what} {number}")
@@ -37,7 +50,20 @@ def images_given(images: Any, *, shape: tuple[int, ...], what: str) -> list[np.n
 
 
 def label_map_given(label_map: Any, *, grid: tuple[int, ...], classes: int, what: str) -> UInt8[np.ndarray, "x y z"]:
-    """A label map as uint8 on the grid, with values below ``classes``."""
+    """Check a label map and convert it to uint8.
+
+    Args:
+        label_map: Integers on the grid.
+        grid: The required shape [x, y, z].
+        classes: Number of labels; values must be below it.
+        what: Name of the label map in errors.
+
+    Returns:
+        The label map.
+
+    Raises:
+        InvalidInput: For another shape, type or value.
+    """
     array = array_given(label_map, what=what)
     whole = array.dtype == np.bool_ or np.issubdtype(array.dtype, np.integer)
     if array.shape != grid or not whole:
@@ -49,7 +75,20 @@ def label_map_given(label_map: Any, *, grid: tuple[int, ...], classes: int, what
 
 
 def probabilities_given(found: Any, *, grid: tuple[int, ...], classes: int, what: str) -> Float[np.ndarray, "k x y z"]:
-    """What a teacher or network answered, as float32 probabilities; a label map becomes probabilities of 0 and 1."""
+    """Check the answer of a teacher or network and convert it to float32 probabilities.
+
+    Args:
+        found: Probabilities [k, x, y, z], or a label map, which becomes probabilities of 0 and 1.
+        grid: The required grid [x, y, z].
+        classes: Number of labels k.
+        what: Name of the answer in errors.
+
+    Returns:
+        Float32 array [k, x, y, z].
+
+    Raises:
+        InvalidInput: For another shape, or values that are no probabilities.
+    """
     array = array_given(found, what=what)
     if array.ndim == 3:
         return one_hot(label_map_given(array, grid=grid, classes=classes, what=what), classes)
@@ -63,7 +102,19 @@ def probabilities_given(found: Any, *, grid: tuple[int, ...], classes: int, what
 
 
 def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -> list[tuple[Teacher, ...]]:
-    """The teachers of every site: dealt to sites in order if ``teachers`` is flat, else as they are grouped."""
+    """Return the teachers of every site.
+
+    Args:
+        teachers: A flat list, dealt to sites in order, or one list for each site.
+        study: The study.
+
+    Returns:
+        The teachers of each site.
+
+    Raises:
+        InvalidInput: If the numbers do not fit the study's voters.
+        QuorumNotReached: If there are fewer sites than the quorum.
+    """
     voters, quorum, given = study.privacy.voters_per_site, study.privacy.quorum, listed(teachers, what="teachers")
     if all(callable(each) for each in given):
         if len(given) % voters:
@@ -89,6 +140,18 @@ def _site(given: object, number: int, *, voters: int) -> tuple[Teacher, ...]:
 
 
 def listed(given: Any, *, what: str) -> list[Any]:
+    """Check that the value is a non-empty list or an array of items.
+
+    Args:
+        given: The value.
+        what: Name of the items in errors.
+
+    Returns:
+        The items.
+
+    Raises:
+        InvalidInput: If it is neither, or empty.
+    """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
         raise InvalidInput(what, value=type(given).__name__, limit="a list of them, or arrays stacked to one")
     if not len(given):
@@ -97,6 +160,18 @@ def listed(given: Any, *, what: str) -> list[Any]:
 
 
 def array_given(given: Any, *, what: str) -> np.ndarray:
+    """Convert a value to a numpy array of numbers.
+
+    Args:
+        given: The value.
+        what: Name of the value in errors.
+
+    Returns:
+        The array.
+
+    Raises:
+        InvalidInput: If numpy cannot read it as an array of numbers.
+    """
     try:
         array = np.asarray(given)
     except Exception as error:

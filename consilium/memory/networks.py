@@ -49,6 +49,7 @@ class Network:
     fresh: bool = True
 
     def __call__(self, image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
+        """Predict one image."""
         from common.models.fit import predict
 
         return predict(self.model, image, patch=self.recipe.patch)
@@ -205,7 +206,7 @@ def compare(
 
 
 def _check_alike(student: object, controls: Controls) -> None:
-    """InvalidInput for a trained student that differs from its controls in more than what it was told."""
+    """Refuse a trained student that differs from its controls in more than the teachers' answers."""
     if not isinstance(student, Network):
         return
     for name, control in controls.items():
