@@ -1,6 +1,12 @@
-"""The privacy core: pure functions and frozen values, no torch, no Flower, no I/O.
+"""The privacy core: what a release costs, how much noise it needs, and the code that adds the noise.
 
-Read in this order: ``mechanism`` (what is released and how far one unit can move it), ``clip`` and ``quantise`` (why a
-code cannot exceed its bound), ``gaussian`` (the noise), ``accounting`` (what a set of releases costs), ``calibration``
-(how much noise a plan needs).
+The modules hold pure functions and frozen values. They import neither torch nor Flower, and read and write no files.
+Read them in this order:
+
+1. ``mechanism``: what is released, and the sensitivity of a release.
+2. ``quantise``: why a code cannot exceed its norm bound.
+3. ``gaussian``: the noise.
+4. ``release``: the function that sums codes and adds the noise.
+5. ``accounting``: what a set of releases costs.
+6. ``calibration``: how much noise a plan needs.
 """

@@ -1,18 +1,21 @@
 """Computes ε from the Σμ² of a set of releases by four accountants, and decides whether a further release fits a
 budget.
 
-Every release adds Gaussian noise, so a release is the number μ² = (Δ/σ)², and any adaptive sequence of them is exactly
-as revealing as one Gaussian mechanism with μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as
-rationals; every ε is rounded up and every limit on μ² down. Refuses NaN, infinite, zero and negative parameters before
-anything reaches a library: dp-accounting answers ε = 0 to a NaN multiplier.
+Called by the ledgers before every charge, and by everything that prints an ε. Every release adds Gaussian noise, so its
+cost is the number μ² = (Δ/σ)². An adaptive sequence of releases is exactly as revealing as one Gaussian mechanism with
+μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as rationals. Every ε is rounded up and every limit on
+μ² is rounded down.
 
-``exact``  the analytic Gaussian curve (Balle & Wang 2018, Theorem 8): no other accountant can be tighter.
-``rdp``    Rényi DP at dp-accounting's orders and the best one in closed form, float by float as dp-accounting has it.
-``pld``    privacy loss distributions by dp-accounting, loaded when asked: a second opinion on ``exact``.
-``paper``  eq (14) of Fay et al. 2021: the closed form the paper calibrates with.
+``exact``  the analytic Gaussian curve (Balle & Wang 2018, Theorem 8). No other accountant can be tighter.
+``rdp``    Rényi DP at dp-accounting's orders and the best order in closed form, with dp-accounting's float operations.
+``pld``    privacy loss distributions by dp-accounting, imported on first use: a second opinion on ``exact``.
+``paper``  eq (14) of Fay et al. 2021, the closed form that the paper calibrates with.
 
-The neighbouring relation is inside Δ, hence inside μ, and no library is told about it: dp-accounting's RDP does not
-double a Gaussian's sensitivity for its own ``REPLACE_ONE``, its PLD does.
+The neighbouring relation is already part of Δ, and so of μ. No library is told about it, because libraries disagree:
+for ``REPLACE_ONE`` dp-accounting's PLD accountant doubles a Gaussian's sensitivity and its RDP accountant does not.
+
+Refuses NaN, infinite, zero and negative parameters before they reach a library, because dp-accounting answers ε = 0 for
+a NaN noise multiplier.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ MAX_EPSILON = 2000.0
 """Largest ε of a budget: up to here (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` stays inside ``SAMPLER_DELTA``."""
 
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
-"""The μ the accountants answer for; outside, either nothing or everything is revealed."""
+"""Range of μ that the accountants accept. Below it nearly nothing is revealed, above it everything."""
 
 ACCOUNTANTS = ("exact", "rdp", "pld", "paper")
 
@@ -52,7 +55,7 @@ _LIBRARY_ORDERS = (
     512.0,
     1024.0,
 )
-"""dp-accounting's own."""
+"""The default orders of dp-accounting's RDP accountant."""
 
 _LIMIT_BITS = 56  # significant bits of a limit on μ²: loses at most 2^-55 of a budget, keeps stored rationals short
 _LIBRARY_ROUNDING = 1 + 2.0**-44  # outward rounding of a float64 library's ε, checked against mpmath in the tests
@@ -368,7 +371,12 @@ class Guarantee:
         return f"{stated}, {self.protection}{together}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON for machines; ε and δ as floats, so not canonical bytes. ``group`` appears where it is not 1."""
+        """Return the guarantee as plain JSON for machines.
+
+        Returns:
+            ``accountant``, ``delta``, ``epsilon``, ``relation`` and ``unit``, and ``group`` if it is not 1. ε and δ are
+            floats, so the result is no canonical JSON.
+        """
         facts: dict[str, object] = {
             "accountant": self.accountant,
             "delta": self.delta,
@@ -425,7 +433,7 @@ _contexts = threading.local()
 
 
 def _mp() -> Any:
-    """This thread's own mpmath context: the global one's precision is shared mutable state."""
+    """Return this thread's own mpmath context, because the precision of the global one is shared between threads."""
     if not hasattr(_contexts, "mp"):
         context = mpmath.MPContext()
         context.prec = _PRECISION_BITS
@@ -444,7 +452,7 @@ def _upper_tail(x: Any) -> Any:
 
 
 def _delta(mu: Any, epsilon: Any) -> Any:
-    """δ(ε) at 320 bits. Cancellation costs at most about 2·log2(ε/μ + μ) + log2(1/μ) < 200 of them."""
+    """Compute δ(ε) at 320 bits. Cancellation costs at most about 2·log2(ε/μ + μ) + log2(1/μ) < 200 of them."""
     mp = _mp()
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     return _upper_tail(low) - mp.exp(epsilon) * _upper_tail(high)
@@ -480,7 +488,9 @@ def _epsilon_paper(mu_squared: Fraction, delta: float) -> float:
 
 
 def _orders(mu: float, delta: float) -> list[float]:
-    """The closed-form optimum (12) of the plain conversion, and the improved conversion's minimiser near it."""
+    """Return the best order of the plain conversion in closed form (12), and the minimiser of the improved
+    conversion.
+    """
     closed = 1 + sqrt(2 * log(1 / delta)) / mu
     low, high = log(1e-3 * (closed - 1)), log(1e3 * (closed - 1))
     # minimise α ↦ αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1) on a log grid, refined four times
@@ -494,7 +504,7 @@ def _orders(mu: float, delta: float) -> list[float]:
 
 
 def _best_order(orders: tuple[float, ...], mu: float, delta: float) -> float:
-    """The least ε of these orders, by the operations of dp-accounting's ``RdpAccountant`` in their order."""
+    """Return the smallest ε over these orders, with the float operations of dp-accounting's ``RdpAccountant``."""
     values = []
     for order in orders:
         rdp = order / (2 * (1 / mu) ** 2)

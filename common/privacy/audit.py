@@ -1,16 +1,21 @@
-"""Measure what the released answers really give away, and hold it against the claim: the part that needs no service.
+"""Audits a release mechanism in memory: measures what its answers reveal and compares that with the claimed guarantee.
 
-How a study is audited as it runs, ledgers and workers and all, is ``consilium.audit``. This part plays the strongest
-adversary the guarantee is about. It runs a whole study of N queries again and again in two neighbouring worlds, through
-quantise, filter and :func:`~common.privacy.release.noisy_sum`, guesses the world from the answers, and turns its error
-rates into a lower bound on μ that holds with the stated confidence whatever the noise's distribution.
-Three pairs of worlds look for different faults: ``constant`` (one unit's code is +u in every query, or −u) for too
-little noise; ``alternating`` (the sign flips from query to query) for noise used twice; ``tenfold`` (±10u before
-clipping) for a missing clip. Three further tests look at the noise itself, and one at the filter. Refuses nonsense
-parameters; draws no randomness of its own.
+:mod:`consilium.audit` calls this module, and adds the audit of running daemons with ledgers and workers. The audit
+plays the strongest adversary that the guarantee covers:
 
-What it cannot do: prove privacy. It finds faults of the size it has power for (docs/privacy.md gives figures), in this
-code on this machine. It says nothing about a server that runs other code.
+1. It runs a whole study of N queries many times in each of two neighbouring worlds, through ``quantise``, the budget
+   filter and :func:`~common.privacy.release.noisy_sum`.
+2. It guesses the world from the answers.
+3. It turns the error rates of the guess into a lower bound on μ. The bound holds with the stated confidence, whatever
+   the distribution of the noise.
+
+Each of three pairs of worlds finds another fault. ``constant`` (one unit's code is +u in every query, or −u) finds too
+little noise. ``alternating`` (the sign flips from query to query) finds noise that is used twice. ``tenfold`` (±10u
+before clipping) finds a missing clip. Three more tests look at the noise itself, and one at the budget filter.
+
+The audit cannot prove privacy. It finds faults of the size it has power for (docs/privacy.md gives figures), in this
+code on this machine. It says nothing about a server that runs other code. It draws no randomness of its own. Refuses
+parameters outside their ranges and values that are not finite.
 """
 
 from __future__ import annotations
@@ -37,7 +42,8 @@ from common.privacy.release import noisy_sum
 
 Code: TypeAlias = Int64[np.ndarray, "l"]
 Service: TypeAlias = Callable[[Sequence[Sequence[Code]]], Sequence[Code]]
-"""One study from its first query to its last: the sites' codes of every query → the released answers, in order.
+"""Runs one whole study: takes the sites' codes of every query and returns the released answers in order.
+
 Each call starts with an unspent budget. Raises BudgetExceeded when a query does not fit."""
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -49,8 +55,22 @@ _NOISE_ALPHA = 1e-5  # false alarm rate of each test on the noise itself
 
 @dataclass(frozen=True, slots=True)
 class StudyUnderAudit:
-    """The study whose claim is tested. ``queries`` is N of the audited study: its noise is calibrated for N queries
-    that together spend the whole budget, so a small N tests the same claim on Σμ² as a large one, faster."""
+    """The study whose claimed guarantee is tested.
+
+    Attributes:
+        budget: Claimed ε and δ of all queries together.
+        accountant: The accountant of the claim.
+        protection: Unit and relation of the claim.
+        queries: Number N of queries, at least 2. The noise is calibrated so that N queries spend the whole budget.
+            A small N therefore tests the same claim on Σμ² as a large one, and is faster.
+        hospitals: Number of sites.
+        voters_per_site: Number m of voters at each site.
+        radius: Clipping norm C of one voter's code.
+        dimension: Length l of a code.
+
+    Raises:
+        InvalidInput: If a value is outside its range.
+    """
 
     budget: Budget
     accountant: AccountantName
@@ -72,12 +92,15 @@ class StudyUnderAudit:
 
     @property
     def claimed_mu(self) -> float:
-        """μ of the whole study if the promise is kept, at what the sampler leaves of δ; not by the code under audit."""
+        """μ of the whole study according to the claim, at δ − 2⁻⁴⁰ because 2⁻⁴⁰ is set aside for the noise sampler.
+
+        It is computed by :mod:`common.privacy.claim`, which shares no code with the code under audit.
+        """
         return claimed_mu(self.budget.epsilon, self.budget.delta - 2.0**-40, accountant=str(self.accountant))
 
     @property
     def claimed_noise_std(self) -> float:
-        """σ on the sum that the claim needs, from Δ written out here and not from the code under audit."""
+        """σ on the integer sum that the claim needs, in grid steps; Δ comes from :mod:`common.privacy.claim`."""
         unit, relation = str(self.protection.unit), str(self.protection.relation)
         reach = claimed_reach(unit, relation, voters_per_site=self.voters_per_site)
         return reach * floor(self.radius * 65536) * sqrt(self.queries) / self.claimed_mu
@@ -85,7 +108,15 @@ class StudyUnderAudit:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One test's outcome: a measured value, the limit it must keep, and whether it broke it."""
+    """The result of one test: a measured value, its limit, and whether the value broke the limit.
+
+    Attributes:
+        test: Name of the test.
+        measured: The measured value.
+        limit: The limit that the value must keep.
+        alarm: True if the limit is broken.
+        meaning: Words that explain the two numbers in the printed line.
+    """
 
     test: str
     measured: float
@@ -98,7 +129,7 @@ class Finding:
 
 
 class AuditOutcome:
-    """What every audit's report has in common: its findings, and in words whether the claim stands."""
+    """Base of the audits' reports: a tuple of findings, and a verdict on the claim."""
 
     __slots__ = ()
 
@@ -106,11 +137,12 @@ class AuditOutcome:
 
     @property
     def exceeded(self) -> bool:
-        """The verdict: some test broke its limit."""
+        """True if some test broke its limit."""
         return any(finding.alarm for finding in self.findings)
 
     @property
     def alarms(self) -> tuple[str, ...]:
+        """Names of the tests that broke their limits."""
         return tuple(finding.test for finding in self.findings if finding.alarm)
 
     def _summary(
@@ -125,7 +157,14 @@ class AuditOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport(AuditOutcome):
-    """What an audit in memory found."""
+    """The report of an audit in memory.
+
+    Attributes:
+        study: The audited study.
+        runs: Runs in each of two worlds, for each pair of worlds.
+        confidence: Confidence of each lower bound on μ.
+        findings: One finding for each test.
+    """
 
     study: StudyUnderAudit
     runs: int
@@ -134,11 +173,12 @@ class AuditReport(AuditOutcome):
 
     @property
     def mu_lower_bound(self) -> float:
-        """The largest measured lower bound on μ over the pairs."""
+        """The largest measured lower bound on μ over the pairs of worlds."""
         return max(f.measured for f in self.findings if f.test.startswith("pair "))
 
     @property
     def summary(self) -> str:
+        """The verdict in one sentence, with the claim and the measured and claimed μ."""
         study = self.study
         return self._summary(
             (study.budget.epsilon, study.budget.delta),
@@ -149,7 +189,11 @@ class AuditReport(AuditOutcome):
         )
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON for machines. Infinite measurements are written as strings."""
+        """Return the report as plain JSON for machines.
+
+        Returns:
+            The study's facts, the findings, the verdict and the summary. Infinite measurements are written as strings.
+        """
         return {
             "claimed_mu": self.study.claimed_mu,
             "confidence": self.confidence,
@@ -175,7 +219,17 @@ class AuditReport(AuditOutcome):
 
 
 def memory_service(study: StudyUnderAudit) -> Service:
-    """The production path with the budget kept in memory: calibrate, ask the filter, release with ``noisy_sum``."""
+    """Return a service that runs the production path with the budget kept in memory.
+
+    Each run calibrates, asks the budget filter before each query, and releases with ``noisy_sum``.
+
+    Args:
+        study: The study to serve.
+
+    Returns:
+        A function from the sites' codes of all queries to the released answers. It raises BudgetExceeded when a query
+        does not fit.
+    """
     mechanism = audited_mechanism(study)
     limit = max_mu_squared(study.accountant, study.budget)
     cost = mechanism.mu_squared(study.protection)
@@ -193,7 +247,14 @@ def memory_service(study: StudyUnderAudit) -> Service:
 
 
 def audited_mechanism(study: StudyUnderAudit) -> Mechanism:
-    """The mechanism production would use for this study."""
+    """Return the mechanism that production uses for this study.
+
+    Args:
+        study: The audited study.
+
+    Returns:
+        The mechanism, with σ calibrated for ``study.queries`` releases.
+    """
     bound = radius_int(study.radius)
     noise_std = calibrate(
         budget=study.budget,
@@ -215,12 +276,27 @@ def audit(
     stop_at_first_alarm: bool = False,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Run ``study`` ``runs`` times in each of two worlds for each of three pairs and test everything that came out.
+    """Run a study ``runs`` times in each of two worlds, for each of three pairs of worlds, and test the answers.
 
-    Guarantee: if the service keeps the claim, each pair's bound passes the claimed μ with probability at most
-    1 − ``confidence``, and each test of the noise alarms with probability at most 1e-5; these hold at any number of
-    runs. Power grows with runs. ``service`` defaults to :func:`memory_service`; ``progress`` is told (done, of) runs.
-    Source of the bound: Nasr et al. 2023 (μ-GDP auditing); Clopper & Pearson 1934.
+    Guarantee: if the service keeps the claim, the bound of a pair exceeds the claimed μ with probability at most 1 −
+    ``confidence``, and each test of the noise raises an alarm with probability at most 1e-5. Both hold at any number of
+    runs. More runs give more power.
+
+    Args:
+        study: The study and its claim.
+        runs: Runs in each world of each pair, from 20 to 1,000,000.
+        confidence: Confidence of each lower bound on μ, from 0.5 to below 1.
+        service: The service under audit; :func:`memory_service` if None.
+        stop_at_first_alarm: Skip the remaining pairs once a test broke its limit.
+        progress: Called with (runs done, runs in all) after each run.
+
+    Returns:
+        The report with one finding for each test.
+
+    Raises:
+        InvalidInput: If an argument is outside its range, or the service does not answer every query.
+
+    Source: Nasr et al. 2023 (μ-GDP auditing); Clopper & Pearson 1934.
     """
     check_integer("runs of an audit", runs, least=20, most=1_000_000, limit="an integer from 20 to 1000000")
     _check_confidence(confidence)
@@ -256,11 +332,22 @@ def audit(
 
 
 def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "runs"], *, confidence: float) -> float:
-    """A lower bound on μ from a statistic's values in two worlds, valid with the given confidence.
+    """Return a lower bound on μ from a statistic's values in two worlds, valid with the given confidence.
 
-    The threshold that separates best is chosen on the first halves; the second halves give false positives and false
-    negatives, Clopper–Pearson upper bounds on both rates at (1 − confidence)/2 each, and
-    μ ≥ −Φ⁻¹(FPR) − Φ⁻¹(FNR), the μ-GDP trade-off. Larger values must speak for the first world. −∞ if a rate may be 1.
+    The first half of the runs chooses the threshold that separates the worlds best. The second half gives the counts of
+    false positives and false negatives, and a Clopper–Pearson upper bound on each rate at (1 − confidence)/2. The
+    result is μ ≥ −Φ⁻¹(FPR) − Φ⁻¹(FNR), the μ-GDP trade-off.
+
+    Args:
+        first: Float array of shape [runs]: the statistic in the first world, where it should be larger.
+        second: Float array of shape [runs]: the statistic in the second world.
+        confidence: From 0.5 to below 1.
+
+    Returns:
+        The bound; −∞ if the upper bound of a rate is 1.
+
+    Raises:
+        InvalidInput: If a world has fewer than two runs, or a value is not finite.
     """
     _check_confidence(confidence)
     half = min(first.size, second.size) // 2
@@ -276,10 +363,23 @@ def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "
 
 
 def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding:
-    """Smallest singular value of standardised noise: finds too little noise in any direction, or noise used twice.
+    """Test standardised noise by its smallest singular value: finds too little noise in any direction, or noise used
+    twice.
 
-    ``rows`` should be n rows of independent standard normals. Alarm if s_min/√L < 1 − √(n/L) − √(2·log(1/α)/L), which
-    happens with probability at most α = 1e-5. Source: Davidson & Szarek 2001, Theorem II.13.
+    The alarm is raised if s_min/√L < 1 − √(n/L) − √(2·log(1/α)/L). For independent standard normals this has
+    probability at most α = 1e-5.
+
+    Args:
+        name: What the rows stand for, for the finding's name.
+        rows: Float array of shape [n, samples]; n rows of noise divided by the claimed σ.
+
+    Returns:
+        The finding.
+
+    Raises:
+        InvalidInput: If a value is not finite.
+
+    Source: Davidson & Szarek 2001, Theorem II.13.
     """
     if not np.isfinite(rows).all():  # NaN would compare as no alarm
         raise InvalidInput("noise under audit", limit="finite numbers only")
@@ -290,9 +390,22 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
 
 
 def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Finding:
-    """Kolmogorov distance between all noise values and the rounded Gaussian of the claimed σ, too little or too much.
+    """Test noise by its Kolmogorov distance to the rounded Gaussian of the claimed σ: finds too little and too much
+    noise.
 
-    Taken over half-integers, where Φ((k + ½)/σ) is exact. Alarm beyond √(log(2/α)/2n), α = 1e-5.
+    The distance is taken over half-integers, where Φ((k + ½)/σ) is exact. The alarm is raised beyond √(log(2/α)/2n),
+    with α = 1e-5.
+
+    Args:
+        noise: Integer-valued float array of any shape: answers minus true sums, in grid steps.
+        noise_std: The claimed σ, in grid steps.
+
+    Returns:
+        The finding.
+
+    Raises:
+        InvalidInput: If σ is not a finite number above 0, or the noise is empty or not finite.
+
     Source: Massart 1990.
     """
     if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not 0 < noise_std < inf:
@@ -314,7 +427,7 @@ def _check_confidence(confidence: float) -> None:
 
 
 def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
-    """The study must be answered in full, and one query more must not be."""
+    """Test the budget filter: the service must answer all N queries, and refuse one more."""
     codes = _codes(study, "constant", 1)
     if (answered := len(serve(codes))) != study.queries:
         raise InvalidInput(
@@ -330,14 +443,16 @@ def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
 
 
 def _direction(study: StudyUnderAudit, pair: str) -> Float[np.ndarray, "n l"]:
-    """The Neyman–Pearson direction: the difference of the two worlds' means, of unit length a query."""
+    """Return the Neyman–Pearson direction: the difference of the two worlds' means, scaled to unit length for each
+    query.
+    """
     sign = [float(_sign(pair, n)) for n in range(study.queries)]
     direction: Float[np.ndarray, "n l"] = np.outer(sign, _unit_vector(study))
     return direction
 
 
 def _codes(study: StudyUnderAudit, pair: str, world: int) -> list[list[Code]]:
-    """What the sites send in each query: the audited unit moves as far as it may try, everybody else stands still."""
+    """Return the codes that the sites send in each query. Only the audited unit differs between the two worlds."""
     bound = radius_int(study.radius)
     reach = 10.0 if pair == "tenfold" else 1.0
     moved = study.voters_per_site if study.protection.unit is Unit.HOSPITAL else 1

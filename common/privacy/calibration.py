@@ -1,8 +1,8 @@
 """Computes how much noise a plan needs, how many queries are left, and the ε of a plan.
 
-The one direction that matters is rounding: noise is rounded up and limits down, so the promise "exactly N releases"
-holds in exact rational arithmetic, the same arithmetic the filter decides in. Refuses plans the filter could not tell
-apart and noise outside what the sampler draws.
+Called by the planner, by studies when they start, and by the public interface. Noise is rounded up and limits are
+rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, in which the budget filter
+decides too. Refuses plans whose N releases the filter cannot tell from N + 1, and noise outside the sampler's range.
 """
 
 from __future__ import annotations
@@ -169,7 +169,17 @@ def _checked_queries(queries: int) -> int:
 
 
 def sqrt_up(value: Fraction) -> Fraction:
-    """The square root of a positive rational, rounded up to 48 or 49 significant bits."""
+    """Return the square root of a positive rational, rounded up to 48 or 49 significant bits.
+
+    Args:
+        value: A positive rational, such as a variance.
+
+    Returns:
+        A dyadic rational r with r² ≥ ``value``.
+
+    Raises:
+        InvalidInput: If ``value`` is not a positive rational.
+    """
     if not isinstance(value, Fraction) or value <= 0:
         raise InvalidInput("square of a standard deviation", value=value, limit="a positive rational")
     magnitude = (value.numerator.bit_length() - value.denominator.bit_length()) // 2

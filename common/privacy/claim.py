@@ -1,9 +1,9 @@
-"""Computes a study's claim a second time for the audit: its own Δ, its own μ and its own ε.
+"""Computes a study's claim a second time, for the audit, without the code that is audited.
 
-An audit that asked the code under audit what it claims would find a wrong claim kept. So nothing here is shared with
-``accounting``, ``calibration`` or ``mechanism``: plain names and numbers in, floats out, by other algorithms (bisection
-in mpmath, Rényi orders minimised by scipy). Good to about 1e-12, which is far finer than any test against it. Refuses
-NaN, infinite, zero and negative parameters, and unit ``patient`` with relation ``zero-out``.
+An audit that took the claim from the code under audit could not find a wrong claim. This module shares no code with
+``accounting``, ``calibration`` and ``mechanism``. It takes plain names and numbers, and uses other algorithms
+(bisection in mpmath, Rényi orders minimised by scipy). Results are good to about 1e-12, far finer than any test that
+uses them. Refuses NaN, infinite, zero and negative parameters, and unit ``patient`` with relation ``zero-out``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,26 @@ _REACH = {
     ("hospital", "zero-out"): (1, 0),  # all m codes against none: m
     ("patient", "replace-one"): (0, 2),  # one voter of m turns round
 }
-"""Δ/C as a·m + b."""
+"""Δ/C = a·m + b: the pair (a, b) for each unit and relation."""
 
 
 def claimed_reach(unit: str, relation: str, *, voters_per_site: int) -> int:
-    """Δ in clipping norms: how many C one unit moves the sum by, m = ``voters_per_site``."""
+    """Return the sensitivity Δ in units of the clipping norm C: how far one unit can move the sum.
+
+    Args:
+        unit: ``hospital`` or ``patient``.
+        relation: ``replace-one`` or ``zero-out``.
+        voters_per_site: Number m of voters of a site, at least 1.
+
+    Returns:
+        Δ/C as an integer.
+
+    Raises:
+        InvalidInput: For ``patient`` with ``zero-out``, an unknown name, or m below 1.
+
+    >>> claimed_reach("hospital", "zero-out", voters_per_site=5)
+    5
+    """
     if (str(unit), str(relation)) not in _REACH:
         raise InvalidInput(
             "unit and relation",
@@ -40,21 +55,60 @@ def claimed_reach(unit: str, relation: str, *, voters_per_site: int) -> int:
 
 
 def claimed_mu(epsilon: float, delta: float, *, accountant: str = "exact") -> float:
-    """The largest μ of a Gaussian mechanism for which ``accountant`` reads at most ``epsilon`` at ``delta``."""
+    """Return the largest μ of a Gaussian mechanism whose ε at ``delta`` is at most ``epsilon``.
+
+    Args:
+        epsilon: ε, above 0.
+        delta: δ, above 0 and below 1.
+        accountant: ``exact``, ``rdp`` or ``paper``.
+
+    Returns:
+        μ, to about 1e-12.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+    """
     _check("epsilon", epsilon)
     _check_delta(delta)
     return _mu(float(epsilon), float(delta), str(accountant))
 
 
 def claimed_epsilon(mu: float, delta: float, *, accountant: str = "exact") -> float:
-    """The ε at ``delta`` of a Gaussian mechanism with this μ, by ``accountant``: the inverse of :func:`claimed_mu`."""
+    """Return the ε at ``delta`` of a Gaussian mechanism with a given μ, the inverse of :func:`claimed_mu`.
+
+    Args:
+        mu: μ, above 0.
+        delta: δ, above 0 and below 1.
+        accountant: ``exact``, ``rdp`` or ``paper``.
+
+    Returns:
+        ε, to about 1e-12.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+    """
     _check("mu", mu)
     _check_delta(delta)
     return _epsilon(float(mu), float(delta), str(accountant))
 
 
 def shares_carry(share: Fraction, noise_std: Fraction, *, sites: int, colluders: int) -> bool:
-    """Whether the shares of a roster's honest sites carry σ: (K − t)·s² ≥ σ² with K − t ≥ 2, in integers alone."""
+    """Return whether the noise shares of a roster's honest sites together have standard deviation σ at least.
+
+    The test is (K − t)·s² ≥ σ² with K − t ≥ 2, in exact integers.
+
+    Args:
+        share: Standard deviation s of one site's share, in grid steps.
+        noise_std: The claimed σ, in grid steps.
+        sites: Number K of sites on the roster.
+        colluders: Number t of sites that may collude with the server.
+
+    Returns:
+        True if the shares suffice.
+
+    Raises:
+        InvalidInput: If a count is below its range or a standard deviation is not a positive rational.
+    """
     for what, value, least in (("sites", sites, 1), ("colluders", colluders, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InvalidInput(what, value=value, limit=f"an integer from {least}")
@@ -66,7 +120,7 @@ def shares_carry(share: Fraction, noise_std: Fraction, *, sites: int, colluders:
 
 
 def _fits_exactly(mu: float, epsilon: float, delta: float) -> bool:
-    """Whether Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ, Balle & Wang 2018, Theorem 8."""
+    """Return whether Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ (Balle & Wang 2018, Theorem 8)."""
     with mpmath.workdps(60):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         return bool(mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m) <= delta)
@@ -77,7 +131,7 @@ def _exact(mu: float, delta: float) -> float:
 
 
 def _rdp(mu: float, delta: float) -> float:
-    """Least over α of αμ²/2 + log(1 − 1/α) − log(αδ)/(α − 1): Canonne, Kamath & Steinke 2020, Proposition 12."""
+    """Minimise αμ²/2 + log(1 − 1/α) − log(αδ)/(α − 1) over α (Canonne, Kamath & Steinke 2020, Proposition 12)."""
 
     def at(log_order: float) -> float:
         beyond = mpmath.exp(log_order)  # α − 1
@@ -92,7 +146,7 @@ def _rdp(mu: float, delta: float) -> float:
 
 
 def _paper(mu: float, delta: float) -> float:
-    """Fay et al. 2021, eq (14)."""
+    """Return ε by eq (14) of Fay et al. 2021."""
     return mu * mu / 2 + sqrt(2 * mu * mu * log(1 / delta))
 
 
@@ -113,7 +167,9 @@ def _mu(epsilon: float, delta: float, accountant: str) -> float:
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """The least positive number for which ``holds``, which is false below and true above it; bisection to 2⁻⁵⁰."""
+    """Return the least positive number for which ``holds`` is true, by bisection to 2⁻⁵⁰; ``holds`` must
+    be monotone.
+    """
     high = 1.0
     while not holds(high):
         high *= 2

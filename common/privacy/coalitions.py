@@ -1,8 +1,10 @@
-"""A sealed sum in words: who sees what, and against whom which ε holds.
+"""Computes and states which ε of a sealed sum holds against which coalition of server and hospitals.
 
-The noise of a roster of K sites is drawn in K shares, and was calibrated so that K − t of them carry σ. Whoever knows c
-shares is left with σ·√((K − c)/(K − t)): a release of μ² costs μ²·(K − t)/(K − c) against them. Says nothing of studies
-whose noise the server adds: there no site knows any of it, and the server all.
+Called for the consent sheet, the planner and the certificate. In a sealed sum the K sites of a roster draw the noise in
+K shares, calibrated so that K − t of them have standard deviation σ. Against a party that knows c shares, the noise
+that remains has standard deviation σ·√((K − c)/(K − t)). A release of cost μ² then costs μ²·(K − t)/(K − c).
+
+The module does not cover open studies. There the server adds the noise: it knows all of it, and no site knows any.
 """
 
 from __future__ import annotations
@@ -17,10 +19,25 @@ from common.privacy.mechanism import AccountantName, Budget, Protection
 
 
 def mu_squared_against(mu_squared: Fraction, *, sites: int, colluders: int, knowing: int) -> Fraction:
-    """Σμ² of releases over rosters of ``sites``, each charged for t ``colluders``, for who knows ``knowing`` shares.
+    """Return the Σμ² of sealed sums against a party that knows ``knowing`` shares of the noise.
 
-    InvalidInput where nobody's share is left to hide behind. With fewer than t shares less is lost on small rosters
-    than on large ones, so a bound for many rosters is that of the largest; with more than t, of the smallest.
+    If c is below t, the cost against the party is higher on larger rosters; if c is above t, it is higher on smaller
+    ones. A bound for rosters of different sizes therefore uses the largest roster if c < t and the smallest if c > t.
+
+    Args:
+        mu_squared: Σμ² as charged, with t colluders allowed for.
+        sites: Number K of sites on the roster.
+        colluders: Number t of colluders that the charge allows for, below K.
+        knowing: Number c of shares that the party knows, below K.
+
+    Returns:
+        Σμ²·(K − t)/(K − c), exactly.
+
+    Raises:
+        InvalidInput: If a count is outside its range. With c = K no noise would be left.
+
+    >>> mu_squared_against(Fraction(1), sites=5, colluders=1, knowing=3)
+    Fraction(2, 1)
     """
     check_integer("sites on a roster", sites, least=1)
     if not isinstance(mu_squared, Fraction) or mu_squared < 0:
@@ -40,8 +57,23 @@ def against_whom(
     most: int,
     colluders: int,
 ) -> tuple[Guarantee, Guarantee, Guarantee]:
-    """What releases of Σμ² cost at most on rosters of ``least`` to ``most`` sites: who knows no share, who knows t, and
-    who knows one more."""
+    """Return the largest ε of sealed sums against parties that know no share of the noise, t shares, and t + 1 shares.
+
+    Args:
+        mu_squared: Σμ² as charged.
+        budget: Its δ is used.
+        protection: Unit and relation.
+        accountant: Name of the accountant.
+        least: Sites on the smallest roster.
+        most: Sites on the largest roster.
+        colluders: Number t of colluders that the charge allows for.
+
+    Returns:
+        The three guarantees, in this order.
+
+    Raises:
+        InvalidInput: If a count is outside its range, such as ``colluders`` + 1 ≥ ``least``.
+    """
     check_integer("sites on the largest roster", most, least=least)
     no_share, t_shares, more = (
         guarantee(
@@ -56,7 +88,17 @@ def against_whom(
 def coalition_sentences(
     found: tuple[Guarantee, Guarantee, Guarantee], *, least: int, most: int, colluders: int
 ) -> tuple[str, ...]:
-    """:func:`against_whom` in words, for rosters of ``least`` to ``most``, and what the figures rest on."""
+    """Return the result of :func:`against_whom` as sentences, and the assumptions it rests on.
+
+    Args:
+        found: The three guarantees of :func:`against_whom`.
+        least: Sites on the smallest roster.
+        most: Sites on the largest roster.
+        colluders: Number t of colluders that the charge allows for.
+
+    Returns:
+        Three paragraphs: what a sealed sum is, the ε against each party, the assumptions.
+    """
     apart, together, more = (epsilon_text(one.epsilon) for one in found)
     first = found[0]
     stated = f"{first.accountant} accountant, δ = {delta_text(first.delta)}, {first.protection}"
@@ -76,7 +118,14 @@ def coalition_sentences(
 
 
 def trade_sentences(*, sealed: bool) -> tuple[str, str]:
-    """Sentences on whom an open and a sealed study each trust; the chosen mode comes first."""
+    """Return two sentences on whom an open and a sealed study each trust; the chosen mode comes first.
+
+    Args:
+        sealed: True if the study's sums are sealed.
+
+    Returns:
+        The sentence about the chosen mode, and the sentence about the other one.
+    """
     of_open = (
         "Open: the server's operator is trusted, and one dishonest hospital is bounded by its ball: it moves a sum as "
         "far as an honest one can, and is named where it tries more."
@@ -89,7 +138,15 @@ def trade_sentences(*, sealed: bool) -> tuple[str, str]:
 
 
 def spare_sentence(*, answers: int, spare: int) -> str:
-    """What the budget holds: answers, and sums that may be lost."""
+    """Return a sentence that says how many answers, and how many lost draws, the budget pays for.
+
+    Args:
+        answers: Number of answers.
+        spare: Number of draws that may be lost beside them.
+
+    Returns:
+        The sentence.
+    """
     lost = "no lost draw" if spare == 0 else "1 lost draw" if spare == 1 else f"{spare} lost draws"
     beyond = "each" if spare == 0 else "each beyond them"
     return (

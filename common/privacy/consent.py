@@ -1,6 +1,7 @@
-"""Explains a guarantee in sentences for people who consent: one unit, groups of units, and whether δ is small.
+"""Explains a guarantee in sentences for people who consent: for one unit, for groups of units, and whether δ is small.
 
-Everything follows from a bound on Σμ² and the settings; nothing is drawn, charged or measured. Figures are rounded up.
+Called for the consent sheet, the certificate and the reports. Every figure follows from a bound on Σμ² and the
+settings, and is rounded up. The module draws, charges and measures nothing. Refuses NaN, infinite and negative figures.
 """
 
 from __future__ import annotations
@@ -19,11 +20,25 @@ GROUPS = (1, 2, 3, 4, 5)
 
 
 def guess_right_at_most(mu_squared: Fraction) -> float:
-    """How often a guess which of two neighbouring worlds is the real one can be right, if both are equally likely.
+    """Return the largest probability with which anybody can guess which of two neighbouring worlds is the real one.
 
-    (1 + TV)/2 with TV = 2Φ(μ/2) − 1, the total variation distance of N(0, 1) and N(μ, 1), and half of
-    ``SAMPLER_DELTA`` for the sampler; rounded up, at most 1. No test of any kind does better. Nothing released → 1/2.
+    Both worlds are equally likely beforehand. The bound is (1 + TV)/2 with TV = 2Φ(μ/2) − 1, the total variation
+    distance of N(0, 1) and N(μ, 1), plus half of ``SAMPLER_DELTA`` for the noise sampler. No test of any kind does
+    better.
+
+    Args:
+        mu_squared: Σμ² of the releases, at least 0.
+
+    Returns:
+        The probability, rounded up, at most 1; 1/2 if nothing was released.
+
+    Raises:
+        InvalidInput: If ``mu_squared`` is no rational or is negative.
+
     Source: Dong, Roth & Su 2022, Theorem 2.13 and eq (6); Neyman & Pearson 1933.
+
+    >>> guess_right_at_most(Fraction(0)), round(guess_right_at_most(Fraction(1)), 3)
+    (0.5, 0.691)
     """
     if not isinstance(mu_squared, Fraction) or mu_squared < 0:
         raise InvalidInput("mu^2", value=mu_squared, limit="a rational, 0 or above")
@@ -34,9 +49,19 @@ def guess_right_at_most(mu_squared: Fraction) -> float:
 
 
 def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: int | None, yours: bool = False) -> str:
-    """The bound of :func:`guess_right_at_most` as a sentence; ``yours`` speaks to the hospital that is asked.
+    """Return the bound of :func:`guess_right_at_most` as a sentence.
 
-    ``colluders`` of a sealed sum, whose noise hospitals know in shares; None where the server adds it.
+    Args:
+        protection: Unit and relation.
+        mu_squared: Σμ² of all that the study may release.
+        colluders: Number of hospitals whose noise shares the guesser may know in a sealed sum; None in an open study.
+        yours: True if the sentence addresses the hospital that is asked for consent.
+
+    Returns:
+        The sentence.
+
+    Raises:
+        InvalidInput: If ``mu_squared`` is no rational or is negative.
     """
     hospital = "your hospital's" if yours else "a hospital's"
     if protection.unit is Unit.PATIENT:
@@ -58,9 +83,18 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: i
 
 
 def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
-    """How often the guess of :func:`guess_sentence` is right after what was released so far, of that Σμ².
+    """Return a sentence that bounds how often a guess is right after what was released so far.
 
-    Who carries the masked codes of a ``sealed`` sum is held off by ciphers, so computing power has a limit there.
+    Args:
+        mu_squared: Σμ² of the releases so far.
+        sealed: True for a sealed study. Its carrier of masked codes is held off by ciphers, so the sentence then does
+            not claim a bound for computing power without limit.
+
+    Returns:
+        The sentence.
+
+    Raises:
+        InvalidInput: If ``mu_squared`` is no rational or is negative.
     """
     power = "" if sealed else ", computing power without limit"
     return (
@@ -72,8 +106,20 @@ def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
 def group_guarantees(
     mu_squared: Fraction, budget: Budget, protection: Protection, accountant: AccountantName | str
 ) -> tuple[Guarantee, ...]:
-    """Return the ε of every group size in :data:`GROUPS` at the budget's δ. The list ends before an ε too large to be
-    of use."""
+    """Return the guarantee of every group size in :data:`GROUPS`, at the budget's δ.
+
+    Args:
+        mu_squared: Σμ² for one unit.
+        budget: Its δ is used.
+        protection: Unit and relation.
+        accountant: Name of the accountant.
+
+    Returns:
+        One guarantee for each size from 1. The tuple ends before the first size that the accountants cannot answer for.
+
+    Raises:
+        InvalidInput: If not even one unit has a guarantee.
+    """
     found = []
     for size in GROUPS:
         try:
@@ -86,7 +132,14 @@ def group_guarantees(
 
 
 def group_sentence(groups: tuple[Guarantee, ...]) -> str:
-    """:func:`group_guarantees` in words: what a person known at several hospitals, or a group, can lose."""
+    """Return a sentence that says how much less well several units together are protected.
+
+    Args:
+        groups: The result of :func:`group_guarantees`.
+
+    Returns:
+        The sentence.
+    """
     first = groups[0]
     if first.protection.unit is Unit.PATIENT:
         who = "Patients who change together, or one person known at several hospitals,"
@@ -101,14 +154,37 @@ def group_sentence(groups: tuple[Guarantee, ...]) -> str:
 
 
 def delta_rule(delta: float, *, unit: Unit) -> str:
-    """Return a sentence that says up to how many units δ is at most 1/(10 n), the usual rule."""
+    """Return a sentence that says up to how many units δ is at most 1/(10 n), the usual rule.
+
+    Args:
+        delta: δ, above 0 and below 1.
+        unit: The unit that is counted.
+
+    Returns:
+        The sentence.
+
+    Raises:
+        InvalidInput: If δ is outside its range.
+    """
     most = floor(1 / (10 * _checked_delta(delta)))
     kept = f"for n up to {most:,} {unit}{'' if most == 1 else 's'}" if most else "for no number n of units"
     return f"δ = {delta_text(delta)} keeps the usual rule, δ at most 1/(10 n), {kept}."
 
 
 def warn_about(delta: float, *, unit: Unit, units: int) -> str | None:
-    """A sentence if δ > 1/(10n) for n ``units``: it would allow that one is disclosed whole now and then; else None."""
+    """Return a warning if δ > 1/(10 n) for n units. Such a δ would allow a whole record to be disclosed now and then.
+
+    Args:
+        delta: δ, above 0 and below 1.
+        unit: The unit that is counted.
+        units: Number n of units, at least 1.
+
+    Returns:
+        The sentence, or None if δ is small enough.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+    """
     _checked_delta(delta)
     check_integer(f"{Unit(unit)}s", units, least=1)
     if delta <= 1 / (10 * units):

@@ -1,7 +1,7 @@
 """Formats ε, δ, probabilities and noise, rounded so that no text promises more than the number.
 
-Pure decimal arithmetic. ε, δ and chances bound what is lost, so they are rounded up; noise is what protects, so it is
-rounded down. Refuses NaN and negative numbers.
+Called by every text and page that shows such a figure. ε, δ and probabilities bound a loss, so they are rounded up.
+Noise protects, so it is rounded down. The arithmetic is decimal and exact. Refuses NaN and negative numbers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,20 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
 
 
 def delta_text(delta: float, digits: int = 3) -> str:
-    """δ in at most ``digits`` significant digits, rounded up: 0.001, ``1e-05``, 1.0001e-5 → ``1.01e-05``.
+    """Return δ in at most ``digits`` significant digits, rounded up; the text read back is never below ``delta``.
 
-    The text read back is never below ``delta``. NaN, infinite and negative → InvalidInput.
+    Args:
+        delta: δ, finite and at least 0.
+        digits: Most significant digits, from 1 to 15.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: If δ is NaN, infinite or negative.
+
+    >>> delta_text(1e-5), delta_text(1.0001e-5)
+    ('1e-05', '1.01e-05')
     """
     value = _checked("delta to be written", delta)
     if value.is_infinite():
@@ -77,9 +88,19 @@ def noise_text(noise: float | Fraction, digits: int = 6) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share as a percentage rounded up to a tenth, further next to 100: 0.8512 → ``85.2 %``.
+    """Return a share as a percentage rounded up to a tenth, with more digits close to 100 %.
 
-    Edge cases: above 99.9999 % → ``100 %``; NaN, negative, above 1 → InvalidInput.
+    Args:
+        share: From 0 to 1.
+
+    Returns:
+        The text; ``100 %`` above 99.9999 %.
+
+    Raises:
+        InvalidInput: If the share is NaN, negative or above 1.
+
+    >>> percent_text(0.8512)
+    '85.2 %'
     """
     _checked("share to be written", share)
     value = 100 * Decimal(share)  # exactly: nobody types a share
@@ -93,9 +114,19 @@ def percent_text(share: float) -> str:
 
 
 def spent_text(share: float) -> str:
-    """What was spent, as a percentage rounded up to a hundredth: 0.27501 → ``27.51 %``.
+    """Return the spent part of a budget as a percentage rounded up to a hundredth.
 
-    A budget that was passed gives more than ``100.00 %``. NaN, infinite and negative → InvalidInput.
+    Args:
+        share: Spent over allowed, at least 0. It is above 1 if the budget was exceeded.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: If the share is NaN, infinite or negative.
+
+    >>> spent_text(0.27501)
+    '27.51 %'
     """
     if _checked("share to be written", share).is_infinite():
         raise InvalidInput("share to be written", value=share, limit="a finite number, 0 or above")
@@ -103,7 +134,7 @@ def spent_text(share: float) -> str:
 
 
 def _checked(what: str, value: float) -> Decimal:
-    """The shortest decimal that names the float64: what was typed, where it was typed."""
+    """Return the shortest decimal that reads back as this float64, which is the number as somebody typed it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
         raise InvalidInput(what, value=value, limit="a number, 0 or above")
     return Decimal(repr(float(value)))

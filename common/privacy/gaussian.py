@@ -1,28 +1,35 @@
-"""The production noise: the rounded Gaussian round(N(0, σ²)) on integers, from the operating system's CSPRNG.
+"""Draws the production noise: the rounded Gaussian round(N(0, σ²)) on integers, from the operating system's CSPRNG.
 
-Rounding commutes with integer shifts, so an integer sum plus this noise is the rounded output of the continuous
-Gaussian mechanism, post-processing of it: the analytic curve holds as it stands, at any σ. Refuses a σ that is not a
-rational from 2⁻⁴ to 2⁴⁵ grid steps. There is no seed anywhere; only tests inject another sampler.
+Called by :mod:`common.privacy.release` for every answer, and by sites for their shares of a sealed sum. Rounding
+commutes with integer shifts. An integer sum plus this noise is therefore post-processing (rounding) of the continuous
+Gaussian mechanism, so the analytic curve holds unchanged at any σ. There is no seed; only tests inject another sampler.
+Refuses a σ that is not a rational from 2⁻⁴ to 2⁴⁵ grid steps.
 
-How close to exact. A sample is round(σ·Z) with Z = s·Φ̄⁻¹(P), a random sign s and P uniform on (0, 1/2). P = 0.b₁b₂…
-is an infinite string of random bits of which the first 64 are drawn (b₁ = 0): P ∈ [n, n + 1]·2⁻⁶⁴ for a 63-bit n. With
-z the float64 quantile at (n + ½)·2⁻⁶⁴, every point of that interval has its quantile within
+How close the sampler is to the exact distribution:
 
-    guard(n) = 2⁻³⁹·(1 + |z|) + 2/n
+1. A sample is round(σ·Z) with Z = s·Φ̄⁻¹(P), a random sign s, and P uniform on (0, 1/2). P = 0.b₁b₂… is an infinite
+   string of random bits, of which the first 64 are drawn (b₁ = 0). So P ∈ [n, n + 1]·2⁻⁶⁴ for a 63-bit n.
+2. Let z be the float64 quantile at (n + ½)·2⁻⁶⁴. Every point of that interval has its quantile within
 
-of z, because
+       guard(n) = 2⁻³⁹·(1 + |z|) + 2/n
 
-* the float64 argument is off by at most p·2⁻⁵³ + 2⁻⁶⁵, and an error dp moves the quantile by dp/φ(z) ≤ 1.26·dp/p at
-  p ≥ dp (Mills' ratio: Φ̄(z)/φ(z) ≤ √(π/2) for z ≥ 0): at most 2⁻⁵² from the first part and 1.26/n from the interval;
-* the quantile function (scipy's ``ndtri``, from Cephes) has a documented relative error below 7.2e-16, under a
-  thousandth of 2⁻⁴⁰ ≈ 9.1e-13, and float64's product with σ and the conversion of σ add under 2⁻⁵¹·|z|.
+   of z, for two reasons.
 
-If no rounding boundary k + ½ lies within σ·guard of σ·z, the rounded value is what every continuation of the bits would
-give and is taken. Otherwise, and whenever n < 2²⁰, the sample is settled exactly: boundary probabilities Φ̄((k ± ½)/σ)
-are computed by mpmath to 60 bits more than are drawn, and further random bits are drawn until P lies strictly between
-two of them. So the output is distributed exactly as the rounded Gaussian, except that int64 may not hold |Z| > 2¹⁶, of
-probability below e^(−2³¹): the total variation per coordinate is below :data:`SAMPLER_TV` = 2⁻⁴⁰⁹⁶. The tests hold
-``ndtri`` to a thousandth of the guard against mpmath. What rests on faith: the CSPRNG, and mpmath's erfc.
+   * The float64 argument is off by at most p·2⁻⁵³ + 2⁻⁶⁵, and an error dp moves the quantile by dp/φ(z) ≤ 1.26·dp/p at
+     p ≥ dp (Mills' ratio: Φ̄(z)/φ(z) ≤ √(π/2) for z ≥ 0). That is at most 2⁻⁵² from the argument and 1.26/n from the
+     interval.
+   * The quantile function (scipy's ``ndtri``, from Cephes) has a documented relative error below 7.2e-16, under a
+     thousandth of 2⁻⁴⁰ ≈ 9.1e-13. Float64's product with σ and the conversion of σ add under 2⁻⁵¹·|z|.
+
+3. If no rounding boundary k + ½ lies within σ·guard of σ·z, every continuation of the bits gives the same rounded
+   value, and that value is returned.
+4. Otherwise, and whenever n < 2²⁰, the sample is settled exactly. mpmath computes the boundary probabilities
+   Φ̄((k ± ½)/σ) to 60 bits more than are drawn, and further random bits are drawn until P lies strictly between two of
+   them.
+
+The output therefore has exactly the distribution of the rounded Gaussian, except that int64 may not hold |Z| > 2¹⁶,
+which has probability below e^(−2³¹). The total variation of one coordinate is below :data:`SAMPLER_TV` = 2⁻⁴⁰⁹⁶. Tests
+compare ``ndtri`` with mpmath to a thousandth of the guard. Two things are assumed: the CSPRNG, and mpmath's erfc.
 """
 
 from __future__ import annotations
@@ -42,7 +49,7 @@ from common.canonical import check_integer
 from common.errors import InvalidInput
 
 Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
-"""(size, σ) → size integers. Production uses :func:`rounded_gaussian`; tests inject others."""
+"""Draws ``size`` integers of noise σ. Production uses :func:`rounded_gaussian`; tests inject others."""
 
 Entropy: TypeAlias = Callable[[int], bytes]
 
@@ -82,7 +89,21 @@ def rounded_gaussian(size: int, noise_std: Fraction) -> Int64[np.ndarray, "l"]:
 
 
 def sample(size: int, noise_std: Fraction, *, entropy: Entropy) -> Int64[np.ndarray, "l"]:
-    """:func:`rounded_gaussian` reading its random bytes from ``entropy``; production code never calls this directly."""
+    """Draw from the rounded Gaussian as :func:`rounded_gaussian` does, with random bytes from ``entropy``.
+
+    Production code never calls this function directly.
+
+    Args:
+        size: Number of values, from 1 to 2²⁴.
+        noise_std: σ in grid steps, a rational from 2⁻⁴ to 2⁴⁵.
+        entropy: Returns the given number of random bytes.
+
+    Returns:
+        Int64 array of shape [size].
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+    """
     check_integer("number of noise samples", size, least=1, most=MAX_SIZE)
     if not isinstance(noise_std, Fraction) or not MIN_NOISE_STD <= noise_std <= MAX_NOISE_STD:
         raise InvalidInput("noise standard deviation", value=noise_std, limit="a rational from 2^-4 to 2^45 grid steps")
@@ -114,7 +135,7 @@ _contexts = threading.local()
 
 
 def _context(bits: int) -> Any:
-    """This thread's own mpmath context at ``bits``: the global one's precision is shared mutable state."""
+    """Return this thread's own mpmath context at ``bits``, because the precision of the global one is shared."""
     if not hasattr(_contexts, "mp"):
         _contexts.mp = mpmath.MPContext()
     _contexts.mp.prec = bits
@@ -122,7 +143,9 @@ def _context(bits: int) -> Any:
 
 
 def _settle(n: int, noise_std: Fraction, entropy: Entropy) -> int:
-    """The exact rounded magnitude of the sample whose P starts with the 64 bits of ``n``, drawing more as needed."""
+    """Return the exact rounded magnitude of the sample whose P starts with the 64 bits of ``n``, drawing more bits as
+    needed.
+    """
     bits = 64
     while True:
         n, bits = n << 64 | int.from_bytes(entropy(8), "little"), bits + 64
@@ -132,7 +155,7 @@ def _settle(n: int, noise_std: Fraction, entropy: Entropy) -> int:
 
 
 def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
-    """k if all of [n, n + 1]·2^-bits lies strictly inside the probabilities that round to k, else None."""
+    """Return k if all of [n, n + 1]·2^-bits lies strictly inside the probabilities that round to k, else None."""
     mp = _context(bits + 128)
     low, high = mp.mpf(n) * mp.mpf(2) ** -bits, mp.mpf(n + 1) * mp.mpf(2) ** -bits
     slack = mp.mpf(2) ** -(bits + 60)  # mpmath's erfc is accurate to a few units of bits + 128
@@ -157,7 +180,7 @@ def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
 
 
 def _quantile(p: Any, mp: Any) -> float:
-    """z with Φ̄(z) = p to about float64's accuracy, also for a p that float64 cannot hold."""
+    """Return z with Φ̄(z) = p to about float64's accuracy, also for a p that float64 cannot hold."""
     if p > mp.mpf(2) ** -1000:
         return -float(ndtri(float(p)))
     z = mp.sqrt(-2 * mp.log(p))

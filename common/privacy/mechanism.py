@@ -1,8 +1,9 @@
 """Defines a release and its sensitivity: the facts that every accountant uses.
 
-A release is one integer vector: the sum of the sites' clipped integer codes plus rounded Gaussian noise. All privacy
-facts about it are exact numbers: the integer radius of one voter's code, the voters a site sums, and the noise standard
-deviation as a rational. Refuses unit ``patient`` with relation ``zero-out`` (see :func:`sensitivity`).
+A release is one integer vector: the sum of the sites' clipped integer codes plus rounded Gaussian noise. Its privacy
+facts are exact numbers: the integer radius of one voter's code, the number of voters that a site sums, and the noise
+standard deviation as a rational. Ledgers store these facts with every charge. Refuses unit ``patient`` with relation
+``zero-out`` (see :func:`sensitivity`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ SAMPLER_DELTA = Fraction(1, 2**40)
 """Part of every δ set aside for the noise sampler's distance from the true rounded Gaussian (see ``gaussian``)."""
 
 HONEST_SITES = 2
-"""Least sites of a sealed sum that do not collude: with one, the server and the colluders would read its noisy code."""
+"""Least number of honest sites in a sealed sum. With only one, the server and the colluders could read its noisy
+code."""
 
 MAX_DIMENSION = 1 << 20
 MAX_VOTERS_PER_SITE = 1 << 12
 MAX_NOISE_STD = 1 << 60
 """Largest σ on the integer sum, in grid steps: noise must fit into int64."""
 MAX_NOISE_BITS = 128
-"""Of σ's numerator and of its denominator, so that sums of μ² stay numbers that can be written down."""
+"""Most bits of σ's numerator and of its denominator, so that stored sums of μ² stay short."""
 
 
 class Unit(StrEnum):
@@ -271,11 +273,20 @@ class Mechanism(Document):
 
     @property
     def site_radius_int(self) -> int:
-        """The norm bound m·R of what one site sends."""
+        """The norm bound m·R of the vector that one site sends, in grid steps."""
         return self.voters_per_site * self.radius_int
 
     def mu_squared(self, protection: Protection) -> Fraction:
-        """μ² = (Δ/σ)² of one release, exactly (Dong, Roth & Su 2022, Theorem 2.7)."""
+        """Return the cost μ² = (Δ/σ)² of one release, exactly.
+
+        Args:
+            protection: Unit and relation, which determine Δ.
+
+        Returns:
+            μ² as a rational.
+
+        Source: Dong, Roth & Su 2022, Theorem 2.7.
+        """
         delta = sensitivity(
             radius_int=self.radius_int,
             voters_per_site=self.voters_per_site,
@@ -323,7 +334,9 @@ class QuerySpec(Document):
 
     @property
     def id(self) -> str:
-        """SHA-256 over every field: a joint query is one id, another composition is another charge."""
+        """SHA-256 over every field. A joint query has one id; a query of other volumes has another id and its own
+        charge.
+        """
         if not self._id:
             object.__setattr__(self, "_id", digest("query", self.to_json()))
         return self._id

@@ -1,12 +1,17 @@
-"""Computes the total risk of one patient: private trainings of the site, releases of the federation, and both.
+"""Computes the ε of one patient from the private trainings of its site, the releases of the federation, and both.
 
-A release of codes from privately trained teachers is post-processing of those trainings, so a patient is covered by the
-smaller of the two ε, but only if (1) both stand under one relation and one δ, (2) every release used only teachers
-trained that way, and (3) all trainings that ever saw the patient are composed. Otherwise both are printed, with
-what holds in any case: under one relation, their sum at the sum of the δ.
+Called for a site's reports and certificates. Codes from privately trained teachers are post-processing of those
+trainings. A patient's ε is then the smaller of the two, but only under three conditions:
 
-A network that a hospital adapted privately may leave it, which no teacher does. Whatever is stated of a patient then
-covers that training too: the smaller of the two is only the trainings' own ε, and releases never stand alone.
+1. Trainings and releases have one relation and one δ.
+2. Every release used only teachers that were trained privately.
+3. All trainings that ever used the patient's data are composed.
+
+Otherwise both are printed, and if they have one relation, their sum at the sum of the δ, which always holds.
+
+A teacher never leaves its hospital, but a network that the hospital adapted privately may. Every statement about a
+patient then includes that training: only the trainings' own ε may be the smaller of the two, and the releases are never
+stated alone.
 """
 
 from __future__ import annotations
@@ -23,15 +28,23 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from common.privacy.training import Neighbours, TrainingEvent, TrainingGuarantee, epsilon_of_all
 
 ADAPTED = "adapted-"
-"""Before the strategy of a training whose network may leave the hospital (`site adapt --strategy`)."""
+"""Prefix of the strategy's name if the trained network may leave the hospital (`site adapt --strategy`)."""
 
 UNPROTECTED = "a teacher is served that no finished private training on record made"
-"""Why a site has no patient-level ε of its trainings."""
+"""The reason printed if a site has no patient-level ε for its trainings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training on a site's record; ``served``: a teacher it made computed a code, or would compute the next."""
+    """One training on a site's record.
+
+    Attributes:
+        voter: Number of the voter whose patients it used.
+        deal: Hash of the deal of patients to voters.
+        strategy: Name of the training strategy.
+        event: The privacy facts that were charged; None for a training without a guarantee.
+        served: True if a teacher of this training computed a code, or would compute the next one.
+    """
 
     voter: int
     deal: str
@@ -42,10 +55,16 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """All trainings of a site. A patient belongs to one voter of a deal, so voters of one deal do not add up.
+    """All trainings of a site.
 
-    ``every_code_traced``: there are codes on record, and each names the training of every teacher that computed it.
-    ``untraced``: a teacher was served, or would be, that comes from no finished training on record.
+    A patient belongs to one voter of a deal, so the trainings of different voters of one deal do not add up.
+
+    Attributes:
+        all: The trainings in the order of their rows.
+        every_code_traced: True if there are codes on record, and each names the training of every teacher that computed
+            it.
+        untraced: True if a teacher that computed a code, or would compute the next one, comes from no finished training
+            on record.
     """
 
     all: tuple[Training, ...]
@@ -54,11 +73,19 @@ class Trainings:
 
     @property
     def private(self) -> tuple[Training, ...]:
-        """Those that were charged: begun or finished, served or not, all count."""
+        """The trainings that were charged, whether they were finished or only begun, and whether or not they served."""
         return tuple(training for training in self.all if training.event is not None)
 
     def adapted(self, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee | None:
-        """The patient-level ε of the networks that may leave, all composed; None where none was begun."""
+        """Return the patient-level ε of all adapted networks that may leave the hospital, composed.
+
+        Args:
+            delta: δ at which ε is stated.
+            neighbours: The relation.
+
+        Returns:
+            The guarantee, or None if no such training was begun.
+        """
         left = (one.event for one in self.private if one.strategy.startswith(ADAPTED))
         events = tuple(event for event in left if event is not None)
         if not events:
@@ -66,10 +93,18 @@ class Trainings:
         return TrainingGuarantee(epsilon_of_all(events, delta=delta, neighbours=neighbours), delta, neighbours)
 
     def guarantee(self, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee | None:
-        """The patient-level ε of every private training composed, for the worst voter; None if there is none, or if a
-        teacher was served that no finished private training on record made. One that never was says nothing to anybody.
+        """Return the patient-level ε of every private training composed, for the voter with the largest ε.
 
-        With patients dealt more than once nobody can say which voters a patient met: then everything is composed.
+        If patients were dealt to voters more than once, a patient may have been with any voter, so all trainings are
+        composed. A training that never served releases nothing, so one without a guarantee does no harm.
+
+        Args:
+            delta: δ at which ε is stated.
+            neighbours: The relation.
+
+        Returns:
+            The guarantee. None if there is no private training, or a teacher that served comes from no finished private
+            training on record.
         """
         if not self.private or self.untraced or any(one.served and one.event is None for one in self.all):
             return None
@@ -84,16 +119,20 @@ class Trainings:
 
     @property
     def covers_every_release(self) -> bool:
-        """Whether no release used a teacher without a guarantee: every code was computed with teachers whose bytes are
-        known to come from finished private trainings, whatever else was trained and never served."""
+        """True if every code was computed by teachers that are known to come from finished private trainings."""
         served = [training for training in self.all if training.served]
         protected = not self.untraced and all(one.event is not None for one in served)
         return self.every_code_traced and bool(self.private) and protected
 
     def to_json(self, *, delta: float) -> dict[str, object]:
-        """Counts, strategies and the patient-level ε under both relations, or null where there is none.
+        """Return counts, strategies and the patient-level ε under both relations as plain JSON.
 
-        ``adapted``, the ε of networks that may leave, is left out where there is none.
+        Args:
+            delta: δ at which ε is stated.
+
+        Returns:
+            ``count``, ``strategies``, ``guarantees`` (null where there is none) and, if a network may leave,
+            ``adapted``.
         """
         left = self.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation))
         return {
@@ -110,14 +149,22 @@ class Trainings:
 
 
 EXCHANGED = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
-"""What a patient is promised by releases: exchanged for any other, the one relation that is sound for this unit."""
+"""Unit and relation of every patient's guarantee. Replace-one is the only sound relation for unit patient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What holds for one patient: ``epsilon`` at ``delta``, always exchanged for any other, and why it is that one.
+    """The guarantee of one patient under replace-one, and how it was derived.
 
-    Another unit or relation is refused: see :data:`EXCHANGED`.
+    Attributes:
+        epsilon: ε, finite and at least 0.
+        delta: δ, above 0 and below 1.
+        protection: Always :data:`EXCHANGED`.
+        rule: Which rule gave the figure.
+        reasons: Why it is not the smaller of trainings and releases; empty if it is.
+
+    Raises:
+        InvalidInput: If a value is outside its range, or unit and relation are others.
     """
 
     epsilon: float
@@ -146,13 +193,23 @@ WITH_ADAPTED = "releases and the network that may leave composed"
 
 
 def of_each_patient(release: Guarantee) -> Guarantee:
-    """What releases that cost ``release`` cost one patient who is exchanged for any other.
+    """Return the guarantee of releases for one patient who is exchanged for any other.
 
-    Unit patient: the same. Unit hospital under replace-one: the same, for a hospital with one patient exchanged is
-    another hospital. Unit hospital under zero-out: from one patient's data to another's by way of the zero code is two
-    steps of Δ = m·R, so every release moves by at most 2m·R: μ doubles, and ε is that of 4·Σμ² by the same accountant
-    at the same δ. Σμ² is bounded by the largest that ``release`` allows, which is it up to a part in 2⁴⁰.
-    InvalidInput for a group's guarantee, for an accountant that gates nothing, and for an ε beyond any use.
+    * Unit patient: the same guarantee.
+    * Unit hospital under replace-one: the same, because a hospital with one patient exchanged is another hospital.
+    * Unit hospital under zero-out: an exchange is two steps of Δ = m·R, by way of the zero code. Each release moves by
+      at most 2m·R, so μ doubles. ε is that of 4·Σμ² by the same accountant at the same δ. Σμ² is taken as the largest
+      that ``release`` allows, times 1 + 2⁻⁴⁰.
+
+    Args:
+        release: The guarantee of the releases, for a group of 1.
+
+    Returns:
+        The guarantee for unit patient, relation replace-one.
+
+    Raises:
+        InvalidInput: For a group's guarantee, for an accountant that decides no budget, and for an ε that is too large.
+
     Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14.
     """
     if release.group != 1:
@@ -174,14 +231,24 @@ def combine(
     all_composed: bool = True,
     adapted: TrainingGuarantee | None = None,
 ) -> Combined:
-    """One patient's guarantee from its site's trainings and the federation's releases.
+    """Return one patient's guarantee from its site's trainings and the federation's releases.
 
-    ``release`` is taken for one patient (:func:`of_each_patient`). Under one relation ε_training + ε_release at δ + δ
-    always holds (basic composition). Without a training under the releases' relation, replace-one, the releases stand
-    alone: they protect the patient whatever the training was.
+    Under one relation, ε_training + ε_release at δ_training + δ_release always holds (basic composition). Without a
+    training under replace-one the releases stand alone; they protect the patient however the teachers were trained.
 
-    ``adapted``: the networks that may leave, among the trainings; under replace-one. With them neither the releases'
-    smaller ε nor the releases alone covers a patient.
+    Args:
+        training: The composed trainings' guarantee; None if some teacher has none.
+        release: The releases' guarantee; it is converted by :func:`of_each_patient`.
+        every_release_used_it: True if every release used only teachers of these trainings.
+        all_composed: True if ``training`` composes all trainings that used the patient's data.
+        adapted: The guarantee, under replace-one, of networks among the trainings that may leave the hospital. With it,
+            neither the smaller ε of the releases nor the releases alone cover a patient.
+
+    Returns:
+        The guarantee and the rule that gave it.
+
+    Raises:
+        InvalidInput: If ``adapted`` has another relation, or ``release`` cannot be converted.
     """
     alone = of_each_patient(release)
     relation = str(EXCHANGED.relation)
@@ -210,7 +277,7 @@ def combine(
 
 
 def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[str, ...]) -> Combined:
-    """The releases without the teachers' trainings, and what may leave beside them."""
+    """Return the releases' guarantee without the teachers' trainings, composed with the networks that may leave."""
     if adapted is None:
         return Combined(alone.epsilon, alone.delta, EXCHANGED, APART, reasons)
     both = _sum_up(adapted.epsilon, alone.epsilon), _sum_up(adapted.delta, alone.delta)
@@ -218,11 +285,18 @@ def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[s
 
 
 def worst(sites: Collection[Combined]) -> Combined:
-    """The site whose patients are protected least."""
+    """Return the guarantee of the site whose patients are protected least.
+
+    Args:
+        sites: At least one site's guarantee.
+
+    Returns:
+        The one with the largest ε, then the largest δ.
+    """
     return max(sites, key=lambda site: (site.epsilon, site.delta))
 
 
 def _sum_up(first: float, second: float) -> float:
-    """The least float64 that is not below the sum."""
+    """Return the smallest float64 that is not below the exact sum."""
     total = first + second
     return total if Fraction(total) >= Fraction(first) + Fraction(second) else nextafter(total, inf)

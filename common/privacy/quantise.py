@@ -1,7 +1,8 @@
-"""Turns a code into integers whose norm is proven: clips, truncates, and tests in exact integers.
+"""Turns a code into integers with a proven norm bound: clips, truncates, and tests the bound in exact integers.
 
-The privacy guarantee rests on one inequality, Σq² ≤ R², decided here without floating point. Refuses NaN, infinity,
-wrong shapes and wrong types; never writes to its arguments; raises without quoting a code.
+Called by sites before they send a code and by the server before it adds one. The privacy guarantee rests on one
+inequality, Σq² ≤ R², which this module decides without floating point. Refuses NaN, infinity, wrong shapes and wrong
+types. It never writes to its arguments, and its errors quote no code.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
 
 
 def _vector(code: object) -> Float[np.ndarray, "l"]:
-    """A fresh float64 copy of a finite, non-empty floating vector."""
+    """Return a fresh float64 copy of a finite, non-empty floating-point vector; refuse anything else."""
     if not isinstance(code, np.ndarray) or not np.issubdtype(code.dtype, np.floating):
         raise InvalidInput("code", value=type(code).__name__, limit="a floating-point numpy vector")
     if code.ndim != 1 or code.size == 0:
@@ -127,7 +128,9 @@ def _vector(code: object) -> Float[np.ndarray, "l"]:
 
 
 def _norm(vector: Float[np.ndarray, "l"]) -> float:
-    """‖v‖₂ in float64, may be infinite: the larger of numpy's and one scaled so that no square over- or underflows."""
+    """Return ‖v‖₂ in float64, possibly infinite: the larger of numpy's norm and a scaled one that cannot over- or
+    underflow.
+    """
     peak = float(np.max(np.abs(vector)))
     if peak == 0:
         return 0.0

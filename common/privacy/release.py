@@ -1,7 +1,8 @@
-"""The one way an answer leaves the server: check every site's integers, sum exactly, add rounded Gaussian noise.
+"""Releases an answer: checks every site's integers, sums them exactly, and adds rounded Gaussian noise.
 
-This is the function that is audited and the function that is used. It keeps no code, logs nothing and never quotes one.
-Refuses codes beyond the norm bound and sums that could leave int64.
+The server's engine and the audit call the same function. In open studies no answer leaves the server by another path.
+The module keeps no code, logs nothing, and quotes no code in an error. Refuses codes beyond the norm bound, and sums
+that could exceed int64.
 """
 
 from __future__ import annotations

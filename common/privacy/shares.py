@@ -1,10 +1,13 @@
-"""Noise drawn in shares, one a site: what each site adds, and how the server adds up what it cannot read.
+"""Computes the noise shares of a sealed sum, and checks the sum that the server unmasks.
 
-A roster of K sites of which at most t collude with the server: each adds round(N(0, s²)) to every coordinate of its
-code, with s² ≥ σ²/(K − t), so that what is left for the server and any t of them carries σ at least. The sum of h
-rounded Gaussians is, up to aliasing of order exp(−π²s²), post-processing of N(0, h·s²) (docs/privacy.md has the
-proof), which is why shares below :data:`MIN_SHARE_STD` grid steps are refused. Refuses rosters with fewer than two
-honest sites, and sums that no honest sites can have made.
+In a sealed sum, K sites of a roster draw the noise and at most t of them may collude with the server. Each site adds
+round(N(0, s²)) to every coordinate of its code, with s² ≥ σ²/(K − t). The noise that the server and any t sites do not
+know then has standard deviation σ at least. The sum of h rounded Gaussians is, up to aliasing of order exp(−π²s²),
+post-processing of N(0, h·s²) (docs/privacy.md has the proof), so shares below :data:`MIN_SHARE_STD` grid steps are
+refused.
+
+Sites call it for their shares; the server, auditors and disputes for the bounds. Refuses rosters with fewer than two
+honest sites, and sums that honest sites cannot have made.
 """
 
 from __future__ import annotations
@@ -25,20 +28,30 @@ from common.privacy.gaussian import MAX_NOISE_STD
 from common.privacy.mechanism import HONEST_SITES, Mechanism
 
 MIN_SHARE_STD = 16
-"""Grid steps. The lemma's error term for h honest sites, 29·h²·s²·exp(−π²s²) a coordinate, is then below 2⁻³⁶⁰⁰ for
-4,096 of them, which is under what is set aside of δ."""
+"""Smallest share of the noise, in grid steps. The lemma's error term for h honest sites is 29·h²·s²·exp(−π²s²) for each
+coordinate. From this share on it is below 2⁻³⁶⁰⁰ for 4,096 sites, less than the part of δ that is set aside."""
 FALSE_ALARM = 1e-6
-"""Probability that one sum of honest sites, or one site's own part in a dispute, is longer than its bound, at most."""
+"""Largest probability that an honest sum, or an honest site's vector in a dispute, exceeds its bound."""
 _ROOM = 1 << 62
 _EXACT_UP_TO = 1e9
 """Noncentrality up to which the noncentral χ² quantile is computed; beyond it a closed bound is within 0.01 %."""
 
 
 def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
-    """The standard deviation s of one site's share on a roster of ``sites``: σ/√(K − t), rounded up.
+    """Return the standard deviation s = σ/√(K − t) of one site's share of the noise, rounded up.
 
-    Guarantee: (K − t)·s² ≥ σ² exactly. InvalidInput for a mechanism whose noise the server adds, fewer than
-    two beside the t colluders, or a share too small for the lemma.
+    Guarantee: (K − t)·s² ≥ σ² exactly.
+
+    Args:
+        mechanism: The release's mechanism, with ``colluders`` t set.
+        sites: Number K of sites on the roster, at least t + 2.
+
+    Returns:
+        s in grid steps.
+
+    Raises:
+        InvalidInput: If the server adds the noise, K is too small, or s is outside the range that the proof and the
+            sampler cover.
     """
     if mechanism.colluders is None:
         raise InvalidInput("mechanism", limit="one whose noise is drawn at the sites")
@@ -55,13 +68,25 @@ def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
 
 
 def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
-    """The longest norm that an honest noisy sum has, but for probability :data:`FALSE_ALARM`, in grid steps.
+    """Return the norm that an honest noisy sum exceeds with probability at most :data:`FALSE_ALARM`.
 
-    The worst honest sites send codes of norm m·R in one direction, and their noise is N(0, K·s²) on every coordinate:
-    ‖S‖²/(K·s²) is then noncentral χ² with l degrees of freedom and noncentrality (K·m·R)²/(K·s²), and stochastically
-    smaller for all other honest codes. The bound is that law's quantile, plus √l·K/2 for the rounding of K shares. The
-    honest means fill a ball and the noise is alike in every direction, so no test of the sum alone that treats
-    directions alike is tighter. A sum within the bound may still hold a wrong code; one beyond it must.
+    In the worst case all honest codes have norm m·R and one direction, and the noise is N(0, K·s²) on every coordinate.
+    ‖S‖²/(K·s²) is then noncentral χ² with l degrees of freedom and noncentrality (K·m·R)²/(K·s²); for other honest
+    codes it is stochastically smaller. The bound is that distribution's quantile, plus √l·K/2 for the rounding of K
+    shares.
+
+    Honest means fill a ball and the noise is the same in every direction, so no rotation-invariant test of the sum
+    alone is tighter. A sum within the bound may still contain a wrong code; a sum beyond it must.
+
+    Args:
+        mechanism: The release's mechanism, with ``colluders`` set.
+        sites: Number K of sites on the roster.
+
+    Returns:
+        The bound in grid steps.
+
+    Raises:
+        InvalidInput: As :func:`share_std`.
     """
     share = float(share_std(mechanism, sites=sites))
     return _longest(sites * mechanism.site_radius_int, share * sqrt(sites), mechanism.dimension, shares=sites)
@@ -69,10 +94,14 @@ def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long several noisy sums are together, in units of their noise, and how long honest ones are by their law.
+    """The joint length of several noisy sums in units of their noise, with the distribution it has for honest sums.
 
-    ``squared`` is Σ‖Sᵢ‖²/(Kᵢ·sᵢ²). Of honest sums it is noncentral χ² with ``dimension`` degrees of freedom and
-    ``noncentrality`` Σ(Kᵢ·m·R)²/(Kᵢ·sᵢ²), or stochastically smaller, also where later codes depend on earlier sums.
+    For honest sums ``squared`` is noncentral χ², or stochastically smaller, also if later codes depend on earlier sums.
+
+    Attributes:
+        squared: Σ‖Sᵢ‖²/(Kᵢ·sᵢ²).
+        dimension: Degrees of freedom.
+        noncentrality: Σ(Kᵢ·m·R)²/(Kᵢ·sᵢ²).
     """
 
     squared: float = 0.0
@@ -81,7 +110,19 @@ class Length:
 
     @classmethod
     def of(cls, noisy: Int64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Length:
-        """The length of one sum that :func:`unmasked` gave; the rounding of its shares counts for its sites."""
+        """Return the length of one unmasked sum, after subtracting what the rounding of the shares may add.
+
+        Args:
+            noisy: Int64 array of shape [l], the result of :func:`unmasked`.
+            mechanism: The release's mechanism.
+            sites: Number K of sites on the roster.
+
+        Returns:
+            The length; lengths of several sums are added with ``+``.
+
+        Raises:
+            InvalidInput: If the array has another type or shape.
+        """
         if noisy.dtype != np.int64 or noisy.shape != (mechanism.dimension,):
             raise InvalidInput("noisy sum", limit=f"int64[{mechanism.dimension}]")
         noise = float(share_std(mechanism, sites=sites)) * sqrt(sites)
@@ -95,14 +136,29 @@ class Length:
 
     @property
     def is_honest(self) -> bool:
-        """Whether honest sums may be so long; False for honest ones with probability :data:`FALSE_ALARM` at most."""
+        """True if honest sums may be this long. It is False for honest sums with probability at most
+        :data:`FALSE_ALARM`.
+        """
         return self.dimension == 0 or self.squared <= _quantile(self.dimension, self.noncentrality, FALSE_ALARM)
 
 
 def site_bound(mechanism: Mechanism, *, sites: int, queries: int = 1, false_alarm: float = FALSE_ALARM) -> int:
-    """The same for one site's own code and share of the noise, as an auditor sees it in a dispute, in grid steps.
+    """Return the norm that one honest site's code with its noise share exceeds with probability at most
+    ``false_alarm``.
 
-    ``queries``: of the parts of so many queries of this mechanism side by side, as one vector.
+    An auditor uses it in a dispute, where a site's own vector is opened.
+
+    Args:
+        mechanism: The release's mechanism.
+        sites: Number K of sites on the roster.
+        queries: Number of queries of this mechanism whose vectors are tested as one.
+        false_alarm: Largest probability that an honest site exceeds the bound.
+
+    Returns:
+        The bound in grid steps.
+
+    Raises:
+        InvalidInput: If ``queries`` is below 1, or as :func:`share_std`.
     """
     check_integer("queries side by side", queries, least=1)
     longest, share = ceil(sqrt(queries) * mechanism.site_radius_int), float(share_std(mechanism, sites=sites))
@@ -116,9 +172,9 @@ def _longest(mean: int, noise_std: float, dimension: int, *, shares: int, false_
 
 @lru_cache(maxsize=256)
 def _quantile(dimension: int, noncentrality: float, false_alarm: float) -> float:
-    """What a noncentral χ² variable exceeds with probability ``false_alarm`` at most.
+    """Return a value that a noncentral χ² variable exceeds with probability at most ``false_alarm``.
 
-    Where the exact quantile is out of reach: Birgé 2001, Lemma 8.1.
+    Uses the exact quantile where it can be computed, else the closed bound of Birgé 2001, Lemma 8.1.
     """
     if noncentrality <= _EXACT_UP_TO:
         exact = float(chndtrix(1 - false_alarm, dimension, noncentrality)) * (1 + 1e-8)
@@ -129,9 +185,16 @@ def _quantile(dimension: int, noncentrality: float, false_alarm: float) -> float
 
 
 def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
-    """The largest push of one site, in m·R, that 95 % of sums let pass while the others send the zero code.
+    """Return how far one dishonest site can push a sum so that 95 % of such sums pass the bound, in units of m·R.
 
-    An honest site's is 1 at most; in an open sum nobody's is more.
+    The other sites send the zero code. An honest site pushes by at most 1.
+
+    Args:
+        mechanism: The release's mechanism.
+        sites: Number K of sites on the roster.
+
+    Returns:
+        The push; 1 in an open study, where every code is checked.
     """
     if mechanism.colluders is None:
         return 1.0
@@ -141,11 +204,23 @@ def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
 
 
 def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Int64[np.ndarray, "l"]:
-    """The noisy sum behind the sum modulo 2⁶⁴ of all masked codes of a roster.
+    """Return the noisy sum from the sum modulo 2⁶⁴ of all masked codes of a roster.
 
-    Refused (``sum-spoiled``) beyond :func:`sum_bound`: then a site sent something else than a code within m·R with its
-    noise and its masks. Masks that do not cancel leave uniform words: one passes with probability below 2⁻⁹. An honest
-    sum is refused with probability :data:`FALSE_ALARM` at most.
+    A sum beyond :func:`sum_bound` is refused: some site then sent something other than a code within m·R, its noise and
+    its masks. Masks that do not cancel leave uniform words, which pass with probability below 2⁻⁹.
+
+    Args:
+        total: Uint64 array of shape [l].
+        mechanism: The release's mechanism.
+        sites: Number K of sites on the roster.
+
+    Returns:
+        Int64 array of shape [l].
+
+    Raises:
+        InvalidInput: If the array has another type or shape, or the bound does not fit the exact test.
+        Refused: With code ``sum-spoiled`` if the sum is too long; for an honest sum with probability at most
+            :data:`FALSE_ALARM`.
     """
     if total.dtype != np.uint64 or total.shape != (mechanism.dimension,):
         raise InvalidInput("sum of masked codes", limit=f"uint64[{mechanism.dimension}]")
@@ -161,7 +236,18 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
 
 
 def norm_within(vector: Int64[np.ndarray, "l"], bound: int) -> bool:
-    """Whether a vector's norm is at most ``bound``, which is below 2⁵⁴, in exact integers."""
+    """Return whether a vector's norm is at most ``bound``, in exact integers.
+
+    Args:
+        vector: Int64 array of shape [l].
+        bound: At least 1. Entries of 2⁵⁴ or more are never within it.
+
+    Returns:
+        True if the norm is at most ``bound``.
+
+    Raises:
+        InvalidInput: If ``bound`` is below 1.
+    """
     check_integer("bound of a norm", bound, least=1)
     if max(int(vector.max()), -int(vector.min())) > min(bound, _ROOM >> 8):
         return False
@@ -169,7 +255,7 @@ def norm_within(vector: Int64[np.ndarray, "l"], bound: int) -> bool:
 
 
 def _norm_squared(vector: Int64[np.ndarray, "l"]) -> int:
-    """Σx² in exact integers, of entries below 2⁵⁴."""
+    """Return Σx² in exact integers, for entries below 2⁵⁴."""
     high, low = vector >> 27, vector & ((1 << 27) - 1)
     products = (high * high, high * low, low * low)  # each below 2⁵⁴: summed in halves, nothing wraps
     sums = [int((part >> 27).sum()) * 2**27 + int((part & ((1 << 27) - 1)).sum()) for part in products]

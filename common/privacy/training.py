@@ -1,19 +1,22 @@
-"""Computes what a differentially private training spends, its ε under either relation, and the noise a plan needs.
+"""Computes the ε that a differentially private training spends, and the noise that a planned training needs.
 
-A training is a sequence of noisy sums over samples of patients, every patient's part clipped to one norm, and possibly
-a few Gaussian releases of other statistics (a private PCA). The unit is the patient. Stored are the facts
-(:class:`TrainingEvent`); ε is computed again from them, under either relation. Refuses NaN, infinite, zero and negative
-parameters before dp-accounting sees them: it answers ε = 0 to a NaN multiplier.
+Called by sites before they train and for every statement about their trainings. A training is a sequence of noisy sums
+over samples of patients, with every patient's part clipped to one norm. It may include a few Gaussian releases of other
+statistics, such as a private PCA. The unit is the patient. The ledger stores the facts (:class:`TrainingEvent`), and ε
+is computed from them under either relation.
 
-``poisson``          every patient joins every step by an own coin of bias q. Accounted by dp-accounting's privacy loss
-                     distributions, discretised pessimistically, both directions of add-remove.
-``fixed-partition``  patients are dealt once, by a draw that looks at no record, to 1/q disjoint batches visited in
-                     turn. A patient is then touched once a pass, so E passes are E Gaussian mechanisms and nothing is
-                     amplified: μ = √E / z (Dong, Roth & Su 2022, Corollary 3.3). Charging Poisson's ε for such batches
-                     understates it several times.
+``poisson``          Every patient joins every step with probability q, independently. Accounted by dp-accounting's
+                     privacy loss distributions, discretised pessimistically, in both directions of add-remove.
+``fixed-partition``  Patients are dealt once, without a look at their data, to 1/q disjoint batches that are visited in
+                     turn. A patient is in one batch of each pass, so E passes are E Gaussian mechanisms without
+                     amplification: μ = √E / z (Dong, Roth & Su 2022, Corollary 3.3). The ε of Poisson sampling would
+                     understate the cost of such batches several times.
 
-Under ``add-remove`` one patient moves a sum by the clipping norm, under ``replace-one`` by twice that: the noise
-multiplier z = σ/C is stated for add-remove and every accountant here halves it for replace-one.
+Under ``add-remove`` one patient moves a sum by the clipping norm, under ``replace-one`` by twice that. The noise
+multiplier z = σ/C is stated for add-remove, and every accountant here halves it for replace-one.
+
+Refuses NaN, infinite, zero and negative parameters before they reach dp-accounting, which answers ε = 0 for a NaN
+multiplier.
 """
 
 from __future__ import annotations
@@ -104,7 +107,7 @@ class TrainingEvent(Document):
 
     @property
     def passes(self) -> int:
-        """E: the most often any patient was in a batch of a fixed partition, ⌈steps · q⌉."""
+        """E = ⌈steps · q⌉, the largest number of batches of a fixed partition that any patient was in."""
         return ceil(self.steps * self.rate)
 
 
@@ -136,6 +139,7 @@ class TrainingGuarantee:
         return f"ε = {epsilon_text(self.epsilon)} at δ = {delta_text(self.delta)}, {words}"
 
     def to_json(self) -> dict[str, object]:
+        """Return the guarantee as plain JSON: ``delta``, ``epsilon``, ``relation`` and ``unit``."""
         return {
             "delta": self.delta,
             "epsilon": self.epsilon,
@@ -192,7 +196,19 @@ def epsilon_of_all(events: tuple[TrainingEvent, ...], *, delta: float, neighbour
 
 
 def guarantee_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee:
-    """Return the ε of a training (:func:`epsilon_of`) together with its δ and relation."""
+    """Return the ε of a training together with its δ and relation.
+
+    Args:
+        event: The training's privacy facts.
+        delta: δ, above 0 and below 1.
+        neighbours: The relation.
+
+    Returns:
+        The guarantee, with ε from :func:`epsilon_of`.
+
+    Raises:
+        InvalidInput: If δ or the relation is invalid.
+    """
     return TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=neighbours), delta, Neighbours(neighbours))
 
 
@@ -263,10 +279,10 @@ def plan_noise(
 
 
 def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction, factor: Fraction) -> Fraction:
-    """The smallest multiplier of ``_DIGITS`` digits with ``cost`` ≤ ε; ``cost`` falls, nearly as a power.
+    """Return the smallest multiplier of ``_DIGITS`` digits whose cost is at most ε.
 
-    Bracketed from ``high`` in steps of ``factor``; then bisection on the grid of multipliers, its points chosen by
-    interpolation in the logarithms, so that few are tried.
+    ``cost`` falls nearly as a power of the multiplier. The search brackets the root from ``high`` in steps of
+    ``factor``, then bisects the grid of multipliers at points interpolated in the logarithms, which needs few trials.
     """
     of_high = cost(high)
     while of_high > epsilon:
@@ -332,6 +348,6 @@ def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighb
 
 
 def _down(value: Fraction, *, root: bool = False) -> float:
-    """A float64 slightly below the rational (or its square root): less noise, hence a larger ε."""
+    """Return a float64 slightly below the rational (or its square root): less noise, hence a larger ε."""
     plain = float(value) ** 0.5 if root else float(value)
     return plain * (1 - 2.0**-50)
