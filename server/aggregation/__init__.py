@@ -1,1 +1,1 @@
-"""Holds the core: it offers queries, stores answers, runs the stages, and reports progress."""
+"""Offers queries to sites, releases and stores noisy aggregates, runs a study's stages and reports progress."""

@@ -1,9 +1,16 @@
-"""The server core: offers batches to sites, opens and checks their codes, releases through the ledger.
+"""Runs the queries of one study: offers batches to sites, opens and checks their codes, and releases aggregates.
 
-Free of Flower, torch and files: messages go through a :class:`Transport`, charges and noisy answers through the ledger,
-facts into the event log. The roster of a release is decided before any site computes: sites that accepted the offer.
-Whatever goes wrong at one of them afterwards counts as the zero code, with the roster unchanged, so participation says
-nothing about data. Refuses a roster below quorum before anything is dispatched or charged.
+``pipeline.collect`` runs it. It imports neither Flower nor torch and opens no files: messages go through a
+:class:`Transport`, charges and noisy answers through the ledger, facts into the event log. Each batch takes these steps
+in order; the code repeats their numbers:
+
+1. The batch is offered. Its roster is the sites that accept; it is fixed before any site computes.
+2. The sites on the roster are asked for their codes until all have answered or the study's patience is over.
+3. Each code is opened, checked against its norm bound and added to a running sum.
+4. The ledger charges the batch and only then stores the sums with noise: the release.
+
+A failure at a site after step 1 counts as the zero code and leaves the roster unchanged, so that participation reveals
+nothing about data. A roster below the quorum is refused before anything is requested or charged.
 """
 
 from __future__ import annotations
@@ -47,15 +54,28 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.study.workspace import Site
 
 REPLY_MARGIN_S = 30.0
-"""What a reply may take beyond the site's own deadline: the queues on both ways."""
+"""Time allowed for a reply beyond the site's own deadline, for the queues in both directions."""
 
 
 class Aggregator:
-    """The core of one study. Holds no state a crash could lose: what counts is in the ledger.
+    """Runs the queries of one open study. All state that must survive a crash is in the ledger.
 
-    ``sites`` tells who is registered now; it is asked before every batch, so a site may join in the middle of a run.
-    ``before`` queries of the study's plan were answered before these, which a later query may depend on.
-    ``keep_status`` takes what a site shares about itself, ``keep_words`` what it signed in a sealed sum.
+    Args:
+        study: The study.
+        queries: The planned queries to answer.
+        sites: Returns the sites registered now. It is called before every batch, so a site may join during a run.
+        ledger: The study's ledger, with its signing key.
+        sealing_key: Keys that open the sites' sealed codes.
+        events: The event log.
+        sampler: Draws the noise; the default draws Gaussian noise rounded to integers.
+        clock: Returns seconds.
+        retry_pause_s: Pause between two attempts to reach missing sites.
+        before: Number of the plan's queries that earlier rounds answered; only for reporting progress.
+        keep_status: Stores the report that a site shares about itself.
+        keep_words: Stores a site's signed masked codes (sealed studies only).
+
+    Raises:
+        QuorumNotReached: If fewer sites than the quorum are registered.
     """
 
     def __init__(
@@ -89,19 +109,28 @@ class Aggregator:
         self._left_out: frozenset[str] = frozenset()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
-        """Planned queries that have no stored answer yet."""
+        """Return the planned queries that have no stored answer yet."""
         return tuple(query for query in self._queries if self._ledger.answer(query.id) is None)
 
     def answers(self) -> tuple[StoredAnswer, ...]:
-        """Stored answers of the planned queries, in plan order."""
+        """Return the stored answers of the planned queries, in plan order."""
         found = (self._ledger.answer(query.id) for query in self._queries)
         return tuple(answer for answer in found if answer is not None)
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Answer all open queries batch by batch, until done, stopped, out of budget or below quorum.
+        """Answer all open queries batch by batch, until done, stopped or out of budget.
 
-        A batch is offered in the message that asks for the codes of the batch before, and its receipts travel in the
-        one that asks for the next, because every message takes a way through queues that are polled.
+        A batch is offered in the message that asks for the previous batch's codes, and its receipts travel in the
+        message that asks for the next batch's codes. This saves messages, each of which waits in queues that are
+        polled.
+
+        Args:
+            transport: Carries messages to and from the sites.
+            should_stop: Asked before every batch.
+
+        Raises:
+            QuorumNotReached: If too few sites accept a batch or send codes; nothing of that batch is charged.
+            LedgerCorrupt: If the quorum is missed and a site holds a signed head that this ledger does not contain.
         """
         queries = self.open_queries()
         self._progress(len(queries))
@@ -119,11 +148,11 @@ class Aggregator:
         self._send_receipts(transport)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
-        """Ask and release one batch, and say what comes next."""
-        roster = self._settle(batch, transport)
+        """Request and release one batch (steps 1 to 4), and return what follows it."""
+        roster = self._settle(batch, transport)  # step 1
         ahead = self._plan(later, before=batch, roster=roster)
-        sums = self._collect(batch, roster, ahead, transport)
-        answered = self._release(batch, roster, sums)
+        sums = self._collect(batch, roster, ahead, transport)  # steps 2 and 3
+        answered = self._release(batch, roster, sums)  # step 4
         return Next((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
 
     def _send_receipts(self, transport: Transport) -> None:
@@ -136,9 +165,10 @@ class Aggregator:
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
-        """The next batch: as many of ``queries`` as every site with any room has room for; None where too few have.
+        """Return the next batch, or None if too few sites have budget left.
 
-        The batch ``before``, which is not charged yet, counts as if it were, for the sites of its ``roster``.
+        The batch has as many of ``queries`` as every site that can pay for one can pay for. The batch ``before``, which
+        is not charged yet, is subtracted from the budget of the sites on its ``roster``.
         """
         in_flight = {site.name: len(before.queries) for site in roster} if before else {}
         room = self._room(queries[0], in_flight) if queries else {}
@@ -152,15 +182,16 @@ class Aggregator:
         return Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=queries)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
-        """For how many more such queries each site's pool has room; sites without any are left out.
+        """Return, for each site whose pool can pay for at least one more such query, for how many it can pay.
 
-        Public state: an exhausted pool is left out before anything is offered, and a site that was waited for in vain
-        in this run where the others are enough. The ledger decides at the release.
+        This uses only public state. It leaves out pools without budget before anything is offered. It also leaves out
+        sites that sent nothing within the patience of this run, if the remaining sites reach the quorum. The ledger
+        makes the final decision at the release.
         """
         protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
         room: dict[Site, int] = {}
         for site in self._sites():
-            if site.pool not in protections:  # it is being registered just now
+            if site.pool not in protections:  # the site is being registered at this moment
                 continue
             in_all = self._ledger.remaining(site.pool) / query.mechanism.mu_squared(protections[site.pool])
             in_study = self._ledger.remaining(site.pool, self._study.id)
@@ -170,12 +201,16 @@ class Aggregator:
         others = {site: queries for site, queries in room.items() if site.name not in self._left_out}
         return others if len(others) >= self._study.privacy.quorum else room
 
-    # --- offering
+    # --- step 1: offering
 
     def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
-        """The batch's roster: sites that accept it, have room for it and are there. Decided before any inference.
+        """Return the batch's roster: the sites that are online, can pay for it and accept it.
 
-        Sites that have not answered the offer yet are asked now. Raises when fewer than the quorum are left.
+        It is fixed before any inference. Sites that have not answered the offer yet are asked now.
+
+        Raises:
+            QuorumNotReached: If fewer sites than the quorum are left.
+            LedgerCorrupt: In that case, if a site holds a signed head that this ledger does not contain.
         """
         room = self._room(batch.queries[0])
         able = [site for site, queries in room.items() if queries >= len(batch.queries)]
@@ -204,13 +239,13 @@ class Aggregator:
         return tuple(sorted(roster, key=lambda site: site.name))
 
     def _unable(self, site: Site) -> str:
-        """Why a site is offered nothing."""
+        """Return the reason why a site is offered nothing."""
         return "left-out" if site.name in self._left_out else "budget"
 
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
-        """Nodes of these sites that are online, once all are or the time is up.
+        """Return the nodes of these sites that are online, once all are or the offer's deadline has passed.
 
-        Where a quorum is there, a node that was waited for in vain is not waited for again until it has been back.
+        If the quorum is online, a node that was awaited in vain is not awaited again until it has been online.
         """
         expected = frozenset(site.node_id for site in sites)
         until = self._clock() + self._study.collection.offer_deadline_s
@@ -226,7 +261,7 @@ class Aggregator:
             time.sleep(0.5)
 
     def _hear(self, site: Site, message: AnyMessage | None, batch: Batch, *, problem: str = "") -> None:
-        """Note what a site says to an offer; ``problem``, if given, stands for an answer that cannot be used."""
+        """Record a site's answer to an offer; ``problem`` is recorded for a message that is no answer to it."""
         if isinstance(message, OfferReply) and message.batch == batch.id:
             batch.replies[site.name] = message
             self._note_answer(
@@ -241,26 +276,26 @@ class Aggregator:
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
     def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
-        """Put it on record, and send the receipts that are owed for earlier batches: the run ends here."""
+        """Log that the quorum was missed, and send the receipts owed for earlier batches, because the run ends here."""
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts(transport)
 
-    # --- asking
+    # --- steps 2 and 3: requesting, checking and adding
 
     def _collect(
         self, batch: Batch, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> dict[str, CodeSum]:
-        """Opened and checked codes, added up by query id, asked for until all are in or patience is over.
+        """Ask for codes until all are in or the patience is over; return their sums by query id.
 
-        A site that cannot be reached is asked again, so an outage costs time and nothing else. A code that came and was
-        refused is final: it counts as the zero code and is not asked for again. Below quorum at the end, nothing is
-        released or charged: a worker answers even a failure, so silence means an outage. # sensitive
+        A site that cannot be reached is asked again, so an outage only costs time. A code that was refused is final: it
+        counts as the zero code and is not requested again. If fewer sites than the quorum have answered at the end,
+        nothing is released or charged. A site's worker answers even a failure, so silence means an outage. # sensitive
         """
         answering = Answering(batch.queries, (site.name for site in roster))
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
             waiting = {site.node_id: missing for site in roster if (missing := answering.missing(site.name))}
-            if not waiting or (attempt > 1 and self._clock() >= until):  # once at least, however long we were held up
+            if not waiting or (attempt > 1 and self._clock() >= until):  # make at least one attempt
                 break
             reachable = self._reachable(batch, attempt, waiting, roster, transport)
             if reachable:
@@ -287,7 +322,7 @@ class Aggregator:
         roster: Sequence[Site],
         transport: Transport,
     ) -> dict[int, tuple[str, ...]]:
-        """Those of ``waiting`` that can be asked now; it is put on record, once a batch, who cannot."""
+        """Return those of ``waiting`` whose nodes are online; log, once a batch, each site that is not."""
         online = transport.online()
         for site in roster:
             if site.node_id in waiting.keys() - online and site.name not in batch.unreached:
@@ -307,10 +342,10 @@ class Aggregator:
         *,
         until: float,
     ) -> None:
-        """One attempt: ask each node for its missing codes, and every site for its word on the batch ``ahead``.
+        """Make one attempt: ask each node for its missing codes, and every site for its answer to the batch ``ahead``.
 
-        What a site sent is given to ``take`` as it comes, and not kept. Nobody is waited for but the nodes that owe
-        codes. # sensitive until noised
+        Each reply's codes are passed to ``take`` as they arrive and are not kept. The attempt ends when no node owes
+        codes, at the site's deadline plus :data:`REPLY_MARGIN_S`, or at ``until``. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
         started, deadline_s = self._clock(), self._study.collection.deadline_s
@@ -352,7 +387,9 @@ class Aggregator:
         ahead: Batch | None,
         transport: Transport,
     ) -> Questions:
-        """What each node is sent in one attempt: receipts it is owed, a request for its codes, the batch ``ahead``."""
+        """Return each node's message of one attempt: receipts it is owed, a request for its codes, the batch
+        ``ahead``.
+        """
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
         offered: set[int] = set()
         offer = None if ahead is None else issued_now(ahead.offer)
@@ -383,7 +420,7 @@ class Aggregator:
     def _check_code(
         self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes
     ) -> None:
-        """Refused (``code-norm``) for a code longer than m·R."""
+        """Refuse (``code-norm``) a code whose norm exceeds m·R: m voters of the site, each of radius R."""
         if not within(code, bound_int=query.mechanism.site_radius_int):
             raise Refused("code-norm")
 
@@ -415,7 +452,7 @@ class Aggregator:
             )
         return opened
 
-    # --- releasing
+    # --- step 4: releasing
 
     def _release(self, batch: Batch, roster: Sequence[Site], sums: Mapping[str, CodeSum]) -> int:
         candidates = [

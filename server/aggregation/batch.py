@@ -1,4 +1,4 @@
-"""A batch of queries while it is asked: what was offered to whom, what came back, and what follows it."""
+"""Holds the state of a batch of queries while it is offered and answered; the aggregators keep it here."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from common.privacy.release import CodeSum
 
 
 def issued_now(offer: Offer) -> Offer:
-    """The offer as it goes out now: a message that is held back and brought later is known by its time."""
+    """Return the offer with the current time, by which a site recognises a message that was held back and replayed."""
     return replace(offer, issued=time.time_ns() // 1_000_000)
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch to be offered to the sites ``able`` to pay for it, and what sites have said to it so far, by name.
+    """A batch of queries, with the sites' answers to its offer so far.
 
-    ``roster``: of a sealed sum, once it is settled. ``unreached``: sites on the roster that were found offline
-    when their codes were asked for.
+    Attributes:
+        offer: The offer as it goes to the sites.
+        able: Names of the sites that can pay for the batch.
+        answers: By site, ``accepted`` or the reason why not.
+        replies: By site, the whole reply to the offer.
+        roster: In a sealed sum, the roster once it is fixed.
+        unreached: Sites on the roster that were offline when their codes were requested.
     """
 
     offer: Offer
@@ -37,17 +42,24 @@ class Batch:
 
     @property
     def id(self) -> str:
+        """Digest of the study and its query ids."""
         return self.offer.batch
 
     @property
     def queries(self) -> tuple[QuerySpec, ...]:
+        """The queries, in the order of the plan."""
         return self.offer.queries
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One reply's codes by query id, the ids of those refused with the word why, and what the site signed of its codes,
-    empty in an open study. # sensitive until noised"""
+    """The opened codes of one reply. # sensitive until noised
+
+    Attributes:
+        codes: Int64 code by query id; masked in a sealed study.
+        refused: By query id, the word why its code was refused.
+        signatures: By query id, the site's signature over its masked code; empty in an open study.
+    """
 
     codes: dict[str, NDArray[np.int64]]
     refused: dict[str, str]
@@ -55,7 +67,17 @@ class Opened:
 
 
 def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -> str:
-    """Why a reply to one attempt has no codes to take: ``unfinished`` or ``problem``; empty if it has."""
+    """Return the word why a reply has no codes to accept, or an empty string if it has.
+
+    Args:
+        message: The reply.
+        problem: The word for a reply to another batch or attempt, or with an unknown query.
+        batch: The batch that was asked for.
+        attempt: The attempt it was asked in.
+
+    Returns:
+        ``problem``, ``unfinished`` for a reply without codes, or an empty string.
+    """
     if (message.batch, message.attempt) != (batch.id, attempt):
         return problem
     known = {query.id for query in batch.queries}
@@ -65,10 +87,14 @@ def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -
 
 
 class Answering:
-    """What the roster has said to each query of a batch so far: a running sum, and who needs no asking again.
+    """A running sum for each query of a batch, and the sites that still have to answer.
 
-    A site's first codes are its last: each is added once, and what was refused, or did not come with the others, counts
-    as the zero code.
+    The first reply of a site that has codes is its last. Each code is added once; a code that was refused or did not
+    come with the others counts as the zero code.
+
+    Args:
+        queries: The batch's queries.
+        roster: Names of the sites on the roster.
     """
 
     def __init__(self, queries: Sequence[QuerySpec], roster: Iterable[str]) -> None:
@@ -76,10 +102,15 @@ class Answering:
         self.sums = {query.id: CodeSum(query.mechanism) for query in queries}
         self._open = {query.id: set(names) for query in queries}
         self.heard: set[str] = set()
-        """Sites of which a code was added."""
+        """Sites of which at least one code was added."""
 
     def take(self, site: str, opened: Opened) -> None:
-        """Take in one reply of a site: the codes of all queries or, while one is missing, none. # sensitive"""
+        """Add the codes of one reply of a site. # sensitive
+
+        Args:
+            site: The site's name; codes of a site that has answered before are ignored.
+            opened: The reply's codes. A reply without codes and refusals changes nothing.
+        """
         for query, code in opened.codes.items():
             if site in self._open[query]:
                 self.sums[query].add(code)
@@ -89,17 +120,24 @@ class Answering:
                 sites.discard(site)
 
     def missing(self, site: str) -> tuple[str, ...]:
-        """The queries of which nothing came from a site yet."""
+        """Return the ids of the queries for which nothing has come from a site yet."""
         return tuple(query for query, sites in self._open.items() if site in sites)
 
     @property
     def complete(self) -> bool:
+        """True once every site has answered."""
         return not any(self._open.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What follows a batch: the queries that are still open, and the batch of them that is offered already."""
+    """What follows a batch.
+
+    Attributes:
+        queries: The queries that are still open.
+        ahead: The batch of them that has been offered already, if any.
+        budget_ended: True if the ledger refused a query of the batch for want of budget.
+    """
 
     queries: tuple[QuerySpec, ...]
     ahead: Batch | None

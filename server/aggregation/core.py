@@ -1,9 +1,12 @@
-"""The core as a daemon: it alone opens the study's keys and ledger, and speaks to sites through a ServerApp.
+"""The core as a daemon: it alone opens the study's keys and ledger, and talks to sites through a ServerApp.
 
-Listens on a Unix socket in the study's folder ``relay/``. A ServerApp that connects starts or resumes the study, in a
-process of its own that ends with the ServerApp, as the ServerApp does with it; one at a time. Refuses connections of
-any other user than this one and the group that ``relay/`` was given to. What a ServerApp may do is keep bodies back or
-bring wrong ones, as any network: bodies are signed and sealed from the core to a site's worker and back.
+``supervisor.core_daemon`` starts it. It listens on a Unix socket in the study's folder ``relay/``. Each ServerApp that
+connects starts or resumes the study, one at a time, in a process of its own. That process ends with the ServerApp, and
+the ServerApp ends with it.
+
+It refuses connections of any user but its own and of any group but the one that ``relay/`` belongs to. A ServerApp can
+withhold messages or return wrong ones, as any network can, but it cannot read or forge them: they are signed and sealed
+between the core and a site's worker.
 """
 
 from __future__ import annotations
@@ -35,19 +38,22 @@ POLL_S = 0.3
 TTL_MARGIN_S = 30.0
 HELLO_S = 30.0
 PATIENCE_S = 600.0
-"""What an answer of the ServerApp's may take: Flower's own calls wait for a SuperLink that is away."""
+"""How long to wait for an answer of the ServerApp; Flower's own calls wait for a SuperLink that is down."""
 
 MAX_SAID = 4_000
-"""Longest text of a ServerApp's error that is kept."""
+"""Characters logged of a ServerApp's error."""
 
 log = logging.getLogger(__name__)
 
 
 class RelayTransport:
-    """The core's transport over a ServerApp: pushes once, polls until every reply is in or the time is up.
+    """The core's transport over a ServerApp: pushes messages once, then polls until all replies are in or time is up.
 
-    A ServerApp that is gone, silent or out of turn ends this process (SystemExit), with no ending told: the run is
-    resumed by the next.
+    If the ServerApp disconnects, stays silent or breaks the protocol, this process ends (SystemExit) without reporting
+    an end, and the next run resumes the study.
+
+    Args:
+        connection: Connected socket of the ServerApp.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -55,6 +61,7 @@ class RelayTransport:
         connection.settimeout(PATIENCE_S)
 
     def online(self) -> frozenset[int]:
+        """Return the ids of the nodes that are connected now."""
         with _relay_needed():
             send(self._connection, RelayFrame(Kind.ONLINE))
             answer = self._receive()
@@ -63,6 +70,10 @@ class RelayTransport:
             return unpack_nodes(answer.body)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        """Send one body to each node; yield exactly one reply a node, as they arrive, all within ``timeout_s``.
+
+        See :meth:`server.aggregation.exchange.Transport.exchange`.
+        """
         until = time.monotonic() + timeout_s
         with _relay_needed():
             for node_id, body in bodies.items():
@@ -95,9 +106,9 @@ class RelayTransport:
         return frame
 
     def _replies(self, nodes: frozenset[int], *, last: bool = False) -> Generator[Reply, None, None]:
-        """The replies that are there, at most one of each of ``nodes``, each as it comes.
+        """Yield the replies that have arrived, at most one for each of ``nodes``.
 
-        The ``last`` time, one that began to arrive and did not end is ``malformed``.
+        With ``last``, a reply that has arrived only in part is reported as ``malformed``.
         """
         left = set(nodes)
         with _relay_needed():
@@ -108,7 +119,7 @@ class RelayTransport:
                 left.discard(frame.number)
                 try:
                     yield _reply(frame)
-                except GeneratorExit:  # nobody listens any more: what was asked for is read to its end
+                except GeneratorExit:  # the caller stopped reading: read the rest, so that the next frame is in turn
                     while self._receive().kind is not Kind.DONE:
                         pass
                     raise
@@ -125,6 +136,7 @@ def _reply(frame: RelayFrame) -> Reply:
 
 @contextlib.contextmanager
 def _relay_needed() -> Iterator[None]:
+    """End the process if the ServerApp fails inside the block."""
     try:
         yield
     except (OSError, EOFError, InvalidInput) as error:
@@ -133,7 +145,15 @@ def _relay_needed() -> Iterator[None]:
 
 
 def run(study: Path, connection: socket.socket) -> int:
-    """Run the study for the ServerApp at the other end; 0 if it ended well."""
+    """Run the study for the ServerApp at the other end of a connection.
+
+    Args:
+        study: The study's directory.
+        connection: Connected socket of the ServerApp; it is closed.
+
+    Returns:
+        0 if the run ended well, 1 if it ended with an error, which is logged.
+    """
     status = 0
     with connection:
         connection.settimeout(HELLO_S)
@@ -151,14 +171,18 @@ def run(study: Path, connection: socket.socket) -> int:
                 send(connection, RelayFrame(Kind.END, status))
         connection.settimeout(HELLO_S)
         with contextlib.suppress(OSError, EOFError, InvalidInput):
-            receive(connection)  # the other end closes first, so that it never finds this one gone
+            receive(connection)  # wait until the ServerApp has closed, so that it never finds the core gone
     return status
 
 
 def serve(study: Path, path: Path) -> None:
-    """Take ServerApps at the socket ``path`` one after the other, each into a process of its own, until a signal.
+    """Accept ServerApps at a Unix socket, one after the other, each in a process of its own, until a signal.
 
-    Who only asks whether the core is here is answered at any time.
+    A connection that only asks whether the core is alive is answered at any time.
+
+    Args:
+        study: The study's directory.
+        path: The socket.
     """
     command = [sys.executable, "-P", "-m", "server.aggregation.core", "--study", str(study), "--run"]
     running: subprocess.Popen[bytes] | None = None
@@ -184,7 +208,7 @@ def serve(study: Path, path: Path) -> None:
 
 
 def _admitted(connection: socket.socket, folder: Path) -> bool:
-    """Whether who connected is this user, or runs as the group that the folder was given to."""
+    """Return whether the connecting process runs as this user, or as the group that the folder belongs to."""
     _, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     admitted = uid == os.geteuid() or (shared(folder) and gid == folder.stat().st_gid)
     if not admitted:
@@ -193,7 +217,9 @@ def _admitted(connection: socket.socket, folder: Path) -> bool:
 
 
 def _answered(connection: socket.socket) -> bool:
-    """Whether who connected only asked if anybody is here, or has gone again; a run's first word is left unread."""
+    """Return whether the connection only asked if the core is alive, or has closed; the first frame of a run stays
+    unread.
+    """
     connection.settimeout(HELLO_S)
     try:
         first = connection.recv(1, socket.MSG_PEEK)
@@ -207,7 +233,7 @@ def _answered(connection: socket.socket) -> bool:
 
 
 def main() -> None:
-    """``python -m server.aggregation.core --study DIR --socket PATH``: serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT: ``python -m server.aggregation.core --study DIR --socket PATH``."""
     parser = argparse.ArgumentParser(description="The core: keys, ledger and releases of one study")
     parser.add_argument("--study", type=Path, required=True)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -220,7 +246,7 @@ def main() -> None:
         if not given.run:
             serve(given.study, given.socket)
         connection = socket.socket(fileno=os.dup(0))
-        with open(os.devnull) as nothing:  # what a run starts must not hold the connection open
+        with open(os.devnull) as nothing:  # child processes of the run must not inherit the connection
             os.dup2(nothing.fileno(), 0)
         sys.exit(run(given.study, connection))
 

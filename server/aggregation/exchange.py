@@ -1,4 +1,8 @@
-"""Questions to sites and what they say: each signed for one site, each reply held against the site's own key."""
+"""Sends signed messages to sites, and verifies each reply against the key of the site it comes from.
+
+The aggregators, receipts and witnesses use it. A reply that is unsigned, unreadable or signed by another key is passed
+on as a reply without a message, with the word why.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One node's answer to one message: its body, or an allow-listed word for why there is none."""
+    """One node's answer to one message.
+
+    Attributes:
+        node_id: Flower's id of the node.
+        body: The signed bytes, or None.
+        problem: If there is no body, one of a fixed list of words for why.
+    """
 
     node_id: int
     body: bytes | None
@@ -27,18 +37,29 @@ class Reply:
 
 
 class Transport(Protocol):
-    """How bodies reach sites and come back; Flower's Grid in production, worker objects in tests."""
+    """Carries messages to sites and replies back: through a ServerApp in production, to worker objects in tests."""
 
     def online(self) -> frozenset[int]:
-        """Node ids that are connected now."""
+        """Return the ids of the nodes that are connected now."""
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Send one body to each node; yield exactly one reply a node, as they come, all within ``timeout_s``."""
+        """Send one body to each node; yield exactly one reply a node, as they arrive, all within ``timeout_s``.
+
+        Args:
+            bodies: Signed bytes by node id.
+            timeout_s: After this time, missing replies are yielded without a body.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a site said, None for nothing that could be read or that it signed, and then the word why."""
+    """A site's verified reply.
+
+    Attributes:
+        site: The site that was asked.
+        message: Its message; None if nothing readable was signed by the site.
+        problem: Then, the word why.
+    """
 
     site: Site
     message: AnyMessage | None
@@ -46,15 +67,16 @@ class Heard:
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        """The messages of a reply that consists of several; empty for any other reply."""
         return self.message.parts if isinstance(self.message, Several) else ()
 
 
 Questions = Mapping[int, tuple[Site, Callable[[], AnyMessage]]]
-"""By node: whom it is put to, and what makes it, since it may be long."""
+"""By node: the site it belongs to, and a function that makes its message, which may be long."""
 
 
 class _Signed(Mapping[int, bytes]):
-    """Questions as they are sent: each is made when the transport takes it and not kept, but for its hash."""
+    """The signed messages by node. Each is made when the transport takes it; only its hash is kept."""
 
     def __init__(self, questions: Questions, sign: Sign) -> None:
         self._questions, self._sign = questions, sign
@@ -74,14 +96,20 @@ class _Signed(Mapping[int, bytes]):
 
 
 def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_s: float) -> Iterator[Heard]:
-    """Put each site its question, signed for it alone, and yield what each said, if it signed that as its reply.
+    """Send each site its message, signed for that site alone, and yield the verified replies as they arrive.
 
-    Whatever is wrong with one site's bytes is that site's matter: it is heard to have said nothing, and why.
+    A fault in one site's bytes affects only that site: it is reported as a reply without a message.
+
+    Args:
+        transport: Carries the messages.
+        questions: The messages by node id.
+        sign: Signs with the server's key.
+        timeout_s: Time after which missing replies are reported as such.
     """
     sent = _Signed(questions, sign)
     for reply in transport.exchange(sent, timeout_s=timeout_s):
         site = questions[reply.node_id][0]
-        if not reply.body:  # a site's network side has nothing else to say where the worker says nothing
+        if not reply.body:  # the site's network process sends an empty body if its worker does not answer
             yield Heard(site, None, reply.problem)
             continue
         try:

@@ -1,9 +1,10 @@
-"""Replies on their way from SuperLink to the core, each read by itself and within a time of its own.
+"""Reads replies from SuperLink one by one, each within a time limit of its own.
 
-Flower's ``pull_messages`` reads all replies in one call: one of them that names an object it did not bring raises, and
-one that announces an object that never comes is waited for, with everybody's. Here a reply is asked for object by
-object, without waiting: what is not there yet is asked for at the next turn, until :data:`READ_S` have passed since it
-was announced. Whatever goes wrong while one is read makes that one ``malformed``, and it is deleted at SuperLink.
+The ServerApp uses it in place of Flower's ``pull_messages``, which reads all replies in one call. There, a reply that
+lacks one of its objects raises for all, and a reply whose object never arrives delays all. Here each reply is read
+object by object without waiting. An object that has not arrived is requested again at the next poll, until
+:data:`READ_S` have passed since the reply was announced. A reply that cannot be read is reported as ``malformed`` and
+deleted at SuperLink.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from common.errors import InvalidInput
 from common.wire import KINDS, body_in, check_object
 
 READ_S = 120.0
-"""From the first sight of a reply until all of it must be there: 64 MiB at half a mebibyte a second."""
+"""Time from a reply's announcement until it must be complete: 64 MiB at half a mebibyte per second."""
 
 SERVER = Node(node_id=1)
 
@@ -41,7 +42,7 @@ _Announced = tuple[MessageProto, ObjectTree]
 
 
 class Post(Protocol):
-    """What is asked of SuperLink: three calls of its runtime interface."""
+    """The three calls of SuperLink's runtime interface that are used here."""
 
     def PullMessages(self, request: PullAppMessagesRequest) -> Any: ...  # noqa: N802
 
@@ -51,7 +52,11 @@ class Post(Protocol):
 
 
 def post_of(grid: Grid) -> Post:
-    """The runtime client of a ServerApp's Grid; InvalidInput where Flower has moved it."""
+    """Return the runtime client of a ServerApp's Grid.
+
+    Raises:
+        InvalidInput: If a later Flower has moved it.
+    """
     client = getattr(grid, RUNTIME_CLIENT, None)
     if client is None:
         raise InvalidInput("Flower's Grid", value=type(grid).__name__, limit="that of Flower 1.41")
@@ -60,7 +65,14 @@ def post_of(grid: Grid) -> Post:
 
 @dataclass(slots=True)
 class _Coming:
-    """A reply that was announced: its objects' names from the root on, and those that are here."""
+    """A reply that was announced.
+
+    Attributes:
+        node: Flower's id of its node.
+        ids: Names of its objects, from the root on.
+        until: Time at which it must be complete, by the inbox's clock.
+        objects: The objects that have arrived.
+    """
 
     node: int
     ids: tuple[str, ...]
@@ -69,16 +81,26 @@ class _Coming:
 
 
 class Inbox:
-    """The replies to the messages of one question, of which ``nodes`` has the node by the message's id."""
+    """The replies to the messages of one push.
+
+    Args:
+        post: SuperLink's runtime interface.
+        nodes: Node id by the id of the message that was sent to it.
+        clock: Returns seconds.
+    """
 
     def __init__(self, post: Post, nodes: Mapping[str, int], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._post, self._waiting, self._clock = post, dict(nodes), clock
         self._coming: list[_Coming] = []
 
     def arrived(self, *, last: bool = False) -> Iterator[tuple[int, bytes | str]]:
-        """Node and body of each reply that is whole now, or a word for what it is instead: once for each node.
+        """Yield each reply that is complete now, once for each node.
 
-        The ``last`` time, what was announced and is not whole is malformed.
+        Args:
+            last: Report a reply that has arrived only in part as malformed.
+
+        Yields:
+            Node id, and the reply's body or a word for what is wrong with it.
         """
         announced, unreadable = self._announced()
         for node in unreadable:
@@ -100,13 +122,16 @@ class Inbox:
                 yield reply.node, found
 
     def close(self) -> None:
-        """Give up what is still on its way."""
+        """Delete the replies that are still incomplete, and accept no more."""
         for reply in self._coming:
             self._delete(reply.ids[0])
         self._coming, self._waiting = [], {}
 
     def _announced(self) -> tuple[list[_Announced], list[int]]:
-        """Replies that SuperLink has by now, each told once, and the nodes whose reply alone it cannot tell."""
+        """Return the replies announced since the last call, and the nodes whose announcement cannot be read.
+
+        If the common request fails, every message is asked about separately to find the node at fault.
+        """
         asked = list(self._waiting)
         if not asked:
             return [], []
@@ -114,7 +139,7 @@ class Inbox:
             return self._told(asked), []
         except RunNotRunningException:
             raise
-        except Exception as error:  # noqa: BLE001 - of which one, only asking for each shows
+        except Exception as error:  # noqa: BLE001 - only asking for each message shows which one is at fault
             log.warning("event=unreadable-replies cause=%s", type(error).__name__)
         found: list[_Announced] = []
         failed = []
@@ -125,7 +150,7 @@ class Inbox:
                 raise
             except Exception:  # noqa: BLE001
                 failed.append(sent)
-        if len(failed) == len(asked):  # SuperLink's own trouble: they are asked for again
+        if len(failed) == len(asked):  # SuperLink itself has failed: ask again at the next poll
             return [], []
         return found, [self._waiting.pop(sent) for sent in failed]
 
@@ -134,7 +159,7 @@ class Inbox:
         return list(zip(told.messages_list, told.message_object_trees, strict=True))
 
     def _read(self, reply: _Coming, *, until: float) -> bytes | str | None:
-        """The reply's body or what is wrong with it; None while some of it is on its way."""
+        """Return the reply's body or what is wrong with it; None while some of it is missing and the time is not up."""
         try:
             while len(reply.objects) < len(reply.ids):
                 at = len(reply.objects)
@@ -149,9 +174,9 @@ class Inbox:
                 check_object(found.object_content, kind=KINDS[at], child=child)
                 reply.objects.append(found.object_content)
             return body_in(reply.objects, reply.ids) if len(reply.ids) == len(KINDS) else _error(reply.objects[0])
-        except RunNotRunningException:  # this run was stopped, by nobody at a site
+        except RunNotRunningException:  # the run was stopped: no site's fault
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is that reply's
+        except Exception as error:  # noqa: BLE001 - any error here is a fault of that reply
             log.warning("event=unreadable-reply node=%d cause=%s", reply.node, type(error).__name__)
             return "malformed"
 
@@ -163,12 +188,12 @@ class Inbox:
             self._post.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=SERVER, message_object_id=root))
         except RunNotRunningException:
             raise
-        except Exception as error:  # noqa: BLE001 - it goes with its run
+        except Exception as error:  # noqa: BLE001 - SuperLink deletes it at the end of the run
             log.warning("event=not-deleted cause=%s", type(error).__name__)
 
 
 def _chain(tree: ObjectTree) -> tuple[str, ...] | None:
-    """The names from the root on; None for a tree that is not a message's: three objects in a row, or one."""
+    """Return an object tree's names from the root on; None unless it is one object, or three nested in each other."""
     ids = [tree.object_id]
     while len(tree.children) == 1 and len(ids) <= len(KINDS):
         tree = tree.children[0]
@@ -177,6 +202,6 @@ def _chain(tree: ObjectTree) -> tuple[str, ...] | None:
 
 
 def _error(content: bytes) -> str:
-    """Flower's code for why there is no answer."""
+    """Return the word for Flower's error code in a message that reports an error."""
     message = MessageProto.FromString(check_object(content, kind=KINDS[0], child=""))
     return f"flower-{message.error.code}" if message.HasField("error") else "malformed"

@@ -1,8 +1,15 @@
-"""A study's run from open queries to the exported bundle, each stage resumable.
+"""Runs a study from its open queries to the exported bundle, in stages that can each be resumed.
 
-Stages: ``collect`` (the core; what counts is in the ledger), ``decode``, ``student``, ``controls``, ``export``. After
-a crash or a stop the next run starts at the first thing that is not yet done; stored answers are read, never drawn
-again. Refuses to start while another run holds the study.
+The core and the demo call it. The stages, in order; the code repeats their numbers:
+
+1. ``collect``: the aggregator answers the open queries; the answers are in the ledger.
+2. ``decode``: stored answers become pseudo-labels.
+3. ``student``: the student is trained on them.
+4. ``controls``: the control networks are trained.
+5. ``export``: the student is written as a bundle.
+
+Stages 2 to 5 are post-processing of released answers. After a crash or a stop, the next run begins at the first
+unfinished work; stored answers are read and never drawn again. It refuses to start while another run holds the study.
 """
 
 from __future__ import annotations
@@ -38,7 +45,17 @@ log = logging.getLogger(__name__)
 
 
 def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
-    """Run or resume the study in ``workspace``; every outcome is an event, and errors are raised on."""
+    """Run or resume a study; every outcome is logged as an event.
+
+    Args:
+        workspace: The study.
+        transport: Carries messages to and from the sites.
+        run: The run's name in the event log.
+
+    Raises:
+        StudyBusy: If another run holds the study.
+        Exception: Any error that ended the run, after it was logged as ``run-failed``.
+    """
     study = workspace.study()
     with workspace.locked():
         workspace.stop_file.unlink(missing_ok=True)
@@ -47,7 +64,7 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
         events.emit("run-started", run=run, pid=os.getpid(), resumed=resumed)
         started = time.monotonic()
         try:
-            collect(workspace, transport, events=events)
+            collect(workspace, transport, events=events)  # stage 1
             if not workspace.stop_file.exists():
                 _check_answered(workspace, study)
                 finish(workspace, events=events)
@@ -62,7 +79,14 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
 
 
 def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
-    """Answer the study's open queries through the core, as its protocol asks them."""
+    """Answer the study's open queries as its protocol asks them (stage 1), then have the sites countersign the ledger's
+    head.
+
+    Args:
+        workspace: The study.
+        transport: Carries messages to and from the sites.
+        events: The event log.
+    """
     study = workspace.study()
     signing_key = load_signing_key(workspace.signing_key_file)
     with (
@@ -90,15 +114,20 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
 
 
 def _check_answered(workspace: Workspace, study: Study) -> None:
-    """PoolsSpent where there is nothing to go on with because too few pools have room for one query."""
+    """Raise PoolsSpent if too few answers are stored to continue, and too few pools can pay for one more query."""
     with Ledger.open(workspace.ledger_file) as ledger:
         check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
 
 
 def keep_status(folder: Path, site: Site, text: str) -> None:
-    """Keep what a site shares about itself under its name, the newest only; whoever reads it checks it.
+    """Store the newest report that a site shares about itself; readers verify its signature.
 
-    Nothing rests on it: where it cannot be written the run goes on.
+    If it cannot be written, the failure is logged and the run continues.
+
+    Args:
+        folder: Folder of the reports.
+        site: The site, which names the file.
+        text: The report.
     """
     try:
         write_atomically(folder / f"{site.name}.json", text.encode())
@@ -107,19 +136,26 @@ def keep_status(folder: Path, site: Site, text: str) -> None:
 
 
 def finish(workspace: Workspace, *, events: EventLog) -> None:
-    """Decode stored answers, train student and controls, export the bundle; post-processing, freely repeatable."""
+    """Run stages 2 to 5: decode stored answers, train student and controls, export the bundle.
+
+    This is post-processing: it costs no budget and can be repeated.
+
+    Args:
+        workspace: The study, whose lock the caller holds.
+        events: The event log.
+    """
     from server.postprocess.bundle import export_student  # torch only once the ledger is closed
     from server.postprocess.networks import fit_controls, fit_student
 
     released = read_released(workspace)
     steps = released.public.study.student.steps
-    with stage(events, "decode", total=len(released.public.volumes)):
+    with stage(events, "decode", total=len(released.public.volumes)):  # stage 2
         write_labels(released, events=events)
-    with stage(events, "student", total=steps):
+    with stage(events, "student", total=steps):  # stage 3
         fit_student(released, events=events)
-    with stage(events, "controls", total=len(CONTROLS) * steps):
+    with stage(events, "controls", total=len(CONTROLS) * steps):  # stage 4
         fit_controls(released, events=events)
-    with stage(events, "export", total=1):
+    with stage(events, "export", total=1):  # stage 5
         export_student(
             workspace,
             events=events,
@@ -129,14 +165,24 @@ def finish(workspace: Workspace, *, events: EventLog) -> None:
 
 @contextmanager
 def locked_events(workspace: Workspace) -> Iterator[tuple[Workspace, EventLog]]:
-    """The study's lock and its event log, for post-processing outside a run."""
+    """Hold the study's lock, and yield the study and its event log, for post-processing outside a run.
+
+    Raises:
+        StudyBusy: If a run holds the study.
+    """
     with workspace.locked():
         yield workspace, EventLog(workspace.events_file, study=workspace.study().id)
 
 
 @contextmanager
 def stage(events: EventLog, name: str, *, total: int) -> Iterator[None]:
-    """Frame a stage with its start and finish events."""
+    """Log the start and the end of a stage around the block; no end is logged if the block raises.
+
+    Args:
+        events: The event log.
+        name: The stage's name.
+        total: Number of steps it will take.
+    """
     events.emit("stage-started", stage=name, total=total)
     started = time.monotonic()
     yield

@@ -1,4 +1,7 @@
-"""A study's progress on a terminal: one live bar a stage with elapsed time and ETA, fed by the event log."""
+"""Shows a study's progress on a terminal: one bar for each stage with elapsed time and ETA, from the event log.
+
+The commands that run or watch a study use it. Where there is no terminal, it prints a line a minute instead.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ from common.plain import plain
 from server.public.material import OnStage
 
 _SHARES = {"collect": 30, "decode": 3, "student": 16, "controls": 48, "export": 3}
-"""What each stage is of a run, in percent, as the demo's take their time; the ETA of the whole is by these."""
+"""Share of each stage in a run's time, in percent, as measured with the demo; the ETA of the run uses them."""
 
 
 class _Eta(ProgressColumn):
-    """A task's own ``eta_s`` where it has one, else what its speed says."""
+    """Column with a task's own ``eta_s`` if it has one, and otherwise the time that its speed implies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +46,19 @@ class _Eta(ProgressColumn):
 
 
 LINE_EVERY_S = 60.0
-"""Off a terminal a stage that goes on has a line this often, beside one when it begins and one when it is done."""
+"""Without a terminal, a running stage prints a line this often, besides one at its start and one at its end."""
 
 
 class Bars(Progress):
-    """Bars on a terminal, drawn at the first of them, so that an early error prints no blank line; elsewhere lines."""
+    """Progress bars on a terminal, or lines where there is none.
+
+    Drawing starts at the first bar, so that an early error prints no blank line.
+
+    Args:
+        columns: rich's columns.
+        console: Where to draw.
+        show: False to print nothing.
+    """
 
     def __init__(self, *columns: Any, console: Console, show: bool = True) -> None:
         self._said: dict[TaskID, float] = {}
@@ -73,6 +84,7 @@ class Bars(Progress):
         self._perhaps_say(task_id)
 
     def _perhaps_say(self, task_id: TaskID) -> None:
+        """Print a task's line, without a terminal, if the last one is :data:`LINE_EVERY_S` ago or the task is done."""
         if not self._lines or task_id not in self._said:
             return
         task = next(one for one in self.tasks if one.id == task_id)
@@ -94,7 +106,7 @@ class Bars(Progress):
 
 
 def stage_bars(console: Console) -> Progress:
-    """Bars with a stage's name, its share done, the time it took and its ETA; a context manager."""
+    """Return a context manager of bars with a stage's name, share done, elapsed time and ETA."""
     return Bars(
         TextColumn("{task.description:<12}", markup=False),
         BarColumn(),
@@ -108,7 +120,11 @@ def stage_bars(console: Console) -> Progress:
 
 @contextmanager
 def bar_a_stage(console: Console) -> Iterator[OnStage]:
-    """A live bar for every stage that is named."""
+    """Yield a function that draws a bar for every stage it is called with.
+
+    Yields:
+        Takes a stage's name, the steps done and the steps in total.
+    """
     with stage_bars(console) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -121,10 +137,15 @@ def bar_a_stage(console: Console) -> Iterator[OnStage]:
 
 
 class StudyProgress:
-    """Turns a study's events into bars, and what went wrong at a site into a line above them.
+    """Turns a study's events into bars, and problems at sites into lines above the bars.
 
-    A bar's time is counted from the event that began it, so that who attaches in the middle sees the same. ``overall``:
-    a bar of the whole run stands first.
+    A bar's time counts from the event that began its stage, so that attaching in the middle of a run shows the true
+    time.
+
+    Args:
+        bars: Where to draw.
+        indent: Text before each stage's name.
+        overall: Draw a bar for the whole run first.
     """
 
     def __init__(self, bars: Progress, *, indent: str = "", overall: bool = False) -> None:
@@ -133,7 +154,7 @@ class StudyProgress:
         self._begun = datetime.now(UTC)
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Show one event; kinds that say nothing to a person are passed over."""
+        """Show one event; kinds that mean nothing to a reader are ignored."""
         self._show(event)
         if "run" in self._tasks and event["event"] != "run-finished":
             self._update_run()
@@ -174,7 +195,7 @@ class StudyProgress:
                 self._say("the ServerApp died; submitted again, it resumes from the ledger")
 
     def _say(self, text: str) -> None:
-        """A line above the bars; what a site said of itself acts on no terminal."""
+        """Print a line above the bars, without control characters, since a site may have chosen some of its words."""
         self._bars.console.print(plain(text), markup=False, emoji=False)
 
     def _add(self, name: str, *, total: float, time: str) -> TaskID:
@@ -186,7 +207,7 @@ class StudyProgress:
         return next(one for one in self._bars.tasks if one.id == task)
 
     def _update_run(self) -> None:
-        """How much of the run is done, by its stages' shares, and how long the rest takes if it goes on like this."""
+        """Update the run's bar from the share of each stage, and its ETA at the average speed so far."""
         stages = {stage: self._task(task) for stage, task in self._tasks.items() if stage in _SHARES}
         done = sum(_SHARES[stage] * task.completed / (task.total or 1) for stage, task in stages.items())
         eta_s = _seconds_since(self._begun) * (100 - done) / done if done >= 1 else None

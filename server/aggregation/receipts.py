@@ -1,4 +1,7 @@
-"""Receipts on their way to sites: who misses which, and whose record this ledger contradicts."""
+"""Delivers receipts to sites, and detects sites that hold a receipt which the ledger contradicts.
+
+The aggregator uses it in every run. Nothing is released with a site whose newest receipt is not in the ledger.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,25 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 Due = Sequence[Callable[[], str]]
-"""Receipts that a site is owed, each as what makes its text."""
+"""Receipts that a site is owed, each as a function that renders its text."""
 
 RECEIPTS_DEADLINE_S = 90.0
-"""What filing receipts may take at most; whatever is late is sent with the next message."""
+"""Longest wait for sites to confirm receipts; a site that is late gets them with its next message."""
 
 
 class ReceiptDelivery:
-    """What each site is known to hold of its receipts, in one run; ``contradicted`` has the rows of sites whose head is
-    not in the ledger, by name. Lost with the process, and then asked for again."""
+    """Tracks, during one run, which receipts each site holds.
+
+    The state is lost with the process; sites are then asked again.
+
+    Args:
+        ledger: The server's ledger.
+        events: The event log.
+        keep_status: Stores the report that a site shares about itself.
+
+    Attributes:
+        contradicted: By site, the row of a signed head that the site holds and the ledger does not contain.
+    """
 
     def __init__(
         self, ledger: Ledger, events: EventLog, *, keep_status: Callable[[Site, str], None] = lambda site, text: None
@@ -32,7 +45,15 @@ class ReceiptDelivery:
         self.contradicted: dict[str, int] = {}
 
     def send(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> None:
-        """Bring sites the receipts they miss. A site of which it is not known what it holds is asked first."""
+        """Send the sites the receipts they lack. A site whose position is unknown is first asked what it holds.
+
+        Sites that have not confirmed at the end are logged as ``receipts-missing``.
+
+        Args:
+            sites: The sites.
+            transport: Carries the messages.
+            timeout_s: Longest wait for one attempt.
+        """
         missing = {site.node_id: self.missing(site) for site in sites}
         waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
         timeout_s = min(timeout_s, RECEIPTS_DEADLINE_S)
@@ -55,12 +76,14 @@ class ReceiptDelivery:
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
 
     def owed(self, site: Site) -> list[Part]:
-        """What travels along with another message: the receipts a site is known to miss, unless it disputes them."""
+        """Return the receipts to add to another message to a site; none if its position is unknown or it disputes
+        the ledger.
+        """
         receipts = None if site.name in self.contradicted else self.missing(site)
         return [self._message(receipts)] if receipts else []
 
     def missing(self, site: Site) -> Due | None:
-        """Receipts past what the site holds; None where that is not known and there are some."""
+        """Return the receipts after the newest one that a site holds; None if that is unknown and there are some."""
         held = self._held.get(site.name)
         receipts = self._ledger.receipts_due(site.name, after=held or 0)
         return None if held is None and receipts else receipts
@@ -69,8 +92,18 @@ class ReceiptDelivery:
         return Receipts(self._ledger.ledger_id, _fitting(due))
 
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
-        """Whether the head a site holds is in the ledger. If not, nothing is released with the site, and it is sent all
-        the receipts there are for it: what contradicts the one it holds is the site's to keep as evidence."""
+        """Record the head that a site holds.
+
+        If the ledger does not contain it, nothing is released with the site. The site is then sent all its receipts,
+        which are its evidence against the head it holds.
+
+        Args:
+            site: The site.
+            message: Its reply, which names the newest row it holds and that row's signed hash.
+
+        Returns:
+            Whether the ledger contains the head.
+        """
         if isinstance(message, ReceiptsReply) and message.status is not None:
             self._keep_status(site, message.status)
         position = Position(message.ledger_row, message.ledger_head)
@@ -84,7 +117,7 @@ class ReceiptDelivery:
         return False
 
     def contradiction(self) -> str:
-        """What to do about the sites whose heads this ledger does not contain."""
+        """Return the error text for the sites whose heads this ledger does not contain, with the remedy."""
         held = ", ".join(f"{site} (row {row})" for site, row in sorted(self.contradicted.items()))
         return (
             f"this ledger does not contain signed heads that sites hold: {held}; it was rolled back or forked, and "
@@ -95,7 +128,7 @@ class ReceiptDelivery:
 
 
 def _fitting(due: Due) -> tuple[str, ...]:
-    """The first of these receipts, as many as one message takes."""
+    """Render the first of these receipts, as many as fit into one message."""
     made: list[str] = []
     left = MAX_RECEIPTS_BYTES
     for render in due[:MAX_RECEIPTS]:

@@ -1,7 +1,8 @@
 """Carries frames between the core and the ServerApp over a Unix socket.
 
-The ServerApp pushes and pulls what it is told: signed bodies that it cannot make and sealed ones that it cannot open.
-Nothing here imports Flower, the ledger or a key. Refuses a frame of an unknown kind or over its limit.
+The ServerApp relays what the core tells it to: messages that are signed, so that it cannot forge them, and sealed, so
+that it cannot read them. This module imports neither Flower nor the ledger nor a key. It refuses a frame of an unknown
+kind or over the size limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common.errors import InvalidInput
 
 SOCKET = "core.sock"
 FOLDER = "CONSILIUM_RELAY"
-"""Environment variable of the ServerApp: the folder in which the core's socket lies."""
+"""Environment variable that tells the ServerApp the folder of the core's socket."""
 
 MAX_BODY = 64 << 20
 _HEAD = struct.Struct(">BQI")
@@ -30,35 +31,46 @@ _NODE = struct.Struct(">Q")
 
 
 class Kind(IntEnum):
-    """A frame's kind and, for a question, what is answered."""
+    """A frame's kind. For a question, the comment names the frames that answer it."""
 
     RUN = 1
-    """The ServerApp's first word, with Flower's run id."""
+    """The ServerApp's first frame, with Flower's run id."""
     ONLINE = 2
-    """Asks for one NODES."""
+    """The core asks which nodes are online; answered by NODES."""
     NODES = 3
+    """Node ids, as :func:`pack_nodes` packs them."""
     BODY = 4
-    """A body for the node of this number, to be sent with the next PUSH."""
+    """A message for the node whose id is the frame's number, to be sent with the next PUSH."""
     PUSH = 5
-    """Sends the bodies, which live for so many milliseconds; asks for DONE. What was pushed before is forgotten."""
+    """Send the messages, which expire after ``number`` milliseconds; answered by DONE. Earlier pushes are dropped."""
     PULL = 6
-    """Asks for the replies that are there, each once, and DONE; with a number other than 0 for the last time, when what
-    began to arrive and did not end is a PROBLEM."""
+    """Fetch the replies that have arrived; answered by REPLY or PROBLEM for each, then DONE.
+
+    A number other than 0 marks the last fetch, in which a reply that has arrived only in part is a PROBLEM.
+    """
     REPLY = 7
+    """A node's reply; the number is the node's id."""
     PROBLEM = 8
-    """A node's reply is an error; the body is a word for it."""
+    """A node's reply is an error or unreadable; the body is a word for it."""
     DONE = 9
+    """The end of an answer."""
     END = 10
-    """The core's last word; 0 if the run ended well."""
+    """The core's last frame; its number is 0 if the run ended well."""
     PING = 11
-    """The first word of who only asks whether the core answers; it is answered by DONE."""
+    """Asks whether the core is alive, in place of RUN; answered by DONE."""
     FAILED = 12
-    """The ServerApp's last word in place of an answer: what ended it, for the core's log."""
+    """The ServerApp's last frame, in place of an answer: the error that ended it, for the core's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayFrame:
-    """One frame: its kind, the number that goes with it (a node, a run, milliseconds) and a body."""
+    """One frame.
+
+    Attributes:
+        kind: What it says or asks.
+        number: A node id, a run id, milliseconds or a status, by kind.
+        body: Its bytes, at most :data:`MAX_BODY`.
+    """
 
     kind: Kind
     number: int = 0
@@ -66,12 +78,17 @@ class RelayFrame:
 
 
 def send(connection: socket.socket, frame: RelayFrame) -> None:
-    """Write one frame."""
+    """Write one frame to a socket."""
     connection.sendall(_HEAD.pack(frame.kind, frame.number, len(frame.body)) + frame.body)
 
 
 def receive(connection: socket.socket) -> RelayFrame:
-    """Read one frame. EOFError if the other end is gone, InvalidInput for what is no frame."""
+    """Read one frame from a socket.
+
+    Raises:
+        EOFError: If the other end has closed.
+        InvalidInput: If the bytes are no frame, or the frame exceeds its limit.
+    """
     kind, number, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
     if kind not in Kind.__members__.values() or length > MAX_BODY:
         raise InvalidInput("frame of the relay", value=(kind, length), limit=f"a known kind, {MAX_BODY} bytes")
@@ -79,12 +96,20 @@ def receive(connection: socket.socket) -> RelayFrame:
 
 
 def pack_nodes(nodes: frozenset[int]) -> bytes:
-    """Node ids, eight bytes each."""
+    """Pack node ids in ascending order, eight bytes each, big-endian.
+
+    >>> unpack_nodes(pack_nodes(frozenset({7, 3}))) == {3, 7}
+    True
+    """
     return b"".join(map(_NODE.pack, sorted(nodes)))
 
 
 def unpack_nodes(body: bytes) -> frozenset[int]:
-    """What :func:`pack_nodes` packed; InvalidInput for half a number."""
+    """Return the node ids that :func:`pack_nodes` packed.
+
+    Raises:
+        InvalidInput: If the length is no multiple of eight bytes.
+    """
     if len(body) % _NODE.size:
         raise InvalidInput("node ids", value=len(body), limit=f"a multiple of {_NODE.size} bytes")
     return frozenset(node for (node,) in _NODE.iter_unpack(body))
@@ -92,7 +117,10 @@ def unpack_nodes(body: bytes) -> frozenset[int]:
 
 @contextmanager
 def lifeline(connection: socket.socket) -> Iterator[None]:
-    """Inside, this process ends at once, as if killed, when the other end is gone: one run, two processes, one life."""
+    """Inside the block, end this process at once, as if killed, when the other end of the connection closes.
+
+    This makes the two processes of a run live and die together.
+    """
     over = threading.Event()
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
@@ -110,12 +138,16 @@ def lifeline(connection: socket.socket) -> Iterator[None]:
 
 
 def connect(folder: Path) -> socket.socket:
-    """A connection to the core whose socket lies in ``folder``."""
+    """Connect to the core whose socket is in ``folder``.
+
+    Raises:
+        OSError: If no core listens there.
+    """
     return sockets.connect(folder / SOCKET)
 
 
 def answers(folder: Path) -> bool:
-    """Whether the core whose socket lies in ``folder`` answers."""
+    """Return whether the core whose socket is in ``folder`` answers."""
     try:
         with connect(folder) as connection:
             connection.settimeout(2.0)

@@ -1,9 +1,17 @@
-"""The server core of a sealed study: it adds up words it cannot read, and has a sum once a whole roster has sent.
+"""Runs the queries of a sealed study: adds up masked codes that it cannot read, and unmasks only the sum of a whole
+roster.
 
-A draw is one attempt at it: a roster of sites that accepted and have confirmed each other's keys, charged before
-anybody is asked. It waits for late sites as long as the study's patience; then it is lost, stays charged, and another
-is begun without the sites that stayed silent, while the budget lasts. What a crash leaves open is asked for again,
-under the same roster, for the same words. Refuses a sum that honest sites cannot have made.
+``pipeline.collect`` runs it for studies whose privacy is ``sealed``. A *draw* is one attempt at a batch of queries. It
+takes these steps in order; the code repeats their numbers:
+
+1. The roster is fixed: sites that accepted the offer, gave a key for this draw and have confirmed each other's keys.
+2. The draw is charged.
+3. The sites are asked for their masked codes, for as long as the study's patience. If one stays silent, the draw is
+   lost but stays charged, and another draw is started without that site while the budget lasts.
+4. The masks cancel in the sum of all masked codes, and leave the noisy sum. It is checked and stored.
+
+A draw that a crash left open is requested again under the same roster; the sites send the same masked codes. A sum that
+honest sites cannot have produced is refused. In this module a site's *words* are its masked code: integers modulo 2⁶⁴.
 """
 
 from __future__ import annotations
@@ -37,9 +45,13 @@ from server.study.workspace import Site
 
 @dataclass(slots=True)
 class _Sum:
-    """What has come in for one draw: words added up by query, and whose are still missing.
+    """The masked codes received for one draw, added up by query.
 
-    ``keep`` takes each site's signed words, which are the evidence of a dispute, before they are added.
+    Attributes:
+        draw: The draw.
+        missing: Names of the sites whose codes are missing.
+        keep: Stores a site's signed masked codes before they are added, as evidence in a dispute.
+        totals: Uint64 sum by query id.
     """
 
     draw: Draw
@@ -48,7 +60,7 @@ class _Sum:
     totals: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
 
     def add(self, site: str, opened: Opened) -> None:
-        """Add one site's words, once and only if they are of every query."""
+        """Add one site's masked codes, once, and only if there is one for every query."""
         if site not in self.missing or opened.codes.keys() != {query.id for query in self.draw.queries}:
             return
         sent = {query: words.view(np.uint64) for query, words in opened.codes.items()}
@@ -60,32 +72,42 @@ class _Sum:
 
 
 class SealedSums(Aggregator):
-    """An :class:`Aggregator` that never holds a site's code."""
+    """An :class:`Aggregator` that never holds a site's code in the clear. It takes the same arguments."""
 
     _length: Length | None = None
-    """How long the study's sums are together, once that was read from the ledger."""
+    """Combined length of the study's sums; None until it was read from the ledger."""
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
-        """As for any study, those that were drawn least often first: they may be accepted already."""
+        """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
         return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.last_draw(query.id)))
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """End the draws that an earlier process left open, then answer all open queries."""
+        """Finish the draws that an earlier process left open, then answer all open queries.
+
+        Args:
+            transport: Carries messages to and from the sites.
+            should_stop: Asked before every draw.
+
+        Raises:
+            QuorumNotReached: If too few sites accept, or have confirmed each other's keys; nothing of that draw is
+                charged.
+            Refused: ``sum-spoiled`` if a sum cannot come from honest sites; sums that are sound are stored first.
+        """
         planned = {query.id for query in self._queries}
         for draw in self._ledger.open_draws(self._study.id):
             if {query.id for query in draw.queries} <= planned and not should_stop():
                 self._resume(draw, transport)
         super().run(transport, should_stop=should_stop)
 
-    # --- offering
+    # --- steps 1 and 2: offering and charging
 
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
-        """As for any study, of queries that were drawn equally often.
+        """Return the next batch as for an open study, but only of queries with equally many draws.
 
-        An offer has one number for the draws of all its queries. Beside a query that was drawn before, one that sites
-        have accepted already would be offered in a later draw, and be charged to them again.
+        An offer has one draw number for all its queries. If a query already accepted by sites were offered together
+        with one drawn more often, it would get a later draw number, and the sites would charge it again.
         """
         drawn = [self._ledger.last_draw(query.id) for query in queries]
         alike = tuple(query for query, _ in takewhile(lambda one: one[1] == drawn[0], zip(queries, drawn, strict=True)))
@@ -96,7 +118,7 @@ class SealedSums(Aggregator):
         return tuple(by_name[name] for name in names if name in by_name)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
-        """As for any study, without sites that left a draw incomplete in this run or have no key to be known by."""
+        """As for an open study, without sites that left a draw incomplete in this run or have no signing key."""
         room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
 
@@ -104,27 +126,31 @@ class SealedSums(Aggregator):
         return super()._unable(site) if site.answer_key or site.name in self._left_out else "unsigned"
 
     def _offer(self, queries: tuple[QuerySpec, ...], able: tuple[Site, ...], *, draw: int = 0) -> Offer:
-        """The next draw of these queries, offered to the sites that may be on its roster."""
+        """Return the offer of the next draw of these queries, naming the sites that may be on its roster."""
         plain = super()._offer(queries, able)
         peers = tuple(sorted((Peer(site.name, site.answer_key) for site in able), key=lambda peer: peer.site))
         number = max(draw, 1 + max(self._ledger.last_draw(query.id) for query in queries))
         return replace(plain, draw=number, peers=peers)
 
     def _redrawn(self, batch: Batch, *, draw: int) -> Batch:
-        """The same queries, offered in a later draw."""
+        """Return a batch of the same queries with a later draw number."""
         able = tuple(site for site in self._sites() if site.name in batch.able)
         return Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
-        """As for any study; what a lost draw was to answer is asked after the rest, which may be accepted already."""
+        """Make one draw (steps 1 to 4), and return what follows it.
+
+        The queries of a lost draw are asked again after the remaining ones, which sites may have accepted already.
+        """
         try:
-            batch, roster, masks = self._masked_roster(batch, transport)
+            batch, roster, masks = self._masked_roster(batch, transport)  # step 1
         except QuorumNotReached:
             if not self._spent_at_sites(batch):
                 raise
             self._events.emit("budget-refused", batch=batch.id, queries=[query.id for query in batch.queries])
             return Next((*batch.queries, *later), None, budget_ended=True)
         entries = tuple(RosterEntry(site=site.name, pool=site.pool) for site in roster)
+        # step 2
         result = self._ledger.charge_draw(study_id=self._study.id, roster=entries, masks=masks, queries=batch.queries)
         if result.refused:
             self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
@@ -135,14 +161,22 @@ class SealedSums(Aggregator):
         return Next((*later, *left), ahead, budget_ended=bool(result.refused))
 
     def _spent_at_sites(self, batch: Batch) -> bool:
-        """Whether too few accepted because the sites' own ledgers have no room: each charges what it accepts."""
+        """Return whether the quorum was missed because the sites' own ledgers, which charge accepted offers, have no
+        budget.
+        """
         answers = list(batch.answers.values())
         return answers.count("budget") > len(answers) - self._study.privacy.quorum
 
     def _masked_roster(self, batch: Batch, transport: Transport) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
-        """Who adds up: sites that accepted, gave a key for this draw, and have confirmed each other.
+        """Fix the roster: sites that accepted, gave a key for this draw, and have confirmed each other.
 
-        A site that knows a later draw than this ledger is offered one after that. Raises when too few are left.
+        If a site knows a later draw than this ledger, a draw after that one is offered.
+
+        Returns:
+            The batch as accepted, the sites, and the roster with their keys.
+
+        Raises:
+            QuorumNotReached: If too few sites are left.
         """
         while True:
             try:
@@ -167,19 +201,22 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """The newest draw that a site will not answer again, by one honest site at least; -1 if none says so."""
+        """Return the newest draw that sites refuse to answer again, as confirmed by at least one honest site; -1 if
+        none.
+        """
         declined = [reply for reply in batch.replies.values() if reply.reason == "old-draw"]
         named = sorted((reply.last_draw or 0 for reply in declined), reverse=True)
-        honest = named[self._study.privacy.colluders :]  # the colluders may name any number
+        honest = named[self._study.privacy.colluders :]  # colluding sites may name any number: skip the largest t
         return honest[0] if honest else -1
 
     def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
-        """Those of the sites that gave a key of their own for this draw: with another on it nobody sends a word.
+        """Return the sites that gave a validly signed key of their own for this draw.
 
-        Of two that give the same one, or a twin of it, the later has copied it.
+        If one site's key is invalid, no site sends its masked code. If two sites give the same key, or two encodings of
+        one key, the later has copied it and is left out.
         """
         given: dict[bytes, str] = {}
-        for name, reply in batch.replies.items():  # as they came
+        for name, reply in batch.replies.items():  # in order of arrival
             if reply.mask is not None:
                 given.setdefault(point_of(reply.mask.key), name)
         signed = []
@@ -197,10 +234,11 @@ class SealedSums(Aggregator):
         return signed
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
-        """The sites without those that have not confirmed each other.
+        """Return the sites that remain after leaving out those that have not confirmed each other.
 
-        Whoever is unknown to more sites than may collude is left out, the most unknown first: an honest site says so,
-        too. Otherwise it is whoever says so that is left out, or one word of a dishonest site would evict any other.
+        A site that more sites than may collude have not confirmed is left out, the least confirmed first: at least one
+        honest site says so. Otherwise the site that reports others as unconfirmed is left out; if it were the other way
+        round, a single dishonest site could evict any other.
         """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):
@@ -217,14 +255,14 @@ class SealedSums(Aggregator):
             del left[max(against, key=lambda name: (against[name], unknown_there[name], name))]
         return tuple(sorted(left.values(), key=lambda site: site.name))
 
-    # --- adding up
+    # --- steps 3 and 4: requesting, adding and storing
 
     def _check_code(
         self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes
     ) -> None:
-        """Refused (``unsigned``) for words that the site did not sign as its own for this roster and query.
+        """Refuse (``unsigned``) a masked code that the site did not sign as its own for this roster and query.
 
-        Masked words are any; the sum has a bound of its own.
+        A masked code may be any integers; only the sum has a norm bound.
         """
         of = {"query": query.id, "site": site.name, "identity": site.answer_key}
         if batch.roster is None or not is_word_of(code.view(np.uint64), signature, roster=batch.roster.id, **of):
@@ -233,7 +271,7 @@ class SealedSums(Aggregator):
     def _completed(
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> tuple[StoredAnswer, ...]:
-        """Wait for the words of the whole roster; the answers, stored. None where the draw was lost."""
+        """Wait for the masked codes of the whole roster; return the stored answers, or none if the draw was lost."""
         summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._keep_words), draw.roster
         wanted = tuple(query.id for query in draw.queries)
         until = self._clock() + self._study.collection.patience_s
@@ -255,10 +293,13 @@ class SealedSums(Aggregator):
         return answers
 
     def _store(self, draw: Draw, totals: dict[str, NDArray[np.uint64]]) -> tuple[StoredAnswer, ...]:
-        """Each query's noisy sum, put on record. Raises once those that are sound are stored, if one was spoiled.
+        """Unmask, check and store each query's noisy sum.
 
-        Where the sums of the study are longer together than honest ones are, all of this draw are spoiled: a site that
-        pushes a little in each was within what noise hides in every one.
+        If the study's sums are longer together than sums of honest sites, all sums of this draw are refused. A site
+        that adds a little to each sum stays within what the noise hides in a single one.
+
+        Raises:
+            Refused: ``sum-spoiled`` if a sum was refused, after the others are stored.
         """
         sums: dict[str, NDArray[np.int64]] = {}
         together, sites = self._length or self._length_so_far(), len(draw.roster.members)
@@ -279,7 +320,9 @@ class SealedSums(Aggregator):
         return tuple(answers)
 
     def _length_so_far(self) -> Length:
-        """How long the study's own sums are together, from the last spoiled draw on: those before were asked about."""
+        """Return the combined length of the study's sums since its last spoiled draw; earlier ones were disputed
+        already.
+        """
         spoiled = spoiled_draws(self._ledger, self._study)
         after = spoiled[-1].row if spoiled else 0
         total = Length()
@@ -300,7 +343,7 @@ class SealedSums(Aggregator):
         )
 
     def _resume(self, draw: Draw, transport: Transport) -> None:
-        """Ask for an open draw again: every site has the words it sent, or makes them now."""
+        """Request the masked codes of an open draw again; a site sends its stored ones, or computes them now."""
         roster = self._sites_for(draw.roster.sites)
         if len(roster) < len(draw.roster.members):
             self._lose(draw, "incomplete", sites=set(draw.roster.sites) - {site.name for site in roster})
@@ -310,5 +353,5 @@ class SealedSums(Aggregator):
 
 
 def aggregator_of(study: Study) -> type[Aggregator]:
-    """Which core runs a study."""
+    """Return the class that runs a study: :class:`SealedSums` for a sealed study, else :class:`Aggregator`."""
     return SealedSums if study.privacy.sealed else Aggregator

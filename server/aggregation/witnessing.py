@@ -1,9 +1,10 @@
-"""The server's newest head, and the sites', countersigned: heads and proofs go to every site, signatures to all others.
+"""Has the sites countersign the heads of the server's ledger and of each other's ledgers.
 
-A round asks every site that is there, up to three times, until nothing new is said: for its word on the server's head,
-then with the others' signatures and heads. It charges nothing and holds nothing up: a site that is away or contradicts
-is told as an event, and the heads with their signatures lie in the study's ``witnesses/``. Where no site has ever
-answered, as sites of earlier versions do not, nothing is told.
+``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online, up to three times,
+until nothing new is said: first for its signature on the server's head, then with the other sites' heads and
+signatures. It charges nothing and delays nothing. A site that is offline or contradicts a head is logged as an event.
+The heads and their signatures are stored in the study's ``witnesses/``. If no site has ever answered, as sites of
+earlier versions do not, nothing is logged.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 ASKED = 3
-"""Times a site is asked in one round at most: for its word, with the others' heads, and with what they signed."""
+"""Times a site is asked in one round: for its signature, with the others' heads, and with their signatures."""
 DEADLINE_S = 30.0
 _SITES = "sites.json"
 
 
 @dataclass(frozen=True, slots=True)
 class SiteKnown(Document):
-    """What the server knows of a site as witness.
+    """What the server knows of a site as a witness.
 
-    ``own`` is the origin of its own ledger's head, empty where it shares none; ``sizes`` are the rows of the heads it
-    countersigned last, by origin; ``held_row`` is the newest row it holds a receipt of.
+    Attributes:
+        own: Origin of the head of the site's own ledger; empty if it shares none.
+        held_row: Newest row of the server's ledger of which it holds a receipt.
+        sizes: By origin, the number of rows of the head that it countersigned last.
     """
 
     own: str = ""
@@ -47,7 +50,14 @@ class SiteKnown(Document):
 
 
 class Witnesses:
-    """One round of countersigning for a study's ledger; what is heard is on disk when :meth:`ask` returns."""
+    """One round of countersigning for a study's ledger; :meth:`ask` stores what the sites answer.
+
+    Args:
+        folder: The study's ``witnesses/``.
+        study: The study's id.
+        ledger: The server's ledger, with its signing key.
+        events: The event log.
+    """
 
     def __init__(self, folder: Path, *, study: str, ledger: Ledger, events: EventLog) -> None:
         self._study, self._ledger, self._events = study, ledger, events
@@ -65,7 +75,13 @@ class Witnesses:
         self._proofs: dict[int, tuple[str, ...]] = {}
 
     def ask(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float = DEADLINE_S) -> None:
-        """Ask all that are there; an event for each site whose word is missing, or is against a head."""
+        """Ask all sites that are online, and log each site whose signature is missing or that contradicts a head.
+
+        Args:
+            sites: The admitted sites.
+            transport: Carries the messages.
+            timeout_s: Longest wait for each of the :data:`ASKED` attempts.
+        """
         for _ in range(ASKED):
             before = self._state()
             online = transport.online()
@@ -75,7 +91,7 @@ class Witnesses:
                     self._take(heard.site, heard.message, sites)
             if self._state() == before:
                 break
-        if not self._known:  # no site of this study knows of heads: all are of earlier versions
+        if not self._known:  # no site has ever answered: all run earlier versions
             return
         self._save()
         for site in sites:
@@ -100,16 +116,18 @@ class Witnesses:
         )
 
     def _proof(self, since: int) -> tuple[str, ...]:
-        """The Merkle proof that the newest head contains the first ``since`` rows; computed once for all sites."""
+        """Return the Merkle proof that the newest head contains the first ``since`` rows; computed once for all
+        sites.
+        """
         if since not in self._proofs:
             self._proofs[since] = tuple(prove_growth(self._leaves, since))
         return self._proofs[since]
 
     def _take(self, site: Site, reply: WitnessReply, sites: Sequence[Site]) -> None:
-        """Enter a site's reply.
+        """Record a site's reply.
 
-        A countersignature counts only if it verifies under the site's registered key. So does the head of the site's
-        own ledger.
+        A countersignature counts only if it verifies under the site's registered key; the same holds for the head of
+        the site's own ledger.
         """
         self._said[site.name] = reply
         known = self._known.get(site.name, SiteKnown())
@@ -126,7 +144,7 @@ class Witnesses:
         note, before = _own_head(site, reply.own), self._heads.get(site.name)
         other = note is not None and before is not None and before.origin != note.origin
         if other and before is not None and before.is_signed(site.answer_key):
-            self._strays.add(site.name)  # a key signs for one ledger: the head of another takes no head's place
+            self._strays.add(site.name)  # a key signs for one ledger: keep the head of the first
         elif note is not None:
             own = note.origin
             same = before is not None and before.same_head(note)
@@ -136,6 +154,7 @@ class Witnesses:
         self._known[site.name] = SiteKnown(own, reply.held_row, sizes)
 
     def _tell(self, site: Site) -> None:
+        """Log what a site's last reply means: countersigned, missing, or in disagreement."""
         said, size = self._said.get(site.name), self._note.size
         if said is None or said.problem in ("gap", "stale", "unsigned"):
             reason = "no-reply" if said is None else said.problem
@@ -154,7 +173,9 @@ class Witnesses:
         return self._note, dict(self._heads), dict(self._known)
 
     def _save(self) -> None:
-        """A head that nobody countersigned takes no other's place: what was countersigned before is the evidence."""
+        """Store the heads; a head without countersignature does not replace a countersigned one, which is the
+        evidence.
+        """
         for note in (self._note, *self._heads.values()):
             if len(note.signatures) > 1 or self.memory.note(note.origin) is None:
                 self.memory.keep(note)
@@ -163,7 +184,7 @@ class Witnesses:
 
 
 def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:
-    """The note with a site's signature, or as it was where that is none of its key."""
+    """Return the note with a site's signature added, or unchanged if the signature is not by the site's key."""
     try:
         signed = note.with_signatures((parse_signature(line.decode()),))
     except (InvalidInput, UnicodeDecodeError):
@@ -172,7 +193,7 @@ def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:
 
 
 def _own_head(site: Site, text: bytes) -> CheckpointNote | None:
-    """The head of a site's own ledger, if its key signed it; without any other signature."""
+    """Return the head of a site's own ledger without other signatures, or None if its key did not sign it."""
     note = note_in(text)
     if note is None or not note.origin.startswith(origin_of("site", "")):
         return None
@@ -181,7 +202,7 @@ def _own_head(site: Site, text: bytes) -> CheckpointNote | None:
 
 
 def _load(memory: HeadMemory) -> dict[str, SiteKnown]:
-    """What is known of the sites; nothing, so that all is asked anew, where it cannot be read."""
+    """Return what is stored about the sites; nothing, so that all are asked again, if it cannot be read."""
     path = memory.folder / _SITES
     try:
         data: Mapping[str, object] = parse_json(path.read_bytes(), what="what is known of witnesses")
