@@ -1,12 +1,12 @@
-"""Adapt the student to the hospital's own patients, at the hospital: nothing is sent and no budget is spent.
+"""Adapts the student to the hospital's own patients, at the hospital; nothing is sent and no budget is spent.
 
-A guarantee that the student has is not touched by what a hospital trains of it on its own patients and keeps. The
-result has no guarantee at all: its bundle says that it has seen patients and must not leave. Steps:
+`consilium site adapt` calls it. The student's guarantee is not affected by what a hospital trains from it and keeps.
+The result has no guarantee: its bundle states that it has seen patients and must not leave. Steps:
 
-1. take the student that was pulled, and the hospital's patients, without those who were withdrawn;
-2. with enough patients, train every way on four fifths of them at a time and score it on the others;
-3. choose a way, by these figures or, with fewer patients, by the default;
-4. train that way on all patients, and write the bundle and the report.
+1. Take the pulled student and the hospital's patients, without withdrawn ones.
+2. With enough patients, train every way on four fifths of them at a time and score it on the rest.
+3. Choose a way by these scores; with fewer patients, by the default.
+4. Train that way on all patients, and write the bundle and the report.
 
 Refuses a student of another study's grid or labels, one that has seen patients already, and a site without a usable
 labelled case.
@@ -58,15 +58,22 @@ from common.models.bundle import SEEN_WEIGHTS, Bundle
 from common.models.fit import best_device, predict
 
 STRENGTH = 1.0
-"""Of the pull towards the student: its share of the way back in a step is the learning rate times this."""
+"""Strength of the pull toward the student; each step moves weights back by learning rate times strength."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptOptions:
-    """What to adapt and how, where that is not by default. ``way``: None to have it chosen.
+    """The options of `site adapt`.
 
-    ``steps`` and ``learning_rate``: the study's recipe of its student unless given. ``strength``: of the pull towards
-    the student. ``out``: the folder that the bundle's folder goes into.
+    Attributes:
+        site_dir: The site's directory.
+        student: The student's bundle; by default the pulled one.
+        data: Folder of the cases; by default the site's dataset.
+        way: The way; None to choose it by the scores.
+        steps: Training steps; by default the study's recipe of its student.
+        learning_rate: Learning rate; by default the study's recipe of its student.
+        strength: Strength of the pull toward the student.
+        out: Folder into which the bundle's folder is written.
     """
 
     site_dir: Path
@@ -80,12 +87,12 @@ class AdaptOptions:
 
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int, float], None]]]
-"""Shows so many steps of training; what it gives takes how many more were gone, and the newest loss."""
+"""Opens a progress display for a number of steps; it yields a function of further steps done and the newest loss."""
 
 
 @dataclass(slots=True)
 class _Folds:
-    """Each way's Dice of every patient by a network that was trained without the patient."""
+    """Each way's Dice of every patient, from a network trained without that patient."""
 
     of: tuple[int, ...] = ()
     dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -131,7 +138,19 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
 
 
 def student_of(directory: Path, study: Study) -> Bundle:
-    """The student of a bundle; InvalidInput for one that has seen patients: what is made of it would be misnamed."""
+    """Load the student of a bundle.
+
+    Args:
+        directory: The bundle's folder.
+        study: The study.
+
+    Returns:
+        The student.
+
+    Raises:
+        InvalidInput: If it does not fit the study, or has seen patients, since the result's statement would then be
+            wrong.
+    """
     if (directory / SEEN_WEIGHTS).exists():
         raise InvalidInput(
             "student to adapt", value=str(directory), limit="one that has not seen patients: not an adapted one"
@@ -142,12 +161,20 @@ def student_of(directory: Path, study: Study) -> Bundle:
 
 
 def recipe_of(bundle: Bundle, study: Study) -> TrainingConfig:
-    """The study's recipe of its student, on the network that the bundle has."""
+    """Return the study's recipe of its student, with the network of the bundle.
+
+    Args:
+        bundle: The student.
+        study: The study.
+
+    Returns:
+        The recipe.
+    """
     return replace(study.student, channels=bundle.recipe.channels, network=bundle.recipe.network, patch=bundle.patch)
 
 
 def recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> TrainingConfig:
-    """The recipe of the bundle's student, as long and as fast as the options say."""
+    """Return the recipe of the bundle's student, with steps and learning rate from the options."""
     recipe = recipe_of(bundle, study)
     return replace(
         recipe,
@@ -212,7 +239,7 @@ def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:
 
 
 def _cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms, *, folds: int) -> _Folds:
-    """Every way's Dice of every patient, by networks that the patient's fold was kept from."""
+    """Score every way on every patient, by networks trained without the patient's fold."""
     if not folds:
         return _Folds()
     of = fold_of([patient.name for patient in patients], folds=folds)
@@ -228,7 +255,16 @@ def _cross_validated(patients: Sequence[Patient], make: Callable[..., Networks],
 
 
 def scored(patient: Patient, models: Mapping[Way, torch.nn.Module], terms: Terms) -> dict[Way, tuple[float, ...]]:
-    """One patient's Dice by structure, the mean over the patient's scans, by each network."""
+    """Compute one patient's Dice of each structure, averaged over the patient's scans, by each network.
+
+    Args:
+        patient: The patient.
+        models: Network of each way.
+        terms: The adaptation's terms.
+
+    Returns:
+        Dice of each structure, by way.
+    """
     members = terms.data.members
     scans = []
     for scan in patient.scans:
@@ -251,7 +287,9 @@ def _figures(way: Way, rows: Sequence[Sequence[float]], structures: Sequence[str
 
 
 def _ahead(means: Mapping[Way, Sequence[float]], way: Way, other: Way) -> tuple[float, float | None] | None:
-    """The paired difference in Dice over patients and half of its 95 % interval; None where nothing compares."""
+    """Return the paired difference in Dice over patients with half of its 95 % interval; None if nothing can be
+    compared.
+    """
     return _interval([ours - theirs for ours, theirs in zip(means[way], means[other], strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""Describes the result of an adaptation: the method and why it was taken, its figures, and what they do not tell."""
+"""Describes the result of an adaptation: the chosen way and why, its scores, and what they do not show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.plain import joined
 SCHEMA = 1
 
 Interval = tuple[float, float | None]
-"""A mean and half of its 95 % interval, None for one patient."""
+"""A mean and half of its 95 % interval; the half is None for one patient."""
 
 SEEN = (
     "This network has seen this hospital's patients and has no privacy guarantee: it must not leave the hospital. It "
@@ -22,18 +22,25 @@ SEEN = (
 )
 
 LESS = 0.0005
-"""A way that is behind the student or the own network by more than this is said to be."""
+"""Smallest Dice difference below the student or the own network that gives a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One way's Dice, by networks that had not seen the patient; None where no patient has a figure."""
+    """One way's Dice, by networks that had not seen the patient.
+
+    Attributes:
+        way: The way.
+        interval: Mean over patients; None if no patient has a score.
+        structures: The same for each structure.
+    """
 
     way: Way
     interval: Interval | None
     structures: Mapping[str, Interval | None]
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         return {
             "way": str(self.way),
             "what": WORDS[self.way],
@@ -44,12 +51,25 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """An adaptation.
+    """The result of an adaptation.
 
-    ``figures``: of every way, by cross-validation over ``patients`` in ``folds``; none where there were too few.
-    ``by_choice``: the Dice of choosing itself, since the chosen way's own mean flatters it; None where a person chose.
-    ``ahead``: how far the taken way is ahead of the student and of the own network, paired over patients.
-    ``forced``: a person named the way.
+    Attributes:
+        site: Name of the site.
+        way: The way that was taken.
+        forced: A person named the way.
+        patients: Number of patients.
+        cases: Number of cases.
+        folds: Folds of the cross-validation; 0 with too few patients.
+        figures: Scores of every way; empty without cross-validation.
+        by_choice: Dice of the choice itself, chosen without the patient it is scored on; the chosen way's own mean is
+            too high because it was chosen on these scores. None if a person named the way.
+        ahead: Paired difference of the taken way over the student and over the own network.
+        student: SHA-256 of the student's weights.
+        bundle: The bundle's folder.
+        report: The report's folder.
+        structures: Names of the structures.
+        problems: Cases left out.
+        pictures: File names of the pictures.
     """
 
     site: str
@@ -70,7 +90,7 @@ class Adapted:
 
     @property
     def why(self) -> str:
-        """How the way came to be taken."""
+        """Why the way was taken."""
         if self.forced:
             return "named by --way"
         if self.folds:
@@ -79,7 +99,7 @@ class Adapted:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Reasons not to use the network: no patient was left to check it on, or it scores below its source."""
+        """Reasons not to use the network: it could not be checked, or it scores below its source."""
         found = []
         if not self.folds:
             found.append(
@@ -92,6 +112,7 @@ class Adapted:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         return {
             "schema": SCHEMA,
             "site": self.site,
@@ -122,7 +143,15 @@ def _json(interval: Interval | None) -> dict[str, float | None] | None:
 
 
 def shown(interval: Interval | None, *, sign: bool = False) -> str:
-    """A mean with its interval, in text."""
+    """Format a mean with its interval.
+
+    Args:
+        interval: The mean and half of its interval; None gives a dash.
+        sign: Show the sign.
+
+    Returns:
+        The text.
+    """
     if interval is None:
         return "–"
     value, half = interval
@@ -130,7 +159,14 @@ def shown(interval: Interval | None, *, sign: bool = False) -> str:
 
 
 def text(result: Adapted) -> str:
-    """The result for a person: every way's Dice, what was taken and why, and what speaks against it."""
+    """Format the result for a person: every way's Dice, what was taken and why, and warnings.
+
+    Args:
+        result: The adaptation.
+
+    Returns:
+        The text.
+    """
     lines = []
     if result.figures:
         lines.append(f"Dice over {result.patients} patients, each by networks that had not seen the patient:")

@@ -1,6 +1,7 @@
-"""Stores what a site adapted: the bundle, the report, and trainings that a later run resumes.
+"""Defines where a site keeps its adaptations: the bundle, the report, and trainings that a later run resumes.
 
-All of it may hold what a patient taught. No torch here: a withdrawal reads it too.
+All files may contain what was learnt from a patient. The module does not import torch, because a withdrawal uses it
+too.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ import shutil
 from pathlib import Path
 
 FOLDER = "adapted"
-"""Below the site's directory."""
+"""Folder of adaptations, below the site's directory."""
 
 TRAININGS = "trainings"
-"""Below :data:`FOLDER`: every training of an adaptation, by what it depends on."""
+"""Folder of trainings below :data:`FOLDER`; each file is named by a hash of what the training depends on."""
 
 NAME = "has-seen-patients-must-not-leave"
-"""What the folder of an adapted bundle is called, with the site's name behind it."""
+"""Name of an adapted bundle's folder; the site's name follows."""
 
 
 def forget_adapted(site_dir: Path) -> tuple[Path, ...]:
-    """Delete the trainings of a site's adaptations, as after a patient's withdrawal.
+    """Delete the trainings of a site's adaptations, after a patient's withdrawal.
+
+    Args:
+        site_dir: The site's directory.
 
     Returns:
-        The finished bundles in the site's directory, which a person deletes.
+        The finished bundles in the site's directory, which a person must delete.
     """
     folder = site_dir / FOLDER
     shutil.rmtree(folder / TRAININGS, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The hospital's own patients as an adaptation uses them: everyone listed, without those who were withdrawn.
+"""Reads the hospital's own patients for an adaptation: all listed ones, without withdrawn ones.
 
-A scan that cannot be used is reported and left out; a patient without a usable scan is no patient here. Refuses a site
-without one.
+A scan that cannot be used is reported and left out, and so is a patient without a usable scan. Refuses a site without
+any usable case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Patient:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The patients an adaptation learns from, and what is wrong with scans that are left out."""
+    """The patients of an adaptation, and the problems of scans that are left out."""
 
     patients: tuple[Patient, ...]
     problems: tuple[Problem, ...]
@@ -40,13 +40,21 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A site's dataset in its study's terms, and the ids of each patient's scans who was not withdrawn."""
+    """A site's dataset in its study's terms, and the scan ids of each patient who was not withdrawn."""
 
     dataset: Dataset
     scans: dict[str, tuple[str, ...]]
 
     def task(self, study: Study, directory: Path) -> VoterTask:
-        """All of these patients as one voter's, on the student's grid."""
+        """Return all of these patients as one voter's task, on the student's grid.
+
+        Args:
+            study: The study.
+            directory: Where files are written.
+
+        Returns:
+            The task.
+        """
         listed = {scan for ids in self.scans.values() for scan in ids}
         return VoterTask(
             voter=0,
@@ -64,9 +72,20 @@ class Own:
 
 
 def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) -> Own:
-    """The site's dataset, or the one at ``data``, without patients who were withdrawn from the pool.
+    """Open the site's dataset without patients who were withdrawn from the pool.
 
-    The caller holds the lock of the books' teachers. Raises what :func:`~client.site.deals.deal_for_training` does.
+    The caller holds the lock of the teachers.
+
+    Args:
+        config: The site's policy.
+        study: The study.
+        data: Folder of another dataset; None for the site's.
+
+    Returns:
+        The dataset and its patients.
+
+    Raises:
+        InvalidInput: If the dataset does not fit the study, or as :func:`~client.site.deals.deal_for_training`.
     """
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     check_labels(dataset, study.data.student)
@@ -76,7 +95,20 @@ def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) 
 
 
 def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> Material:
-    """Read every scan; InvalidInput where not one can be used."""
+    """Read every scan.
+
+    Args:
+        own: The site's dataset and patients.
+        study: The study.
+        folder: Where files are written.
+        cache: Where volumes beyond the memory limit are kept.
+
+    Returns:
+        The patients.
+
+    Raises:
+        InvalidInput: If no scan can be used.
+    """
     usable, problems = load_scans(own.task(study, folder), cache)
     cases = {case.id: case for case in own.dataset.labelled}
     patients = []

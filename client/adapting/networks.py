@@ -1,8 +1,8 @@
-"""The networks that one set of a hospital's patients makes: each trained when it is asked for, and kept in a file.
+"""Trains the networks of an adaptation on one set of patients, each when it is first needed, and stores them.
 
-A file is named by all that its weights depend on, so an interrupted adaptation goes on where it was and never takes a
-training of other patients, another student or another recipe. The files hold what patients taught: they lie in a folder
-of their own, for the site's user alone.
+``client.adapting.adapt`` calls it. A file is named by a hash of everything its weights depend on. An interrupted
+adaptation therefore resumes, and never uses a training of other patients, another student or another recipe. The files
+contain what was learnt from patients and are readable by the site's user only.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ HALF = 0.5
 SEED = 1
 
 OnStep = Callable[[int, float], None]
-"""Called with the steps that a training has gone since it was last called, and its loss (nan for one kept)."""
+"""Called with the steps done since the last call, and the loss (nan for a training read from its file)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What every training of an adaptation has in common.
+    """What all trainings of an adaptation have in common.
 
-    ``student``: its network. ``recipe``: the student's own, for every training, so that they compare. ``start``: public
-    weights for the own network to begin from. ``strength``: of the pull towards the student.
+    Attributes:
+        data: The student's labels, channels and grid.
+        recipe: The student's recipe, the same for all trainings so that they can be compared.
+        student: The student's network.
+        start: Public weights from which the own network begins; None for random ones.
+        strength: Strength of the pull toward the student.
     """
 
     data: DataConfig
@@ -47,14 +51,28 @@ class Terms:
 
 
 class Networks:
-    """Networks of ``scans``, trained into ``folder`` as they are asked for."""
+    """The networks of one set of scans, trained when they are first needed.
+
+    Args:
+        terms: What all trainings have in common.
+        folder: Where trainings are stored.
+        scans: The scans.
+        on_step: Called with further steps and the loss.
+    """
 
     def __init__(self, terms: Terms, folder: Path, scans: Sequence[LabelledScan], *, on_step: OnStep) -> None:
         self._terms, self._folder, self._scans, self._on_step = terms, folder, tuple(scans), on_step
         self._made: dict[Way, torch.nn.Module] = {}
 
     def of(self, way: Way) -> torch.nn.Module:
-        """The network of one way, ready to predict."""
+        """Return the network of one way, ready to predict.
+
+        Args:
+            way: The way.
+
+        Returns:
+            The network.
+        """
         trained = {each: self._once(each) for each in TRAININGS[way]}
         if way is Way.AVERAGED:
             return Averaged([trained[Way.OWN], trained[Way.TRAINED_ON]]).eval()
@@ -63,7 +81,7 @@ class Networks:
         return trained[way] if trained else self._terms.student
 
     def _once(self, way: Way) -> torch.nn.Module:
-        """A training's network, trained or read once, whichever ways are made of it."""
+        """Return a training's network, trained or read only once although several ways use it."""
         if way not in self._made:
             self._made[way] = self._trained(way)
         return self._made[way]
@@ -116,7 +134,14 @@ class Networks:
 
 
 def as_increments(show: OnStep) -> OnStep:
-    """What takes the step that one training is at, and shows how many are new."""
+    """Convert a callback that takes further steps into one that takes the number of the current step.
+
+    Args:
+        show: Called with further steps and the loss.
+
+    Returns:
+        A function of the current step and the loss.
+    """
     done = 0
 
     def on_step(step: int, loss: float) -> None:
@@ -128,7 +153,7 @@ def as_increments(show: OnStep) -> OnStep:
 
 
 def half_way(student: torch.nn.Module, trained: torch.nn.Module) -> torch.nn.Module:
-    """``trained`` taken back to the middle between the two networks' weights, in place."""
+    """Move a trained network's weights to the middle between it and the student, in place."""
     begun = student.state_dict()
     with torch.no_grad():
         for name, weights in trained.state_dict().items():

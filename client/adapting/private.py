@@ -1,10 +1,15 @@
-"""Adapt the student under a patient's own guarantee: a network that may leave the hospital, charged in its ledger.
+"""Adapts the student with differential privacy for the hospital's patients; the network may leave the hospital.
 
-The training begins at the released student and goes through a private strategy's every step on all of the hospital's
-patients. Every guarantee of a training holds for any first weights, so the student's cost and the training's compose;
-what a patient risks in all adds them up (:mod:`common.privacy.patient_guarantee`). Nothing is chosen on patients: no
-way, no step, no rate. Refuses a student that was not pulled and proven, patients who paid for a private training
-already, and a site without a ledger's terms.
+`consilium site adapt --strategy` calls it. Steps:
+
+1. Check that the pulled student is the one the server signed.
+2. Charge the training in the site's ledger.
+3. Train all patients together with a private strategy, beginning from the student.
+4. Record the network, and write its bundle.
+
+A training's guarantee holds for any first weights, so the student's cost and the training's compose; what a patient
+risks in total adds them up (:mod:`common.privacy.patient_guarantee`). Nothing is chosen on patients: no way, no step,
+no rate. Refuses a student that was not pulled and proven, and patients who have paid for a private training already.
 """
 
 from __future__ import annotations
@@ -47,12 +52,20 @@ from common.models.student_bundle import (
 from common.student_statement import StudentStatement
 
 NAME = "may-leave"
-"""In the name of the bundle's folder, between strategy and site."""
+"""Part of the name of the bundle's folder, between strategy and site."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivatelyAdapted:
-    """A network that may leave: its bundle, what its training cost each patient, and what its student had cost."""
+    """A network that may leave the hospital.
+
+    Attributes:
+        bundle: The bundle's folder.
+        strategy: The private strategy.
+        report: The training's report, with its guarantees.
+        student: What the student had cost, in words.
+        problems: Cases left out.
+    """
 
     bundle: Path
     strategy: str
@@ -61,6 +74,7 @@ class PrivatelyAdapted:
     problems: tuple[Problem, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         return {
             "schema": 1,
             "bundle": str(self.bundle),
@@ -73,6 +87,7 @@ class PrivatelyAdapted:
         }
 
     def to_text(self) -> str:
+        """Return the result as text."""
         lines = [f"{self.bundle}: may leave under"]
         lines += [f"  each patient of the training: {one}" for one in self.report.guarantees]
         lines += [f"  and what the student had cost before: {self.student}"]
@@ -85,21 +100,21 @@ class PrivatelyAdapted:
 def adapt_privately(
     site_dir: Path, private: PrivateOptions, *, again: bool, out: Path | None, progress: Progress
 ) -> PrivatelyAdapted:
-    """Make a network that may leave from the student that was pulled, and charge its training.
+    """Train a network that may leave from the pulled student, and charge the training.
 
     Args:
         site_dir: The site's directory.
         private: The strategy and what it may cost.
-        again: Patients who have paid for a private training pay for this one too.
-        out: The folder that the bundle's folder goes into; in the site's directory unless given.
-        progress: Shows the training.
+        again: Charge patients again who have paid for a private training already.
+        out: Folder into which the bundle's folder is written; by default in the site's directory.
+        progress: Opens the progress display.
 
     Returns:
         The bundle and its guarantees.
 
     Raises:
-        InvalidInput: As the module says, before a step is spent.
-        Refused: If another training or a withdrawal is writing at this site.
+        InvalidInput: As described in the module, before a step is spent.
+        Refused: If another training or a withdrawal is in progress at this site.
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
@@ -140,9 +155,9 @@ def adapt_privately(
 
 
 def _proven(site_dir: Path) -> BundlePrivacy:
-    """What the pulled student cost; InvalidInput unless the bundle is, byte for byte, the one that was signed.
+    """Return what the pulled student cost; InvalidInput unless the bundle is byte for byte the signed one.
 
-    A start that had seen patients without a guarantee would make the training's guarantee a lie.
+    A start that had seen patients without a guarantee would make the training's guarantee false.
     """
     folder, statement = site_dir / STUDENT_DIR / "bundle", site_dir / STUDENT_DIR / "statement.json"
     try:
@@ -165,7 +180,7 @@ def _proven(site_dir: Path) -> BundlePrivacy:
 
 
 def _deal(config: SiteConfig) -> str:
-    """The id by which the ledger knows whom the training was on: all patients of the pool, without any split."""
+    """Return the id under which the ledger records whom the training was on: all patients of the pool."""
     return digest("deal-of-adapted", {"pool": config.pool})
 
 

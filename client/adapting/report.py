@@ -1,6 +1,6 @@
-"""The report of an adaptation: a page for a person, the same as JSON, and pictures; for the site's user alone.
+"""Writes the report of an adaptation: a page, the same facts as JSON, and pictures, readable by the site's user only.
 
-Pictures show the taken way on the patients it does worst and best on, drawn by a network that had not seen them.
+The pictures show the patients with the worst and the best score, predicted by a network that had not seen them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from common.models.bundle import Bundle
 from common.objects import write_atomically
 
 Unseen = Callable[[int], Bundle]
-"""The taken way's network for the patient at a place, trained without the patient where that can be."""
+"""Returns the taken way's network for a patient's position, trained without the patient if possible."""
 
 
 def write_report(result: Adapted, patients: Sequence[Patient], dice: Sequence[float], *, unseen: Unseen) -> Adapted:
-    """Write ``adapted.html``, ``adapted.json`` and the pictures into ``result.report``.
+    """Write ``adapted.html``, ``adapted.json`` and the pictures.
 
     Args:
-        result: The adaptation.
-        patients: Those it was made of.
-        dice: The taken way's Dice of each by cross-validation; empty where there were too few patients.
-        unseen: Which network draws a patient's picture.
+        result: The adaptation; ``result.report`` is the folder.
+        patients: The patients.
+        dice: Cross-validated Dice of each patient by the taken way; empty with too few patients.
+        unseen: Returns the network that predicts a patient's picture.
 
     Returns:
         The result with the pictures' names.
@@ -55,7 +55,7 @@ def write_report(result: Adapted, patients: Sequence[Patient], dice: Sequence[fl
 
 
 def _shown_patients(dice: Sequence[float]) -> dict[str, int]:
-    """The worst and the best patient; without figures the first."""
+    """Return the positions of the worst and the best patient; without scores, of the first."""
     ranked = sorted((place for place, value in enumerate(dice) if not math.isnan(value)), key=lambda place: dice[place])
     if not ranked:
         return {"first": 0}

@@ -1,7 +1,7 @@
-"""Writes an adapted network as a MONAI bundle whose names and privacy file say that it was trained on patients.
+"""Writes an adapted network as a MONAI bundle whose name and privacy file state that it was trained on patients.
 
-The bundle is laid out as a student's is, so that MONAI and ``consilium predict`` read it; its files are readable by the
-site's user alone. No command of Consilium takes it as a student, a start or a teacher.
+The bundle has a student's layout, so that MONAI and ``consilium predict`` read it; its files are readable by the site's
+user only. No command of Consilium accepts it as a student, a start or a teacher.
 """
 
 from __future__ import annotations
@@ -41,9 +41,18 @@ def write_seen_bundle(
     bundle: Bundle,
     recipe: TrainingConfig,
 ) -> None:
-    """Write the bundle where ``directory`` is, whole or not at all.
+    """Write the bundle, all or nothing.
 
-    ``bundle``: the student it began from, whose input ranges it keeps.
+    Args:
+        directory: The bundle's folder.
+        network: The network.
+        result: The adaptation.
+        study: The study.
+        bundle: The student from which it was made; its input ranges are kept.
+        recipe: The network's recipe.
+
+    Raises:
+        InvalidInput: If the folder holds something else.
     """
     check_place(directory)
     files = {
@@ -59,7 +68,14 @@ def write_seen_bundle(
 
 
 def check_place(directory: Path) -> None:
-    """InvalidInput unless there is nothing at ``directory``, or an earlier bundle of this kind."""
+    """Refuse a folder that holds anything but an earlier bundle of this kind.
+
+    Args:
+        directory: The folder.
+
+    Raises:
+        InvalidInput: If it does.
+    """
     if directory.exists() and not (directory / SEEN_WEIGHTS).is_file():
         raise InvalidInput(
             "folder of the adapted network holds something else", value=str(directory), remedy="choose another --out"
@@ -93,7 +109,7 @@ def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object
 
 
 def _inference(study: Study, recipe: TrainingConfig, *, together: bool) -> dict[str, object]:
-    """The student's workflow with the other name of the weights and, for a mean of two, both networks."""
+    """Return the student's workflow with the other weights file and, for a mean of two networks, both networks."""
     own = inference(study, recipe)
     found: dict[str, object] = json.loads(json.dumps(own).replace(WEIGHTS, SEEN_WEIGHTS))
     if together:
@@ -106,7 +122,7 @@ _AVERAGED = (
     "$type('Averaged', (torch.nn.ModuleList,), {'forward': lambda self, image: torch.logsumexp(torch.stack("
     f"[torch.log_softmax(each(image), dim=1) for each in self]), dim=0)}})([@network_def, @{SECOND}]).to(@device)"
 )
-"""What :class:`~common.models.averaged.Averaged` does, in MONAI's configuration language."""
+"""The same computation as :class:`~common.models.averaged.Averaged`, in MONAI's configuration language."""
 
 
 def _readme(result: Adapted, study: Study) -> str:

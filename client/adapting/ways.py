@@ -1,7 +1,7 @@
-"""The ways in which a hospital can come from the student to a network of its own, and which of them to take.
+"""Defines the ways to make a network of the hospital's own from the student, and chooses one of them.
 
-With enough patients the way is chosen by cross-validation over them, with fewer by :data:`FEW`. Refuses to choose where
-no patient has a figure.
+``client.adapting.adapt`` calls it. With enough patients a way is chosen by cross-validation, with fewer it is
+:data:`FEW`. Refuses to choose if no patient has a score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.errors import InvalidInput
 
 
 class Way(StrEnum):
-    """From the simplest on: of two with the same figure the earlier one is taken."""
+    """A way to make the hospital's network, the simplest first; of two with the same score the earlier one is taken."""
 
     STUDENT = "student"
     OWN = "own"
@@ -42,32 +42,32 @@ TRAININGS: dict[Way, tuple[Way, ...]] = {
     Way.HALF_WAY: (Way.TRAINED_ON,),
     Way.AVERAGED: (Way.OWN, Way.TRAINED_ON),
 }
-"""What has to be trained for each."""
+"""The trainings that each way needs."""
 
 FEW = Way.HALF_WAY
-"""What a hospital with fewer than :data:`LEAST_PATIENTS` patients gets; "Who gains" in docs/utility.md has why."""
+"""The way for fewer than :data:`LEAST_PATIENTS` patients; "Who gains" in docs/utility.md gives the reason."""
 
 LEAST_PATIENTS = 5
-"""From this many patients on the way is chosen by cross-validation."""
+"""Least number of patients for a choice by cross-validation."""
 
 FOLDS = 5
 
 Dice = Sequence[float]
-"""One patient's figure after the other."""
+"""Dice of each patient."""
 
 
 def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
-    """Deal patients into folds of nearly one size, by their names alone.
+    """Deal patients into folds of nearly equal size, by their names only.
 
     Args:
         patients: Names, each once.
-        folds: How many, from 2 to the number of patients.
+        folds: Number of folds, from 2 to the number of patients.
 
     Returns:
-        Each patient's fold, 0 and up. A patient's own scans stay together, whatever they hold.
+        Each patient's fold, from 0. A patient's scans stay together.
 
     Raises:
-        InvalidInput: If there are fewer patients than folds.
+        InvalidInput: If ``folds`` is out of range.
     """
     if not 2 <= folds <= len(patients):
         raise InvalidInput("folds", value=folds, limit=f"2 to the {len(patients)} patients")
@@ -77,16 +77,16 @@ def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
 
 
 def choose(figures: Mapping[Way, Dice]) -> Way:
-    """Take the way with the highest mean Dice over patients; of equals the simplest.
+    """Choose the way with the highest mean Dice over patients; of equal ones the simplest.
 
     Args:
-        figures: Each way's Dice, patient by patient in one order; nan for a patient without a figure.
+        figures: Each way's Dice, patient by patient in one order; nan for a patient without a score.
 
     Returns:
         The way.
 
     Raises:
-        InvalidInput: If no patient has a figure.
+        InvalidInput: If no patient has a score.
     """
     means = {way: mean(figures[way]) for way in Way if way in figures}
     known = {way: value for way, value in means.items() if not math.isnan(value)}
@@ -96,9 +96,16 @@ def choose(figures: Mapping[Way, Dice]) -> Way:
 
 
 def by_choice(figures: Mapping[Way, Dice], folds: Sequence[int]) -> list[float]:
-    """What choosing is worth: each patient's Dice by the way that the patients of the other folds would choose.
+    """Score the choice itself: each patient's Dice by the way that the patients of the other folds would choose.
 
-    The winner's own mean flatters it, since it was chosen on these figures; this one was not.
+    The chosen way's own mean is too high because it was chosen on these scores; this score is not.
+
+    Args:
+        figures: Each way's Dice by patient.
+        folds: Fold of each patient.
+
+    Returns:
+        Dice of each patient.
     """
     found = []
     for patient, fold in enumerate(folds):
@@ -109,16 +116,29 @@ def by_choice(figures: Mapping[Way, Dice], folds: Sequence[int]) -> list[float]:
 
 
 def mean(values: Dice) -> float:
-    """The mean of the figures that are there; nan for none."""
+    """Average the values that are not nan.
+
+    Args:
+        values: Dice.
+
+    Returns:
+        The mean; nan if there is none.
+    """
     there = [value for value in values if not math.isnan(value)]
     return math.fsum(there) / len(there) if there else math.nan
 
 
 def filled(rows: Mapping[Way, Sequence[float]]) -> dict[Way, tuple[float, ...]]:
-    """One case's Dice by structure, made comparable between ways.
+    """Make one case's Dice comparable between ways.
 
-    A structure that nobody drew and one way found has Dice 0 there; a way that rightly found none of it then counts as
-    1. Where no way found it either it stays nan.
+    A structure that is not in the truth but was found by one way has Dice 0 for that way; a way that correctly found
+    none of it then counts as 1. If no way found it, it stays nan.
+
+    Args:
+        rows: Dice of each structure, by way.
+
+    Returns:
+        The same with the missing values filled in.
     """
     told = [any(not math.isnan(value) for value in column) for column in zip(*rows.values(), strict=True)]
     return {

@@ -1,1 +1,1 @@
-"""A site's directory and the books of its patient pool."""
+"""Sets up a site's directory, opens its pool's ledger, and exchanges public facts with server and other hospitals."""

@@ -1,8 +1,9 @@
-"""A patient pool's books: the one ledger, the deals of its patients to voters, and the studies' sites that share them.
+"""Opens a patient pool's ledger, finds the deals of its patients to voters, and lists the sites that share them.
 
-A site that takes part in several studies has a directory for each, and one of them keeps the books; the others joined
-it and are listed there in ``joined.json``. Refuses books other than those the consortium was told of, and to begin new
-ones where they are gone: they would start at nothing.
+The worker and all commands of a site call it. A site that takes part in several studies has a directory for each. One
+directory keeps the ledger and the deals; the others joined it and are listed there in ``joined.json``. Refuses a ledger
+other than the one the consortium was told of, and a new ledger where the old one is missing, since it would start with
+nothing spent.
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ from common.objects import write_atomically
 from common.reading import parse_json, parsing
 
 JOINED = "joined.json"
-"""Beside the books: the directories that joined them, relative to theirs."""
+"""File beside the ledger that lists the directories that joined it, relative to its own."""
 
 
 def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
-    """Open the pool's ledger for writing, under its one set of caps; it is made for a pool that has none yet.
+    """Open the pool's ledger for writing; create it for a new pool.
 
-    Raises what :meth:`SiteLedger.open` does, and InvalidInput where the ledger this site's join request named is gone,
-    or another lies in its place.
+    Args:
+        config: The site's policy.
+        restored: The ledger is an older copy that is recovered next.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        InvalidInput: If the ledger named in this site's join request is missing, or another one is in its place.
+        LedgerCorrupt: As :meth:`SiteLedger.open`.
     """
     path, stated = config.ledger_file, _stated_ledger(config)
     remedy = _BACK
@@ -52,9 +61,17 @@ _BACK = "put the ledger, its key and its standing back; for an older copy `consi
 
 
 def joined_study(config: SiteConfig) -> Study:
-    """The study in this site's directory; InvalidInput where it is another than its join request was signed for.
+    """Read the study in this site's directory.
 
-    A study.toml that was exchanged later, for one whose server reads codes say, is a consent that nobody gave.
+    Args:
+        config: The site's policy.
+
+    Returns:
+        The study.
+
+    Raises:
+        InvalidInput: If it is not the study for which the join request was signed. A ``study.toml`` that was exchanged
+            later would be a consent that nobody gave.
     """
     study, request = load_study(config.path(config.study)), _request(config)
     if request is not None and request.study != study.id:
@@ -69,7 +86,14 @@ def joined_study(config: SiteConfig) -> Study:
 
 
 def consent_missing(study: Study) -> InvalidInput:
-    """What is said where nobody at this site consented to the study yet."""
+    """Make the error for a study to which nobody at this site has consented.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The error.
+    """
     return InvalidInput(
         f"consent to study {study.name}",
         limit="on record before this site answers anything",
@@ -83,30 +107,54 @@ def _request(config: SiteConfig) -> JoinRequest | None:
 
 
 def _stated_ledger(config: SiteConfig) -> str | None:
-    """The id of the site ledger that this site's join request named; None where it named none, or lies elsewhere."""
+    """Return the id of the ledger that this site's join request names; None if it names none."""
     request = _request(config)
     return None if request is None or request.books is None else request.books.ledger_id
 
 
 def read_books(config: SiteConfig) -> SiteLedger:
-    """Open the pool's ledger for reading; InvalidInput where it is gone: a site has one from its join request on."""
+    """Open the pool's ledger for reading.
+
+    Args:
+        config: The site's policy.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        InvalidInput: If it is missing; a site has one from its join request on.
+    """
     if not config.ledger_file.exists():
         raise InvalidInput("books of the pool are gone", value=str(config.ledger_file), remedy=_BACK)
     return SiteLedger.read(config.ledger_file)
 
 
 def stated_books(config: SiteConfig) -> StatedBooks:
-    """What a join request says of the pool's books, which are made here if the pool is new."""
+    """Return what a join request states about the pool's ledger. A new pool's ledger is created.
+
+    Args:
+        config: The site's policy.
+
+    Returns:
+        Id, key, Σμ² and protection.
+    """
     with open_books(config) as ledger:
         head = ledger.head()
         return StatedBooks(head.ledger_id, head.public_key, ledger.spent().mu_squared, config.caps.protection)
 
 
 def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...]:
-    """Every directory whose site shares these books, the one that keeps them first.
+    """Return every directory that shares this ledger, the one that keeps it first.
 
-    InvalidInput where one that joined is not there: what must hold in all of them would not hold in it. With
-    ``absent_ok`` it is left out, for whoever only reads.
+    Args:
+        books: The directory that keeps the ledger.
+        absent_ok: Leave out missing directories, for a caller that only reads.
+
+    Returns:
+        The directories.
+
+    Raises:
+        InvalidInput: If a directory is missing, because what must hold in all of them could not be done there.
     """
     found = [books]
     for name in _joined(books):
@@ -124,7 +172,12 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
 
 
 def note_joined(books: Path, directory: Path) -> None:
-    """Put a directory on the list of those that share the books."""
+    """Add a directory to the list of those that share a ledger.
+
+    Args:
+        books: The directory that keeps the ledger.
+        directory: The directory that joins.
+    """
     name = os.path.relpath(directory.resolve(), books.resolve())
     known = _joined(books)
     if name not in known:
@@ -132,7 +185,12 @@ def note_joined(books: Path, directory: Path) -> None:
 
 
 def forget_joined(books: Path, directory: Path) -> None:
-    """Take a directory that holds no site from that list."""
+    """Remove a directory that holds no site from the list.
+
+    Args:
+        books: The directory that keeps the ledger.
+        directory: The directory.
+    """
     name = os.path.relpath(directory.resolve(), books.resolve())
     if name in (known := _joined(books)):
         rest = [other for other in known if other != name]
@@ -153,10 +211,16 @@ def _joined(books: Path) -> tuple[str, ...]:
 
 @contextmanager
 def writing_teachers(directories: Iterable[Path]) -> Iterator[None]:
-    """Hold the locks of several directories' teachers; Refused if one is held by another.
+    """Hold the locks of several directories' teachers.
 
-    Whoever deals patients holds that of the books, where the deals lie: two studies that dealt a newcomer at once would
-    put one patient into two voters.
+    A deal of patients is made under the lock of the directory that keeps it. Otherwise two studies that deal a new
+    patient at the same time could put the patient into two voters.
+
+    Args:
+        directories: The sites' directories.
+
+    Raises:
+        Refused: ``busy`` if another process holds a lock.
     """
     with ExitStack() as locks:
         for teachers in sorted({(directory / "teachers").resolve() for directory in directories}):
@@ -165,16 +229,30 @@ def writing_teachers(directories: Iterable[Path]) -> Iterator[None]:
 
 
 def empty_slots(config: SiteConfig) -> tuple[int, ...]:
-    """The voters for which the worker that started last found no teacher to load."""
+    """Return the voters for which the newest worker found no teacher.
+
+    Args:
+        config: The site's policy.
+
+    Returns:
+        Numbers of the voters.
+    """
     with read_books(config) as ledger:
         loaded = ledger.teachers()
     return () if loaded is None else tuple(voter for voter, (served, _) in enumerate(loaded.voters) if not served)
 
 
 def slots_file(config: SiteConfig) -> Path:
-    """How the pool's patients are dealt to voters in this site's study: one file for each m, shared by every study.
+    """Return the file of the deal of the pool's patients to voters in this site's study.
 
-    So a patient sits in the same voter in all studies of that m, and a withdrawal empties the slot for all of them.
+    There is one file for each number of voters m, shared by all studies. A patient is therefore in the same voter in
+    all studies of that m, and a withdrawal empties the slot for all of them.
+
+    Args:
+        config: The site's policy.
+
+    Returns:
+        The path; the file need not exist.
     """
     first = config.books_dir / "teachers" / "slots.json"
     if not config.joined:
@@ -189,5 +267,12 @@ def _voters(config: SiteConfig) -> int:
 
 
 def deals(books: Path) -> dict[Path, Slots]:
-    """Every deal of the pool's patients so far, by its file."""
+    """Load every deal of the pool's patients.
+
+    Args:
+        books: The directory that keeps the ledger.
+
+    Returns:
+        The slots by file.
+    """
     return {path: load_slots(path) for path in sorted((books / "teachers").glob("slots*.json"))}

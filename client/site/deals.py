@@ -1,9 +1,9 @@
-"""Keeps a pool's slots files in agreement with its ledger wherever a deal is read, made or used.
+"""Keeps a pool's slots files in agreement with its ledger.
 
-A slots file has the names and the key that hides them; the ledger has every seat and every withdrawal by keyed hash.
-A file from a backup is brought up to date from the ledger before it is used, so nobody moves to another voter and
-nobody who was withdrawn comes back. Refuses a deal where the key is lost under which a patient was withdrawn, and in a
-study of unit patient a teacher that was not made on this deal.
+Training, withdrawal and the worker call it. A slots file contains the names and the key that hides them; the ledger has
+the patient of every slot, and every withdrawal, as keyed hashes. A file restored from a backup is updated from the
+ledger before use, so no patient moves to another voter and no withdrawn patient returns. Refuses a deal if the key is
+lost under which a patient was withdrawn, and, with unit patient, a teacher that was not trained on this deal.
 """
 
 from __future__ import annotations
@@ -26,10 +26,20 @@ from common.privacy.mechanism import Unit
 
 
 def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozenset[str]:
-    """Bring the study's slots file up to date with the pool's ledger; those of ``patients`` who were withdrawn.
+    """Update the study's slots file from the pool's ledger, and return the listed patients who were withdrawn.
 
-    To be called before patients are dealt, under the lock of the books' teachers. A pool without a ledger has nothing
-    to hold the file against. Raises what :func:`~client.site.books.open_books` and :func:`withdrawn` do.
+    It is called before patients are dealt, under the lock of the teachers. A pool without a ledger has nothing to
+    compare with.
+
+    Args:
+        config: The site's policy.
+        patients: Names of the listed patients.
+
+    Returns:
+        Names of those who were withdrawn.
+
+    Raises:
+        InvalidInput: As :func:`withdrawn` and :func:`~client.site.books.open_books`.
     """
     if not config.ledger_file.exists():
         return withdrawn(config.books_dir, None, patients)
@@ -43,7 +53,12 @@ def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozense
 
 
 def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
-    """Put withdrawals on record that the slots files know and the ledger, restored from an older copy, does not."""
+    """Record withdrawals that the slots files know and the ledger, restored from an older copy, does not.
+
+    Args:
+        books: The directory that keeps the ledger.
+        ledger: The ledger.
+    """
     known = {row.subject for _, row in ledger.withdrawn_patients()}
     for slots in deals(books).values():
         for slot, subject in slots.withdrawn:
@@ -54,7 +69,7 @@ def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
 
 
 def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
-    """The slots stored at ``path`` as the ledger has them (:meth:`Slots.following`), stored if they were not."""
+    """Update a slots file from the ledger (:meth:`Slots.following`), and return the slots."""
     stored = load_slots(path)
     slots = as_on_record(stored, ledger, names=names)
     if slots != stored:
@@ -63,15 +78,33 @@ def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) ->
 
 
 def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
-    """Slots from a file that may be an older copy, as the ledger has them; ``names``: patients who are listed now."""
+    """Update slots, which may be an older copy, to what the ledger has on record.
+
+    Args:
+        stored: The slots.
+        ledger: The ledger.
+        names: Names of the listed patients.
+
+    Returns:
+        The updated slots; the file is not changed.
+    """
     gone = {row.subject: row.slot for _, row in ledger.withdrawn_patients() if row.deal in (None, stored.deal)}
     return stored.following(ledger.seats(stored.deal), gone=gone, names=names)
 
 
 def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -> frozenset[str]:
-    """Those of ``patients`` who were withdrawn from any deal of the pool, by its files or by its ledger.
+    """Return the patients who were withdrawn from any deal of the pool, according to its files or its ledger.
 
-    InvalidInput where a patient was withdrawn from a deal whose file is gone: its key alone tells who that was.
+    Args:
+        books: The directory that keeps the ledger.
+        ledger: The ledger; None for a pool without one.
+        patients: Names of the listed patients.
+
+    Returns:
+        Names of those who were withdrawn.
+
+    Raises:
+        InvalidInput: If a patient was withdrawn from a deal whose file is missing: only its key identifies the patient.
     """
     files = tuple(deals(books).values())
     rows = () if ledger is None else ledger.withdrawn_patients()
@@ -93,14 +126,19 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
 
 
 def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:
-    """The deals that patients of trainings before a row were of: a withdrawal of an earlier version names none."""
+    """Return the deals of the trainings recorded before a row: an older version's withdrawal does not name its deal."""
     return set() if ledger is None else set(ledger.deals_of_trainings(before=row))
 
 
 def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
-    """Put on record who sits where in the study's slots file, before anybody is trained on.
+    """Record the patient of each slot of the study's deal, before any training on it.
 
-    InvalidInput where the file contradicts the ledger.
+    Args:
+        config: The site's policy.
+        ledger: The ledger.
+
+    Raises:
+        InvalidInput: If the file contradicts the ledger.
     """
     slots = load_slots(slots_file(config))
     try:
@@ -115,7 +153,14 @@ def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
 
 
 def dealt(config: SiteConfig) -> str | None:
-    """The digest of who sits where by the study's slots file; None where nobody was dealt."""
+    """Return the digest of the study's deal.
+
+    Args:
+        config: The site's policy.
+
+    Returns:
+        The digest; None if nobody was dealt.
+    """
     path = slots_file(config)
     if not path.exists():
         return None
@@ -124,11 +169,19 @@ def dealt(config: SiteConfig) -> str | None:
 
 
 def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
-    """InvalidInput for a teacher of unit patient that no training on this pool's deal of patients made.
+    """Refuse, with unit patient, a teacher that no recorded training on this pool's deal made.
 
-    There one patient moves one voter, because patients were dealt to slots before any training: weights that were laid
-    in by hand, or were trained on another deal than the ledger has, may have seen every patient. ``served``: each
-    voter's hash, empty for a voter without a teacher, which votes zero.
+    With unit patient, one patient may influence one voter only, which holds because patients are dealt before any
+    training. Weights put in by hand, or trained on another deal, may have seen every patient.
+
+    Args:
+        config: The site's policy.
+        study: The study.
+        ledger: The ledger.
+        served: Hash of each voter's teacher; empty for a voter without one.
+
+    Raises:
+        InvalidInput: If such a teacher is found.
     """
     if study.privacy.unit is not Unit.PATIENT:
         return
@@ -146,12 +199,21 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
 
 
 def deal_of(config: SiteConfig) -> str:
-    """What the ledger names the study's deal by; empty where nobody was dealt yet."""
+    """Return the name of the study's deal in the ledger; empty if nobody was dealt."""
     return load_slots(path).deal if (path := slots_file(config)).exists() else ""
 
 
 def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str]) -> frozenset[int]:
-    """Return the voters whose trained teacher, by its hash in ``served``, may have seen a withdrawn patient."""
+    """Return the voters whose trained teacher may have seen a withdrawn patient.
+
+    Args:
+        config: The site's policy.
+        ledger: The ledger.
+        served: Hash of each voter's teacher; empty for a voter without one.
+
+    Returns:
+        Numbers of the voters.
+    """
     deal = deal_of(config)
     return frozenset(
         voter for voter, hash_ in enumerate(served) if hash_ and not ledger.may_vote(voter, hash_, deal=deal)
@@ -159,11 +221,17 @@ def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str])
 
 
 def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, ...]]:
-    """For every directory of the pool, what each voter would answer with if its worker were started now.
+    """Return the teachers that workers would use if they started now, for every directory of the pool.
 
-    Empty for a voter whose trained teacher would be silent. A directory that joined the books and is not there serves
-    nothing now. A private training that was begun and that the ledger does not know, having lost its row, counts as a
-    teacher of no training on record.
+    A missing directory serves nothing. A private training that was started but is not in the ledger, because its row
+    was lost, counts as a teacher of no training on record.
+
+    Args:
+        config: The site's policy.
+        ledger: The ledger.
+
+    Returns:
+        For each directory the hash of every voter's teacher; empty for a voter that would be silent.
     """
     found = []
     for directory in site_directories(config.books_dir, absent_ok=True):

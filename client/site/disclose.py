@@ -1,6 +1,7 @@
-"""One draw of a sealed sum disclosed to an auditor this hospital chose: recorded first, then sealed to their key.
+"""Discloses one draw of a sealed sum to an auditor: recorded in the site's ledger, then sealed to the auditor's key.
 
-Refuses what the site's ledger refuses to disclose (:mod:`client.ledger.site_disclosures`), and to replace a file.
+`consilium site disclose` calls it. Refuses what the site's ledger refuses to disclose
+(:mod:`client.ledger.site_disclosures`), and an output file that exists.
 """
 
 from __future__ import annotations
@@ -23,20 +24,39 @@ from common.peers import Peer
 
 
 def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
-    """What disclosing a draw would show and cost, for a person to read before it is done."""
+    """Compute what the disclosure of a draw would reveal and cost, for a person to read first.
+
+    Args:
+        site_dir: The site's directory.
+        draw: Id of the draw's roster, or at least its first twelve digits.
+
+    Returns:
+        The draw and its cost.
+
+    Raises:
+        InvalidInput: If the draw is not found.
+        Refused: If it may not be disclosed.
+    """
     with read_books(load_site(site_dir)) as ledger:
         return ledger.look_at_draw(draw)
 
 
 def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetime) -> DisclosedDraw:
-    """Write the disclosure of a draw, sealed to ``auditor`` (X25519, 64 hex digits), to the new file ``out``.
+    """Record the disclosure of a draw, and write it sealed to the auditor.
 
     Args:
-        draw: Its roster's id, or the first twelve digits of it or more.
+        site_dir: The site's directory.
+        draw: Id of the draw's roster, or at least its first twelve digits.
+        auditor: The auditor's sealing key, X25519 in 64 hex digits.
+        out: New file to write.
+        now: Time in the disclosure.
+
+    Returns:
+        The draw and its cost.
 
     Raises:
-        InvalidInput: For a draw this site sent no words in, a key that is none, or a file that exists.
-        Refused: If a patient was withdrawn since, or the draw is from before it could be disclosed.
+        InvalidInput: For a draw in which this site sent nothing, an invalid key, or a file that exists.
+        Refused: If a patient was withdrawn since, or an earlier version made the draw.
     """
     sealing_public_key(auditor)
     if out.exists():
@@ -51,7 +71,7 @@ def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetim
 def sealed_disclosure(
     config: SiteConfig, ledger: SiteLedger, draw: str, *, auditor: str, now: datetime
 ) -> tuple[DisclosedDraw, SealedDisclosure]:
-    """Put the disclosure on record and seal it; with it, what it shows."""
+    """Record the disclosure and seal it; return also what it reveals."""
     shown, private = ledger.disclose(draw, auditor=auditor)
     peers = tuple(Peer(site, key) for site, key in sorted(ledger.peers(shown.draw.study).items()))
     said = Disclosure(config.site, shown.roster, auditor, _hex(private), peers, format_time(now))

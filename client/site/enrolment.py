@@ -1,9 +1,15 @@
-"""Setting a site up from the consortium's startup kit: its directory, node key, policy and copy of the study.
+"""Sets up a site from the consortium's startup kit: its directory, node key, policy and copy of the study.
 
-The first study of a patient pool begins its books; every other one joins them. Setting up again what is there changes
-nothing and ends what was interrupted; what fails leaves nothing behind. Refuses a directory that holds another site,
-data that are not there, a kit that misses a part, and to begin books for a pool or over data that this machine keeps
-books for. The node's private key is made here and never leaves; the consortium is sent the public one.
+`consilium site init` and `site join` call it.
+
+1. Check the kit, the data folder and the registry of pools.
+2. Create the directory with node key, certificate, study and ``site.toml``.
+3. Create the pool's ledger for its first study, or join the existing one for a further study.
+4. Write the request to the consortium.
+
+Repeating a set-up changes nothing and completes an interrupted one; a failed one leaves nothing behind. Refuses a
+directory that holds another site, missing data, an incomplete kit, and a second ledger for a pool, or for data, that
+this machine has a ledger for. The node's private key is made here and never leaves; the consortium gets the public key.
 """
 
 from __future__ import annotations
@@ -37,16 +43,20 @@ from common.witness.memory import HeadMemory
 REQUEST = "request.json"
 MAX_KIT_BYTES = 1 << 20
 START = "start.pt"
-"""Weights made of public data, in the kit and in a site's directory."""
+"""File of the public start, in the kit and in a site's directory."""
 MAX_KIT_FILE_BYTES = 512 << 20
-"""Of one file in a kit: the largest network's weights."""
+"""Largest file in a kit, enough for the largest network's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteKit:
-    """What a site is given: what kit.json says, the root certificate and the study.
+    """A startup kit.
 
-    A kit may also hold ``start_file``, weights made of public data that teachers begin from.
+    Attributes:
+        facts: Content of ``kit.json``.
+        root_certificate: Certificate of the study's authority.
+        study_file: The study.
+        start_file: Public weights from which teachers begin; the file need not exist.
     """
 
     facts: KitFacts
@@ -56,7 +66,17 @@ class SiteKit:
 
     @classmethod
     def load(cls, directory: Path) -> SiteKit:
-        """Read a kit's directory: kit.json, ca.crt, study.toml, each a file of its own and no link."""
+        """Read and check a kit.
+
+        Args:
+            directory: Folder with ``kit.json``, ``ca.crt`` and ``study.toml``, as regular files.
+
+        Returns:
+            The kit.
+
+        Raises:
+            InvalidInput: If a part is missing or cannot be read.
+        """
         kit_file, certificate, study = (directory / name for name in ("kit.json", "ca.crt", "study.toml"))
         start = directory / START
         try:
@@ -83,7 +103,14 @@ def _received(path: Path) -> bytes:
 
 
 def start_file(directory: Path) -> Path | None:
-    """The site's copy of the weights teachers begin from, if its kit held any."""
+    """Return the site's copy of the public start.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        The file; None if the kit held none.
+    """
     path = directory / START
     return path if path.is_file() else None
 
@@ -91,10 +118,22 @@ def start_file(directory: Path) -> Path | None:
 def create_site(
     directory: Path, *, pool: str, data: Path, kit: SiteKit, registry: Registry | None = None
 ) -> JoinRequest:
-    """Lay out a site's directory, begin its pool's books, and write its request to the consortium.
+    """Set up a site's directory with its pool's ledger, and write its request to the consortium.
 
-    Its caps start as what the study says a pool may spend in its life. ``registry`` lists the pools begun before, by
-    default the user's own.
+    The caps are set to what the study lets a pool spend in its lifetime.
+
+    Args:
+        directory: The site's directory.
+        pool: Permanent name of the patient pool.
+        data: Folder of the dataset.
+        kit: The startup kit.
+        registry: Pools with a ledger on this machine; by default the user's.
+
+    Returns:
+        The request.
+
+    Raises:
+        InvalidInput: As described in the module.
     """
     registry = registry or Registry.of_user()
     check_data_folder(data)
@@ -113,12 +152,23 @@ def create_site(
 def join_site(
     directory: Path | None, *, kit: SiteKit, existing: Path, data: Path | None = None
 ) -> tuple[Path, JoinRequest]:
-    """Lay out a directory for another study of the pool whose books ``existing`` keeps or has joined.
+    """Set up a directory for another study of an existing pool.
 
-    Pool, caps, ledger and withdrawals stay one; node key, study, teachers and worker are the directory's own. It is
-    ``studies``/<study name> beside the books unless given, and its data those of ``existing``.
-    Returns the directory and the request. Refuses what a study cannot join: a directory that holds a site, books that
-    are gone or must be recovered first, and a study this pool has joined before.
+    Pool, caps, ledger and withdrawals are shared. Node key, study, teachers and worker belong to the new directory.
+
+    Args:
+        directory: The new directory; by default ``studies/STUDY`` beside the ledger.
+        kit: The startup kit.
+        existing: A directory that keeps or has joined the pool's ledger.
+        data: Folder of the dataset; by default that of ``existing``.
+
+    Returns:
+        The directory and the request.
+
+    Raises:
+        InvalidInput: If the directory holds another site, the ledger is missing, or the pool has joined this study
+            before.
+        LedgerCorrupt: If the ledger must be recovered first.
     """
     first = load_site(existing)
     books = first.books_dir.resolve()
@@ -130,7 +180,7 @@ def join_site(
         if load_site(directory).books_dir.resolve() != books:
             _check_new(directory)
         return directory, _same_again(directory, kit, pool=first.pool, data=data)
-    forget_joined(books, directory)  # it was begun and not ended
+    forget_joined(books, directory)  # an earlier set-up was interrupted
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
         raise InvalidInput(
@@ -139,7 +189,7 @@ def join_site(
     open_books(load_site(books)).close()  # an older copy of the ledger is refused here
     text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    note_joined(books, directory)  # before the directory can be used: what is withdrawn must be so in it too
+    note_joined(books, directory)  # first, so that a withdrawal reaches this directory too
     try:
         request = _lay_out(directory, kit, text)
     except BaseException:
@@ -152,7 +202,7 @@ def join_site(
 
 
 def _folder_name(study: str) -> str:
-    """A study's name where it can name a folder; the name comes from outside."""
+    """Return a study's name if it can name a folder; the name comes from outside."""
     if study.startswith(".") or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in study):
         raise InvalidInput("folder named for the study", value=study, limit="letters and digits", remedy="--site-dir")
     return study
@@ -165,7 +215,14 @@ def _check_not_joined(books: Path, study: Study) -> None:
 
 
 def check_data_folder(data: Path) -> None:
-    """InvalidInput unless there is a folder at ``data`` that this user can read."""
+    """Refuse a data folder that does not exist or that this user cannot read.
+
+    Args:
+        data: The folder.
+
+    Raises:
+        InvalidInput: If so.
+    """
     if not data.is_dir():
         raise InvalidInput(
             "folder of the dataset", value=str(data), limit="a folder that is there", remedy="check the path"
@@ -185,7 +242,7 @@ def _check_new(directory: Path) -> None:
 
 
 def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> JoinRequest:
-    """The request of a site that was set up before from this very kit, for this pool and these data."""
+    """Return the request of a site that was set up from the same kit, for the same pool and data."""
     config = load_site(directory)
     same = (
         (config.site, config.pool, config.path(config.data).resolve()) == (kit.facts.site, pool, data.resolve())
@@ -198,9 +255,9 @@ def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> Join
 
 
 def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
-    """Node key, kit, policy and request in ``directory``; new books are made, others stated."""
+    """Create node key, certificate, study, policy and request in a directory, all or nothing."""
     with all_or_nothing(directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # other users of the machine have no business in here
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # closed to other users of the machine
         create_node_keys(directory / "node" / "keys", comment=kit.facts.site)
         write_atomically(directory / "node" / "ca.crt", _received(kit.root_certificate))
         write_atomically(directory / "study.toml", _received(kit.study_file))
@@ -212,7 +269,14 @@ def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
 
 
 def new_request(directory: Path) -> JoinRequest:
-    """Write the site's request to the consortium, anew where it has written one before: with what its books say now."""
+    """Write the site's request to the consortium with the present state of its ledger; an earlier one is replaced.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        The request.
+    """
     config = load_site(directory)
     return write_request(
         directory / REQUEST,
@@ -225,10 +289,19 @@ def new_request(directory: Path) -> JoinRequest:
 
 
 def site_status(directory: Path) -> dict[str, object]:
-    """What the site's own ledger says it has spent: plain facts for a person or a machine.
+    """Collect what the site's own ledger states, as plain values.
 
-    ``shared`` holds the counts of its cases, only where its policy shares them and once it has trained; ``peers`` how
-    many other hospitals it confirmed, and what is wrong with the others, where the study adds up under seal.
+    ``shared`` contains case counts only if the policy shares them and teachers were trained. ``peers`` is present in a
+    sealed study: how many other hospitals are confirmed, and problems with the others.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        Plain values for JSON.
+
+    Raises:
+        InvalidInput: If the ledger is missing.
     """
     config = load_site(directory)
     shared = counts_for_server(directory) if config.share.case_counts and has_trained(directory) else {}
@@ -245,7 +318,15 @@ def site_status(directory: Path) -> dict[str, object]:
 
 
 def signed_status(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of a site, signed by its ledger's key; unsigned for whoever may not read that."""
+    """Sign a status with the key of the site's ledger.
+
+    Args:
+        directory: The site's directory.
+        facts: The status.
+
+    Returns:
+        The signed status; unsigned if this user may not read the key.
+    """
     try:
         key = load_signing_key(load_site(directory).ledger_file.with_suffix(".key"))
     except (InvalidInput, OSError):
@@ -256,7 +337,7 @@ def signed_status(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _site_toml(
     kit: SiteKit, *, data: str, pool: str | None = None, caps: PrivacyConfig | None = None, books: str | None = None
 ) -> str:
-    """A site's policy: with ``pool`` and its first ``caps``, or with ``books`` that state both."""
+    """Write a site's policy: with ``pool`` and its first ``caps``, or with ``books``, where both are stated."""
     whose = {"pool": pool} if books is None else {"books": books}
     values: dict[str, dict[str, object]] = {
         "": {"schema": SITE_SCHEMA, "site": kit.facts.site, **whose, "data": data, "study": "study.toml"},

@@ -1,9 +1,9 @@
-"""Public objects at a site: fetched once from the server by content hash, verified, cached.
+"""Fetches public objects from the server by content hash, verifies and caches them.
 
-Every request is signed with the site's node key. An interrupted download goes on where it stopped, after a restart too.
-The cache has a budget in bytes: what was used longest ago is deleted first, and fetched again where it is asked for.
-Refuses an answer whose SHA-256 is not the one asked for, any connection whose certificate the site's own root does not
-vouch for, and to ask any other address that an answer sends it to.
+The worker and `site student pull` call it. Requests are signed with the site's node key. An interrupted download
+continues where it stopped, also after a restart. If the cache is full, the objects unused for longest are deleted; they
+are fetched again when needed. Refuses an object with another SHA-256, a server certificate that the site's own root did
+not sign, and redirects to another address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from common.pki import load_node_key
 from common.student_statement import MAX_STATEMENT_BYTES
 
 MAX_CACHE_BYTES = 32 << 30
-"""Of the cache and what is being fetched: a thousand volumes of 32 MiB, however many a server has a site ask for."""
+"""Largest size of the cache with the object being fetched; a thousand volumes of 32 MiB fit."""
 
 TIMEOUT_S = 30.0
 TRIES = 5
@@ -38,15 +38,19 @@ PAUSE_S = 1.0
 CHUNK_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Called with the bytes of an object that are here so far."""
+"""Called with the number of bytes of an object fetched so far."""
 
 
 class NotThere(InvalidInput):
-    """The server answers, and has no such thing."""
+    """The server answers that it does not have the object."""
 
 
 class PublicObjects:
-    """Reads through the site's cache to ``GET {objects_url}/public/{sha256}``."""
+    """Fetches ``GET {objects_url}/public/{sha256}`` through the site's cache.
+
+    Args:
+        config: The site's policy.
+    """
 
     def __init__(self, config: SiteConfig) -> None:
         self._cache = config.root / "cache"
@@ -56,7 +60,18 @@ class PublicObjects:
         self._key = load_node_key(config.root / "node" / "keys" / "node")
 
     def get(self, name: str, *, on_bytes: OnBytes = lambda count: None) -> bytes:
-        """The object's bytes; :class:`InvalidInput` when it cannot be had or is not what its name says."""
+        """Return an object from the cache or the server.
+
+        Args:
+            name: SHA-256 of the object.
+            on_bytes: Called with the number of bytes fetched so far.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            InvalidInput: If it cannot be fetched, or has another hash.
+        """
         if name in self._store:
             with contextlib.suppress(OSError):
                 os.utime(self._store.path(name))  # used now
@@ -72,8 +87,17 @@ class PublicObjects:
         return data
 
     def statement(self, study_id: str) -> bytes:
-        """What the server says about the student of a study, unverified and never cached; InvalidInput if it says
-        nothing yet."""
+        """Fetch the server's statement about a study's student. It is neither verified nor cached here.
+
+        Args:
+            study_id: Id of the study.
+
+        Returns:
+            The statement's bytes.
+
+        Raises:
+            InvalidInput: If there is none yet, or it cannot be fetched.
+        """
         try:
             return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
         except NotThere as error:
@@ -82,7 +106,17 @@ class PublicObjects:
             ) from error
 
     def peers(self, study_id: str) -> Peers:
-        """The sites of a study with their keys, as the server says: to be shown, and believed of nobody."""
+        """Fetch the server's list of a study's sites and keys. It is shown to people, and proves nothing.
+
+        Args:
+            study_id: Id of the study.
+
+        Returns:
+            The list.
+
+        Raises:
+            InvalidInput: If it cannot be fetched or read.
+        """
         data = self._said("peers", study_id, limit=MAX_PEERS_BYTES)
         return Peers.parse(data, origin=f"{self._url}/public/peers/{study_id}")
 
@@ -95,10 +129,10 @@ class PublicObjects:
         return data
 
     def _make_room(self, *, keep: Path) -> None:
-        """Delete what was used longest ago until the largest object fits beside the rest; ``keep`` is being fetched."""
+        """Delete the objects unused for longest until the largest possible object fits; ``keep`` is being fetched."""
         found = []
         for path in self._cache.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process of this site made room too
+            with contextlib.suppress(FileNotFoundError):  # another process of this site may delete as well
                 status = path.stat()
                 found.append((status.st_mtime_ns, status.st_size, path))
         size = sum(size for _, size, _ in found) + MAX_OBJECT_BYTES
@@ -118,8 +152,8 @@ class PublicObjects:
                 status = 0
                 if isinstance(error, urllib.error.HTTPError):
                     status = error.code
-                    error.close()  # it holds the connection, for as long as somebody looks at it
-                if status == 416:  # what lies here is no beginning of the object
+                    error.close()  # an unclosed error keeps the connection open
+                if status == 416:  # the partial file is not a beginning of the object
                     partial.unlink(missing_ok=True)
                 if status == 404:
                     raise NotThere(
@@ -143,7 +177,7 @@ class PublicObjects:
                         raise InvalidInput("public object", value=path, limit=f"{limit} bytes")
                     stream.write(chunk)
                     on_bytes(stream.tell())
-            if reply.length:  # bytes announced and not received
+            if reply.length:  # some announced bytes were not received
                 raise http.client.IncompleteRead(b"", reply.length)
 
 

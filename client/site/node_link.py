@@ -13,14 +13,18 @@ from common.objects import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class NodeLink(Document):
-    """The site's name and the server's address, as ``node/link.json`` has them."""
+    """The content of ``node/link.json``: the site's name and the server's address."""
 
     site: str
     superlink: str
 
 
 def write_link(site_dir: Path) -> None:
-    """Tell the node's part what it needs of ``site.toml``."""
+    """Write ``node/link.json`` from ``site.toml``.
+
+    Args:
+        site_dir: The site's directory.
+    """
     config = load_site(site_dir)
     link = NodeLink(config.site, config.server.superlink)
     write_atomically(site_dir / "node" / "link.json", (json.dumps(link.to_json(), indent=1) + "\n").encode())

@@ -1,8 +1,9 @@
-"""The other hospitals of a study as this site knows them: what it was told of each, and which a person here confirmed.
+"""Keeps what this site was told about the other hospitals' keys, and which of them a person here has confirmed.
 
-A key is heard of in three ways, and none is believed: the consortium's list in a file, its list from the network, and
-what offers name. It is trusted once somebody here has compared its fingerprint with the hospital itself; that is a row
-of the site's own ledger. Refuses to confirm a key whose fingerprint was neither given nor shown.
+`consilium site peers` and the worker call it. A site hears of keys in three ways, and trusts none of them: the
+consortium's list in a file, its list from the network, and the peers named in offers. A key is trusted when a person
+here has compared its fingerprint with that hospital itself; this is a row of the site's own ledger. Refuses to confirm
+a key whose fingerprint was neither given nor shown.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from common.peers import Peer, Peers, fingerprint, has_fingerprint, read_peers, 
 from common.reading import parse_json
 
 LISTED, OFFERED = "peers.json", "peers-offered.json"
-"""In a site's directory: the consortium's list as it was last taken, and what offers named. Both prove nothing."""
+"""Files in a site's directory: the consortium's newest list, and the peers named in offers. Neither proves anything."""
 MAX_OFFERED = 1024
 
 log = logging.getLogger(__name__)
 
 
 class PeerTrust(StrEnum):
-    """What this site knows of one key of one site."""
+    """How this site judges one key of one site."""
 
     CONFIRMED = "confirmed"
     NOT_CONFIRMED = "NOT CONFIRMED"
@@ -45,7 +46,13 @@ class PeerTrust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A key that stands for a site: what to make of it, and where this site has it from."""
+    """A key named for a site.
+
+    Attributes:
+        peer: Site and key.
+        standing: How this site judges the key.
+        heard: Where this site heard of it.
+    """
 
     peer: Peer
     standing: PeerTrust
@@ -53,12 +60,19 @@ class KnownPeer:
 
     @property
     def fingerprint(self) -> str:
+        """The key's fingerprint, as it is read out."""
         return fingerprint(self.peer.key)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerProblem:
-    """What is wrong, whether it ``stops`` answers or looks like an attack, and what to do."""
+    """A problem with peers.
+
+    Attributes:
+        stops: It stops answers, or may be an attack.
+        text: The problem.
+        remedy: What to do.
+    """
 
     stops: bool
     text: str
@@ -88,7 +102,15 @@ def _names(known: Sequence[KnownPeer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeersView:
-    """A site in its study: its own key, and every key it knows or was told of, by site."""
+    """A site in its study, with every key it knows or was told of.
+
+    Attributes:
+        study: Id of the study.
+        own: This site and its key.
+        sealed: The study uses a sealed sum.
+        quorum: The study's quorum.
+        peers: The keys, by site.
+    """
 
     study: str
     own: Peer
@@ -97,11 +119,22 @@ class PeersView:
     peers: tuple[KnownPeer, ...]
 
     def standing(self, *standings: PeerTrust) -> tuple[KnownPeer, ...]:
-        """Those of these standings."""
+        """Return the keys with one of these judgements.
+
+        Args:
+            standings: Judgements.
+
+        Returns:
+            The keys.
+        """
         return tuple(known for known in self.peers if known.standing in standings)
 
     def problems(self) -> tuple[PeerProblem, ...]:
-        """What a person is to look into, the worst first; nothing where the study needs no peers."""
+        """Return what a person must look into, the worst first; empty in a study without a sealed sum.
+
+        Returns:
+            The problems.
+        """
         if not self.sealed:
             return ()
         found = [
@@ -120,6 +153,7 @@ class PeersView:
         return tuple(found)
 
     def to_json(self) -> dict[str, object]:
+        """Return plain values for JSON."""
         return {
             "study": self.study,
             "own": {**self.own.to_json(), "fingerprint": fingerprint(self.own.key)},
@@ -133,9 +167,9 @@ class PeersView:
 
 @dataclass(frozen=True, slots=True)
 class OfferedPeers(Document):
-    """Keys that offers named and nobody here had confirmed by then, the newest last. What ``peers-offered.json`` holds.
+    """The content of ``peers-offered.json``: keys named in offers and not confirmed at that time, the newest last.
 
-    One site may stand here with several keys: a server that says so at different times has lied once.
+    A site may appear with several keys; the server then gave different keys at different times.
     """
 
     SCHEMA = (OFFERED, 1)
@@ -145,27 +179,62 @@ class OfferedPeers(Document):
 
 
 def look(directory: Path) -> PeersView:
-    """All this site knows of its peers; reads only."""
+    """Return all keys of peers this site knows. Nothing is changed.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        The view.
+
+    Raises:
+        InvalidInput: If the ledger or a stored list cannot be read.
+    """
     config = load_site(directory)
     with read_books(config) as ledger:
         return _view(config, ledger)
 
 
 def take(directory: Path, listed: Peers) -> None:
-    """Keep the consortium's list, to be shown; InvalidInput for one of another study."""
+    """Store the consortium's list of peers, to be shown.
+
+    Args:
+        directory: The site's directory.
+        listed: The list.
+
+    Raises:
+        InvalidInput: If it is of another study.
+    """
     write_peers(directory / LISTED, _of_study(listed, _study(load_site(directory))))
 
 
 def fetch(directory: Path) -> None:
-    """:func:`take` the list that the server gives."""
+    """Fetch the list of peers from the server and store it.
+
+    Args:
+        directory: The site's directory.
+
+    Raises:
+        InvalidInput: If it cannot be fetched, or is of another study.
+    """
     config = load_site(directory)
     take(directory, PublicObjects(config).peers(_study(config)))
 
 
 def confirm(directory: Path, site: str, read_out: str) -> Peer:
-    """Put on record that ``read_out`` is the fingerprint that this site, asked by telephone, reads out itself.
+    """Record that a peer's key has the fingerprint which that hospital itself read out on the telephone.
 
-    InvalidInput where no key this site was told of has it; the right one is not named, since it would only be copied.
+    Args:
+        directory: The site's directory.
+        site: Name of the peer.
+        read_out: The fingerprint as read out.
+
+    Returns:
+        The confirmed peer.
+
+    Raises:
+        InvalidInput: If no key that this site was told of has this fingerprint. The error does not name the stored one,
+            because it would only be copied.
     """
     view = look(directory)
     told = [known.peer for known in view.peers if known.peer.site == site]
@@ -190,10 +259,17 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
 
 
 def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
-    """Put on record every unconfirmed peer of ``shown``, which a person has just compared one by one.
+    """Record every unconfirmed peer of a view as confirmed, after a person compared them one by one.
 
-    InvalidInput where a site stands there with a key that was changed or is another's, or with two keys: which one is
-    real is decided by name.
+    Args:
+        directory: The site's directory.
+        shown: The view.
+
+    Returns:
+        The confirmed peers.
+
+    Raises:
+        InvalidInput: If a site has a changed key, another site's key or several keys; such a site is confirmed by name.
     """
     wanted = [known.peer for known in shown.standing(PeerTrust.NOT_CONFIRMED)]
     doubtful = {known.peer.site for known in shown.peers if known.standing not in _PLAIN}
@@ -210,22 +286,34 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
 
 
 def distrust(directory: Path, site: str) -> None:
-    """Take a confirmation back, at once for a worker that is running."""
+    """Withdraw a confirmation; a running worker obeys at once.
+
+    Args:
+        directory: The site's directory.
+        site: Name of the peer.
+    """
     config = load_site(directory)
     with open_books(config) as ledger:
         ledger.distrust_peer(_study(config), site)
 
 
 def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: SiteLedger) -> None:
-    """Keep, to be shown, those of the peers an offer names that nobody here has confirmed.
+    """Store, to be shown, the peers of an offer that nobody here has confirmed: at most :data:`MAX_OFFERED`, the
+    newest.
 
-    At most :data:`MAX_OFFERED` keys, the newest. A disk that fails keeps nothing, and stops no answer.
+    A failing disk stores nothing and stops no answer.
+
+    Args:
+        directory: The site's directory.
+        peers: Peers of the offer.
+        study: Id of the study.
+        ledger: The site's ledger.
     """
     confirmed = ledger.peers(study)
     unknown = [peer for peer in peers if confirmed.get(peer.site) != peer.key and peer.key != ledger.public_key]
     try:
         before = _offered(directory, study)
-    except InvalidInput:  # damaged: it proved nothing
+    except InvalidInput:  # damaged; nothing is lost, since the list proves nothing
         before = ()
     named = dict.fromkeys((*before, *unknown))
     if len(named) == len(before):
@@ -277,7 +365,7 @@ def _record(directory: Path, peers: Sequence[Peer]) -> None:
     config = load_site(directory)
     study = joined_study(config)
     for peer in peers:
-        if peer.site == config.site:  # the ledger knows the name of the site that keeps it, which may be another
+        if peer.site == config.site:  # the ledger may be kept under another site's name
             raise InvalidInput("peer", value=peer.site, limit="another site than this one")
     with open_books(config) as ledger:
         ledger.consent(study)
@@ -290,7 +378,7 @@ def _study(config: SiteConfig) -> str:
 
 
 def _offered(directory: Path, study: str) -> tuple[Peer, ...]:
-    """What offers of this study named so far."""
+    """Return the peers named in offers of this study so far."""
     path = directory / OFFERED
     try:
         offered = OfferedPeers.from_json(parse_json(path.read_bytes(), what="peers that offers named"))

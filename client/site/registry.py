@@ -1,8 +1,8 @@
-"""Registers the patient pools that this machine keeps ledgers for, so that no pool gets a second one.
+"""Lists the patient pools with a ledger on this machine, so that no pool gets a second ledger.
 
-A second ledger for the same patients would start at nothing, and each would let their whole budget be spent. The file
-is a help against mistakes, not a lock: where it cannot be read or written a warning is logged and nothing stops. The
-server's own check needs no file of a site's.
+`consilium site init` calls it. A second ledger for the same patients would start with nothing spent, and each ledger
+would allow the whole budget. The file prevents mistakes and is not a lock: if it cannot be read or written, a warning
+is logged and nothing stops. The server's own check does not use it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ from common.objects import write_atomically
 log = logging.getLogger(__name__)
 
 STATE_DIR = "CONSILIUM_STATE_DIR"
-"""Environment variable: the folder of the file, in place of ``consilium`` in the user's XDG state directory."""
+"""Environment variable that names the file's folder; by default ``consilium`` in the user's XDG state directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPool(Document):
-    """A pool whose books lie in ``directory``, begun over the dataset at ``data``; both as absolute, resolved paths."""
+    """A pool with a ledger on this machine.
+
+    Attributes:
+        pool: Name of the pool.
+        data: Folder of its dataset, absolute and resolved.
+        directory: Directory of its ledger, absolute and resolved.
+    """
 
     pool: str
     data: str
@@ -35,13 +41,17 @@ class KeptPool(Document):
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The pools in one file; none at all where ``file`` is None, because the user has no home."""
+    """The pools listed in one file; no file for a user without a home directory."""
 
     file: Path | None
 
     @classmethod
     def of_user(cls) -> Registry:
-        """The registry of whoever runs this process."""
+        """Return the registry of the user who runs this process.
+
+        Returns:
+            The registry.
+        """
         given, state = os.environ.get(STATE_DIR), os.environ.get("XDG_STATE_HOME")
         try:
             folder = Path(given) if given else (Path(state) if state else Path.home() / ".local/state") / "consilium"
@@ -50,7 +60,16 @@ class Registry:
         return cls(folder / "pools.json")
 
     def check(self, *, pool: str, data: Path, directory: Path) -> None:
-        """InvalidInput if another directory keeps books for this pool, or for a pool over the same data."""
+        """Refuse a second ledger for a pool, or for a pool over the same data.
+
+        Args:
+            pool: Name of the pool.
+            data: Folder of the dataset.
+            directory: Directory that would keep the ledger.
+
+        Raises:
+            InvalidInput: If another directory keeps one.
+        """
         here, place = str(directory.resolve()), data.resolve()
         for kept in self._read():
             if kept.directory == here:
@@ -68,7 +87,11 @@ class Registry:
                 )
 
     def remember(self, kept: KeptPool) -> None:
-        """Put a pool on the list, in place of what was known of that directory."""
+        """Add a pool to the list, in place of the entry for the same directory.
+
+        Args:
+            kept: The pool.
+        """
         if self.file is None:
             log.warning("event=registry-absent pool=%s", kept.pool)
             return
