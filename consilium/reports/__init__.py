@@ -1,1 +1,1 @@
-"""Reports and certificates for people."""
+"""Writes a study's reports, certificates and papers for people."""

@@ -1,11 +1,11 @@
-"""A study's privacy certificate: what it released, at which ε and with whom, from its ledger, as PDF and JSON to file.
+"""Writes a study's privacy certificate from its ledger, as PDF and JSON: what was released, at which ε, and with whom.
 
-Every figure comes from a copy of the ledger that was verified first; a ledger that does not verify gets no certificate.
-Every ε stands with accountant, δ, unit and relation. The guarantee is the study's budget, what was promised and can
-still be spent under the same consent, or what was spent, where that is more; what was spent stands beside it. The
-certificate says what it rests on and what nobody can show: it proves accounting, and that the noise was added is a
-promise of the server's operator or, in a sealed study, of the hospitals. A ledger that is older than its standing gets
-no certificate either.
+`consilium certificate` calls it. Every figure comes from a copy of the ledger that was verified first. Every ε is
+stated with accountant, δ, unit and relation. The stated guarantee is the study's budget, which was promised and can
+still be spent under the same consent, or what was spent if that is more; what was spent is stated as well. The
+certificate also states what it relies on and what nobody can prove: it proves the accounting, while the noise itself is
+a promise of the server's operator or, in a sealed study, of the hospitals. Refuses a ledger that does not verify, one
+that is older than its standing, and a simulation.
 """
 
 from __future__ import annotations
@@ -84,10 +84,13 @@ CANNOT_PROVE = (
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a certificate is made from beside the study's directory: reports that exist only sometimes.
+    """Reports that a certificate uses in addition to the study's directory.
 
-    ``sites`` are files that take the place of all others; ``reports`` is a further folder of them, as the dashboard
-    keeps what is handed in.
+    Attributes:
+        audit: Report of an audit; by default ``audit.json`` in the study's directory, if it exists.
+        sites: Files with hospitals' own status reports, used instead of all others.
+        reports: A further folder of hospitals' reports, where the dashboard stores received ones.
+        public_key: The server's signing key as known from elsewhere, to verify against.
     """
 
     audit: Path | None = None
@@ -98,7 +101,15 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A written certificate: its files, and what it says is guaranteed and was spent of it."""
+    """A written certificate.
+
+    Attributes:
+        pdf: The PDF.
+        json: The JSON document.
+        guaranteed: The stated guarantee.
+        spent: What was spent of it.
+        answers: Number of released answers.
+    """
 
     pdf: Path
     json: Path
@@ -108,8 +119,20 @@ class Issued:
 
 
 def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issued:
-    """Write ``certificate.json`` and ``certificate.pdf`` below ``out``. LedgerCorrupt, and nothing written, if the
-    ledger does not verify."""
+    """Write ``certificate.json`` and ``certificate.pdf``.
+
+    Args:
+        workspace: The study's directory.
+        out: Folder to write to.
+        sources: Further reports.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        LedgerCorrupt: If the ledger does not verify or is an older copy; then nothing is written.
+        InvalidInput: For a simulation, or an unreadable report.
+    """
     facts = certificate_facts(workspace, sources)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -131,9 +154,21 @@ def certificate_facts(
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> dict[str, Any]:
-    """Everything the certificate states, JSON-ready. LedgerCorrupt if the ledger does not verify, or is an older copy.
+    """Collect everything that a certificate states, as plain values for JSON.
 
     The ledger may be in use: a copy of one moment is verified and read.
+
+    Args:
+        workspace: The study's directory.
+        sources: Further reports.
+        clock: Source of the time of issue.
+
+    Returns:
+        Plain values.
+
+    Raises:
+        LedgerCorrupt: If the ledger does not verify or is an older copy.
+        InvalidInput: For a simulation, a study the ledger does not know, or an unreadable report.
     """
     sources = sources or Sources()
     study = workspace.study()
@@ -231,9 +266,14 @@ def _spent_facts(ledger: Ledger, study: Study, *, sites: int, spending: Spending
 
 
 def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
-    """The guarantee for a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
+    """Explain the guarantee to a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
 
-    ``colluders`` of a sealed sum.
+    Args:
+        spending: What was promised and spent.
+        colluders: Colluders in a sealed sum; None in an open one.
+
+    Returns:
+        Paragraphs.
     """
     promised, protection = spending.guaranteed, spending.protection
     hidden = "everything one hospital holds" if protection.unit is Unit.HOSPITAL else "one patient of one hospital"
@@ -358,7 +398,7 @@ def _if_there(path: Path) -> Path | None:
 
 
 def _audit(path: Path | None) -> dict[str, Any] | None:
-    """The reports of ``consilium audit --json``, by the road they took; None if there is no audit."""
+    """Return the audit's reports by kind; None without an audit."""
     if path is None:
         return None
     try:

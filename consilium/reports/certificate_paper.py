@@ -1,6 +1,6 @@
-"""The certificate as a paper to file: what the study released, and what its ledger proves, in the order it is read.
+"""Arranges the certificate as a paper: what the study released, and what its ledger proves, in reading order.
 
-``consilium certificate`` calls it. It computes no privacy fact: every figure comes in. :mod:`consilium.reports.papers`
+``consilium certificate`` calls it. It computes no privacy fact: every figure is given. :mod:`consilium.reports.papers`
 sets the pages.
 """
 
@@ -25,14 +25,14 @@ _ROADS = {
 
 
 def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
-    """The certificate of ``certificate_facts``, ready to be set.
+    """Arrange the certificate's facts as a paper.
 
     Args:
         facts: What ``certificate_facts`` returned.
-        document_sha256: SHA-256 (hex) of the JSON document that states the same facts.
+        document_sha256: SHA-256 in hex of the JSON document that states the same facts.
 
     Returns:
-        The paper; the same facts make the same bytes of its PDF.
+        The paper. The same facts give the same bytes of its PDF.
     """
     study, given, head = facts["study"], facts["guarantee"], facts["ledger"]["head"]
     return Paper(

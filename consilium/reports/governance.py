@@ -1,8 +1,9 @@
-"""The papers a hospital and its ethics board ask for, from the study's facts: drafts for people who decide.
+"""Drafts the papers that a hospital and its ethics board ask for, from a study's facts.
 
-A data protection impact assessment, a checklist by NIST SP 800-226, an entry for a registry of deployments, a record of
-what left, and the record of processing. Facts come from the verified ledger and the study alone; whatever these do not
-say is marked as to be filled in. A draft is no legal advice, and none of it says that a study may be run.
+`consilium governance` calls it. The papers are a data protection impact assessment, a checklist by NIST SP 800-226, an
+entry for a registry of deployments, a record of what left, and the record of processing. Facts come from the verified
+ledger and the study only; everything else is marked as to be filled in. A draft is no legal advice and does not say
+that a study may be run. Refuses what the certificate refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """One charged query: when, in which row, by whom, how many noisy numbers, and its μ² under the study's terms."""
+    """One charged query, for the record of what left.
+
+    Attributes:
+        time: Time of the row, UTC.
+        row: Row of the ledger.
+        query: Id of the query.
+        sites: Hospitals on the roster.
+        coordinates: Number of noisy values.
+        mu_squared: Its μ² under the study's terms.
+        draw: Number of the draw in a sealed sum; None otherwise.
+    """
 
     time: str
     row: int
@@ -36,6 +47,7 @@ class Left:
     draw: int | None
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         return {
             "time_utc": self.time,
             "row": self.row,
@@ -48,7 +60,19 @@ class Left:
 
 
 def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper, ...]:
-    """Every paper of a study; what :func:`~consilium.reports.certificate.certificate_facts` raises."""
+    """Draft every paper of a study.
+
+    Args:
+        workspace: The study's directory.
+        now: Time in the papers; by default the current time.
+
+    Returns:
+        The papers.
+
+    Raises:
+        LedgerCorrupt: As :func:`~consilium.reports.certificate.certificate_facts`.
+        InvalidInput: As :func:`~consilium.reports.certificate.certificate_facts`.
+    """
     made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
     facts = certificate_facts(workspace, Sources(), clock=lambda: made)
     left = tuple(_left(workspace, facts["study"]["id"]))

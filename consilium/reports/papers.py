@@ -1,8 +1,8 @@
-"""Papers to file, in three forms from one source: Markdown, JSON and a PDF that is tagged and archivable.
+"""Sets papers in three forms from one source: Markdown, JSON, and a tagged, archivable PDF.
 
-A paper is headings, paragraphs, lists and tables of plain text; a :class:`Blank` is what nobody but its reader can fill
-in, and stands out in every form. The PDF is PDF/A-2a and PDF/UA-1, set by Typst. Text is data there and never markup,
-so a study's name can start no command. Refuses nothing: what is said is the writer's.
+A paper consists of headings, paragraphs, lists and tables of plain text. A :class:`Blank` is something that only the
+reader can fill in; it stands out in every form. The PDF is PDF/A-2a and PDF/UA-1, set by Typst. Text is passed as data
+and never as markup, so nothing in a study's name is executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """Something to fill in; ``what`` says what belongs there."""
+    """Something the reader must fill in.
+
+    Attributes:
+        what: What belongs there.
+    """
 
     what: str
 
@@ -31,9 +35,16 @@ Row = tuple[Text, ...]
 
 @dataclass(frozen=True, slots=True)
 class PaperSection:
-    """A heading with paragraphs, then points of a list, then a table, of which ``rows[0]`` is the head, then notes.
+    """A section: a heading, then paragraphs, a list, a table, notes and code.
 
-    ``widths`` are the shares of the columns, equal unless given. ``code`` are lines to type.
+    Attributes:
+        heading: The heading.
+        paragraphs: Paragraphs.
+        points: Items of a list.
+        rows: Rows of a table; the first one is its head.
+        notes: Paragraphs after the table.
+        widths: Relative widths of the columns; equal by default.
+        code: Lines to type.
     """
 
     heading: str
@@ -46,17 +57,25 @@ class PaperSection:
 
     @property
     def texts(self) -> tuple[Text, ...]:
-        """All that the section says, in order."""
+        """All texts of the section, in order."""
         cells = (cell for row in self.rows for cell in row)
         return (*self.paragraphs, *self.points, *cells, *self.notes, *self.code)
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One paper. ``name`` is its file's; ``facts`` go into its JSON beside the text.
+    """One paper.
 
-    ``lead`` stands in a box under the title, its first line large. ``foot`` stands below every page, and ``sign`` names
-    the lines for signatures at the end.
+    Attributes:
+        name: Name of its files.
+        title: The title.
+        made: Time of its making, UTC.
+        sections: The sections.
+        facts: Facts added to its JSON.
+        lead: Lines in a box below the title; the first one is large.
+        foot: Text below every page.
+        sign: Names of the signature lines at the end.
+        made_by: Command that made it.
     """
 
     name: str
@@ -71,11 +90,11 @@ class Paper:
 
     @property
     def blanks(self) -> tuple[str, ...]:
-        """What is to be filled in, in order."""
+        """Everything to fill in, in order."""
         return tuple(text.what for section in self.sections for text in section.texts if isinstance(text, Blank))
 
     def markdown(self) -> str:
-        """The paper as Markdown."""
+        """Return the paper as Markdown."""
         lines = [f"# {_escaped(self.title)}", "", f"Made {self.made:%Y-%m-%d %H:%M} UTC by `{self.made_by}`.", ""]
         lines += [f"> {_escaped(text)}" for text in self.lead]
         for section in self.sections:
@@ -93,7 +112,7 @@ class Paper:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The paper as JSON: its facts, its text, and what is to be filled in."""
+        """Return the paper's facts, texts and blanks as plain values for JSON."""
         return {
             "schema": 1,
             "paper": self.name,
@@ -105,7 +124,7 @@ class Paper:
         }
 
     def pdf(self) -> bytes:
-        """The paper as PDF/A-2a and PDF/UA-1."""
+        """Return the paper as PDF/A-2a and PDF/UA-1."""
         import typst
 
         made_at = f"Made {self.made:%Y-%m-%d %H:%M} UTC by {self.made_by}."
@@ -147,7 +166,7 @@ def _marked(text: Text) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text as Markdown shows it: nothing in it is a heading, a link or HTML, and it stays in its line."""
+    """Escape a text for Markdown, so that it contains no heading, link or HTML and stays on its line."""
     return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", " ".join(text.split()))
 
 

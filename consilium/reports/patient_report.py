@@ -1,7 +1,7 @@
-"""Words what one patient of a hospital risks, for the report and the certificate: trainings, releases, and both.
+"""States in words what one patient of a hospital risks: by trainings, by releases, and by both.
 
-Reads what ``consilium site status --json`` says of a site's trainings and decides nothing itself: the rule is
-:func:`common.privacy.patient_guarantee.combine`.
+The report and the certificate call it. It reads a site's status (``consilium site status --json``); the rule that
+combines both is :func:`common.privacy.patient_guarantee.combine`. Refuses a status of another form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ PRINTED = "what `consilium site status --json` prints"
 
 
 def release_guarantee(spent: dict[str, Any]) -> Guarantee:
-    """A pool's spent ε as the site or the server prints it in JSON."""
+    """Read a pool's spent ε from the JSON of a site or the server.
+
+    Args:
+        spent: The JSON values.
+
+    Returns:
+        The guarantee.
+    """
     return Guarantee(
         epsilon=spent["epsilon"],
         delta=spent["delta"],
@@ -29,9 +36,17 @@ def release_guarantee(spent: dict[str, Any]) -> Guarantee:
 
 
 def patient_lines(trainings: dict[str, Any] | None, release: Guarantee) -> list[str]:
-    """One line for each ε of the trainings, and one for what holds in all; none for a site that trained none privately.
+    """Describe a patient's risk: one line for each ε of the trainings, and one for everything together.
 
-    ``trainings`` is the part of a site's status of that name, None from a site that does not report it.
+    Args:
+        trainings: ``trainings`` of a site's status; None if the site does not report it.
+        release: The guarantee of the releases.
+
+    Returns:
+        The lines; empty if the site has no training.
+
+    Raises:
+        InvalidInput: If the status has another form.
     """
     if not trainings or not trainings["count"]:
         return []
@@ -45,15 +60,22 @@ def patient_lines(trainings: dict[str, Any] | None, release: Guarantee) -> list[
     lines = [str(one) for one in found] or [f"{UNPROTECTED}: no patient-level ε of training"]
     try:
         both = str(combined(found, release, covers=covers, adapted=adapted))
-    except InvalidInput:  # zero-out releases whose ε, for a patient exchanged, is beyond any use
+    except InvalidInput:  # zero-out releases: ε for an exchanged patient is too large to be useful
         both = f"nothing of use for {EXCHANGED}"
     return [*lines, *left, f"with all releases: {both}"]
 
 
 def identity_lines(rows: list[dict[str, Any]] | None) -> list[str]:
-    """What counts as one patient of a pool, one line for each row of the site's ledger that says so, in their order.
+    """Describe what counts as one patient of a pool: one line for each row of the site's ledger that states it.
 
-    ``rows`` is ``patient_identity`` of a site's status, None or empty from a site whose ledger does not say.
+    Args:
+        rows: ``patient_identity`` of a site's status; None or empty if the ledger does not state it.
+
+    Returns:
+        The lines.
+
+    Raises:
+        InvalidInput: If the status has another form.
     """
     try:
         found = [(int(row["row"]), PatientIdentity(row["identity"])) for row in rows or ()]
@@ -67,7 +89,17 @@ def identity_lines(rows: list[dict[str, Any]] | None) -> list[str]:
 def combined(
     found: list[TrainingGuarantee], release: Guarantee, *, covers: bool, adapted: TrainingGuarantee | None = None
 ) -> Combined:
-    """The rule applied to the training's ε for a patient exchanged, or to what there is."""
+    """Combine the trainings' ε for an exchanged patient, or the first one there is, with the releases.
+
+    Args:
+        found: Guarantees of the trainings.
+        release: The guarantee of the releases.
+        covers: Every release used these trainings.
+        adapted: Guarantee of networks that may leave; None without any.
+
+    Returns:
+        The combined guarantee.
+    """
     same = [one for one in found if str(one.neighbours) == EXCHANGED.relation]
     training = next(iter(same or found), None)
     return combine(training, release, every_release_used_it=covers, adapted=adapted)

@@ -1,4 +1,4 @@
-"""A plan for people: a table for the terminal and a chart for the minutes. Computes no privacy fact of its own."""
+"""Shows a plan to people: a table for the terminal, and a chart. It computes no privacy fact of its own."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ _INK, _GRID, _MARK, _NOISE = "#1f2933", "#d9dee4", "#2563a8", "#b4552d"
 
 
 def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
-    """A sentence if δ is not small against the units the plan protects; None if it is, or if nobody said how many.
+    """Warn about a δ that is not small against the number of protected units.
 
-    ``patients``: of one hospital, where they are known.
+    Args:
+        plan: The plan.
+        patients: Patients of one hospital; None if unknown.
+
+    Returns:
+        A sentence; None without a warning, or if the number is unknown.
     """
     unit = plan.protection.unit
     units = plan.hospitals if unit is Unit.HOSPITAL else None if patients is None else plan.hospitals * patients
@@ -31,9 +36,15 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
 
 
 def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> Table:
-    """The plan as a two-column table; every ε in it carries accountant, δ, unit and relation.
+    """Show the plan as a table with two columns; every ε has accountant, δ, unit and relation.
 
-    ``patients`` of one hospital, if known, tell whether δ is small enough.
+    Args:
+        plan: The plan.
+        recommended: The recommendation, in words.
+        patients: Patients of one hospital, to judge δ; None if unknown.
+
+    Returns:
+        The table.
     """
     table = Table(title="Privacy plan", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
@@ -100,7 +111,7 @@ def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What one dishonest hospital can do, in both modes, and in this plan's in figures."""
+    """Describe what one dishonest hospital can do, in both modes, with this plan's figures."""
     chosen, other = trade_sentences(sealed=plan.mechanism.colluders is not None)
     push = push_unseen(plan.mechanism, sites=plan.hospitals)
     far = "as far as an honest one" if plan.mechanism.colluders is None else f"{push:.1f} times as far as an honest one"
@@ -108,11 +119,11 @@ def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def plan_figure(plan: Plan) -> Any:
-    """A matplotlib figure: the most an answer can explain against the number of hospitals and of queries.
+    """Draw the most that an answer can explain over the number of hospitals and of queries.
 
-    The plan is marked in both panels; the dashed lines are the verdict's thresholds.
+    The plan is marked in both panels; dashed lines are the verdict's thresholds.
     """
-    from matplotlib.figure import Figure  # here, so that a table needs no plotting library
+    from matplotlib.figure import Figure  # imported here, because a table needs no plotting library
     from matplotlib.ticker import NullLocator
 
     shape = plan.spectrum
@@ -157,7 +168,14 @@ def plan_figure(plan: Plan) -> Any:
 
 
 def check_chart(path: Path) -> None:
-    """Refuse a chart file that could not be written, before anything is computed: its ending, and its folder."""
+    """Refuse a chart file with an unknown ending, or in a folder that does not exist, before anything is computed.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidInput: If so.
+    """
     if path.suffix.lower() not in CHART_ENDINGS:
         raise InvalidInput("chart file", value=str(path), limit=f"a name ending in {', '.join(CHART_ENDINGS)}")
     if not path.parent.is_dir() or path.is_dir():
@@ -165,7 +183,15 @@ def check_chart(path: Path) -> None:
 
 
 def write_chart(plan: Plan, path: Path) -> None:
-    """Draw :func:`plan_figure` into ``path``, PNG, SVG or PDF by its ending; another ending is refused."""
+    """Draw the plan's chart (:func:`plan_figure`) as PNG, SVG or PDF.
+
+    Args:
+        plan: The plan.
+        path: The file; its ending gives the format.
+
+    Raises:
+        InvalidInput: For another ending, or a file that cannot be written.
+    """
     check_chart(path)
     try:
         plan_figure(plan).savefig(path, dpi=150)

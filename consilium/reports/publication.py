@@ -1,7 +1,9 @@
-"""After a study: student, model card and certificate in one signed folder, and the study in one file to keep.
+"""Publishes a finished study: student, model card and certificate in one signed folder, or the whole study in one
+archive.
 
-Neither holds a key. Refuses a ledger that does not verify or is an older copy, a study without an exported student, a
-bundle that guarantees more than still holds, a folder or file that is there already, and a study whose run goes on.
+`consilium student publish` and `consilium study archive` call it. Neither contains a key. Refuses a ledger that
+does not verify or is an older copy, a study without an exported student, a bundle whose stated guarantee no longer
+holds, a folder or file that exists, and a study that is still running.
 """
 
 from __future__ import annotations
@@ -25,15 +27,21 @@ from server.study.status import bundle_problem, spending_of
 from server.study.workspace import LEDGER_RECORD, Workspace
 
 HEADER = "# consilium/student/v1\n"
-"""The first line of SHA256SUMS: what is signed here is taken for nothing else that the key signs."""
+"""First line of SHA256SUMS, so that its signature cannot be used as one of the ledger's."""
 
 KEPT_OUT = ("keys", "flower", "gateway", "relay", "tls", "dashboard-tls", "node-keys", "logs", LEDGER_RECORD)
-"""Of a study's directory not in its archive: keys, SuperLink's database of sealed messages, sockets and logs."""
+"""Parts of a study's directory left out of its archive: keys, SuperLink's database of messages, sockets and logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A written archive: its file, SHA-256, and how many files of the study are in it."""
+    """A written archive.
+
+    Attributes:
+        path: The file.
+        sha256: Its SHA-256.
+        files: Number of the study's files in it.
+    """
 
     path: Path
     sha256: str
@@ -41,8 +49,22 @@ class Archive:
 
 
 def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
-    """Write the folder ``out``: ``bundle/``, ``MODEL_CARD.md``, certificate, signed statement, scores if there are any,
-    ``consortium.pem``, and SHA256SUMS with its signature by the ledger's key. Returns the names of its files."""
+    """Write a folder with everything to publish about a student, signed with the ledger's key.
+
+    It contains ``bundle/``, ``MODEL_CARD.md``, certificate, signed statement, scores if there are any,
+    ``consortium.pem``, and SHA256SUMS with its signature.
+
+    Args:
+        workspace: The study's directory.
+        out: The new folder.
+
+    Returns:
+        Names of its files.
+
+    Raises:
+        InvalidInput: If there is no exported student, its stated guarantee no longer holds, or the folder exists.
+        LedgerCorrupt: If the ledger does not verify.
+    """
     statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     if not workspace.bundle_dir.is_dir() or not statement.exists():
         raise InvalidInput("student to publish", value=str(workspace.bundle_dir), remedy="`consilium student export`")
@@ -76,7 +98,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
 
 
 def _measured(workspace: Workspace) -> str:
-    """The model card's section of what hospitals measured; empty where none sent figures."""
+    """Write the model card's section of hospitals' figures; empty if no hospital sent figures."""
     found = evaluated(workspace)
     if not found.gave:
         return ""
@@ -85,9 +107,20 @@ def _measured(workspace: Workspace) -> str:
 
 
 def archive_study(workspace: Workspace, out: Path) -> Archive:
-    """Write a study without its keys into the new file ``out`` (.tar.gz), with a verified copy of its ledger.
+    """Write a study without its keys into an archive, with a verified copy of its ledger.
 
-    What is in it verifies, and gives labels, student and certificate again; nobody can release or decrypt with it.
+    The copy verifies, and gives labels, student and certificate again; nobody can release or decrypt with it.
+
+    Args:
+        workspace: The study's directory.
+        out: The new file (``.tar.gz``).
+
+    Returns:
+        The archive.
+
+    Raises:
+        InvalidInput: If the file exists, or its folder does not.
+        LedgerCorrupt: If the ledger does not verify.
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("archive", value=str(out), limit="a new file in a folder that is there")
@@ -107,5 +140,7 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
 
 
 def _of_the_moment(name: Path) -> bool:
-    """Locks, and the ledger in use, which is copied whole; its standing, which no backup contains."""
+    """Tell whether a file belongs to the running study only: locks, the ledger in use (copied separately), its
+    standing.
+    """
     return name.suffix == ".lock" or name.name.startswith("ledger.") or name.name == "stop-requested"

@@ -1,6 +1,6 @@
-"""Defines the demo report's content as frozen facts.
+"""Defines the facts of the demo's report.
 
-Refuses scores whose classes are not the study's, and controls of another name.
+Refuses scores with other classes than the study's, and other controls than :data:`CONTROLS`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
 SIMULATION = "simulation"
-"""The name of every simulated study: it stands in the consent text, whose hash is the study's id."""
+"""Name of every simulated study. The name is part of the consent text, whose hash is the study's id."""
 
 CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -31,15 +31,21 @@ CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "public_only": ("Public only", "self-training: public volumes with labels of a network's own, no answer heard"),
     }
 )
-"""The controls by their name in ``report.json``: how the page calls them, and what their labels are."""
+"""By name in ``report.json``, each control's title on the page and what its labels are."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiceScore:
-    """Dice on the test set: the mean, and one figure per structure in the order of the study's labels 1, 2, …
+    """Dice on the test set.
 
-    A figure that could not be computed is NaN. ``cases``: every case's own mean, in one order for all. ``hd95_mm`` of
-    every structure, over the cases in which both maps have it; empty where it was not taken.
+    Attributes:
+        mean: Mean over structures and cases; NaN if it could not be computed.
+        per_class: Mean of each structure, in the order of the study's labels 1, 2, …
+        cases: Mean of each case; the order is the same in all scores.
+        hd95_mm: HD95 in mm of each structure, over the cases in which both maps contain it; empty if not computed.
+
+    Raises:
+        InvalidInput: If a value is outside 0 to 1.
     """
 
     mean: float
@@ -57,7 +63,7 @@ class DiceScore:
 
 @dataclass(frozen=True, slots=True)
 class NamedScore:
-    """The Dice of one named teacher."""
+    """The score of one teacher, with its name."""
 
     name: str
     score: DiceScore
@@ -65,13 +71,24 @@ class NamedScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyFacts:
-    """What the study guarantees and what the run spent of it, read from the ledger.
+    """What the study guarantees, and what the run spent, from the ledger.
 
-    ``planned_epsilon`` is the budget, hence the guarantee; ``mu_squared`` is the Σμ² of the pool it cost most, whose
-    ``epsilon_exact`` and ``epsilon_rdp`` were spent at ``delta`` for ``unit`` under ``relation``; ``accountant`` is
-    the one that gates; where that is the paper's, ``epsilon_paper`` is given. ``noise_multiplier`` is z = σ/Δ of one
-    release, ``voters`` the teachers summed in a release over all sites, ``clipping_norm`` is C; ``largest_roster``
-    is how many sites the largest roster of all charges has, lost draws among them.
+    Attributes:
+        epsilon_exact: ε spent by the exact accountant.
+        epsilon_rdp: ε spent by the RDP accountant.
+        mu_squared: Σμ² of the pool that spent most.
+        delta: δ of all ε here.
+        unit: Unit of privacy.
+        relation: Neighbouring relation.
+        accountant: Accountant by which the budget is decided.
+        planned_epsilon: The budget's ε, which is the guarantee.
+        noise_multiplier: z = σ/Δ of one release.
+        queries: Number of answers.
+        planned_queries: Number of planned answers.
+        voters: Teachers summed in a release, over all sites.
+        clipping_norm: C.
+        epsilon_paper: ε spent by the paper's accountant, if it decides; None otherwise.
+        largest_roster: Sites on the largest roster of all charges, including lost draws.
     """
 
     epsilon_exact: float
@@ -92,13 +109,13 @@ class PrivacyFacts:
 
     @property
     def epsilon_gate(self) -> float:
-        """What was spent according to the accountant that gates the budget."""
+        """ε spent by the accountant that decides the budget."""
         by = {"rdp": self.epsilon_rdp, "paper": self.epsilon_paper}
         return by.get(self.accountant) or self.epsilon_exact
 
     @property
     def epsilon_guaranteed(self) -> float:
-        """What no unit loses more than: the budget, or what was spent, should that ever be more."""
+        """The guaranteed ε: the budget, or what was spent if that is more."""
         return max(self.planned_epsilon, self.epsilon_gate)
 
 
@@ -112,9 +129,15 @@ class DaemonFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFact:
-    """One hospital: ``epsilon_spent`` is its pool's, by the gate accountant at the study's δ, unit and relation.
+    """One hospital.
 
-    ``patient`` says in words what a patient risks where the site's teachers were trained with a guarantee.
+    Attributes:
+        name: Its name.
+        pool: Its patient pool.
+        patients: Number of patients.
+        codes_sent: Number of codes it sent.
+        epsilon_spent: ε spent by its pool, by the study's accountant, δ, unit and relation.
+        patient: What a patient risks, in words, if its teachers were trained with a guarantee.
     """
 
     name: str
@@ -127,12 +150,38 @@ class SiteFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportFacts:
-    """Everything a report says. ``refused_node`` is the evidence that an unregistered node was turned away;
-    ``decoded_labels`` scores the pseudo-labels against the demo's truth; ``controls`` has a score for every name in
-    :data:`CONTROLS`, None for one that could not be trained; ``finished`` dates the page; ``known`` says what the
-    hospitals know and public data does not, where the data were made so; ``student_ece`` is the student's expected
-    calibration error in the voxels of structures; ``run_seconds`` are the stages within what ``seconds`` calls the
-    study's run; ``cases_used`` of the data went somewhere, those ``left_out`` nowhere."""
+    """Everything a report states.
+
+    Attributes:
+        study: The study.
+        privacy: What it guarantees and spent.
+        teachers: Score of each teacher.
+        ensemble: Score of all teachers together, without noise.
+        mean_shape: Score of the mean public label map.
+        student: Score of the student.
+        controls: Score of each control; None if it could not be trained.
+        decoded_labels: Score of the pseudo-labels against the demo's truth; None without truth.
+        daemons: Processes of the federation.
+        refused_node: Evidence that an unregistered node was refused.
+        sites: The hospitals.
+        releases: Roster and number of queries of each batch.
+        seconds: Duration of each stage.
+        run_seconds: Duration of the stages within the study's run.
+        pictures: Pictures.
+        ledger_head: Hash of the ledger's newest row.
+        ledger_rows: Rows of the ledger.
+        version: Version of Consilium.
+        seeds: Seeds by purpose.
+        spacing_mm: Voxel spacing of the grid in mm.
+        finished: Date on the page.
+        known: What hospitals know and public data do not, for synthetic data; empty otherwise.
+        student_ece: The student's expected calibration error over voxels of structures.
+        cases_used: Cases that were dealt.
+        left_out: Cases that were left out.
+
+    Raises:
+        InvalidInput: If controls, classes or spacing do not fit.
+    """
 
     study: Study
     privacy: PrivacyFacts
@@ -162,7 +211,7 @@ class ReportFacts:
 
     @property
     def spending(self) -> Spending:
-        """What was spent of the study's budget, as what stands in words is worked out from it."""
+        """What was spent of the study's budget, from which sentences about it are made."""
         largest = max((self.privacy.largest_roster, len(self.sites), *(len(one.roster) for one in self.releases)))
         return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
@@ -181,7 +230,7 @@ class ReportFacts:
 
     @property
     def simulated(self) -> bool:
-        """Whether one person held every party's data and keys, and there was no federation."""
+        """Whether one person held every party's data and keys, without a federation."""
         return self.study.name == SIMULATION
 
     @property
@@ -191,7 +240,7 @@ class ReportFacts:
 
     @property
     def mean_teacher(self) -> DiceScore | None:
-        """The teachers' figures averaged, NaN left out; None without teachers."""
+        """Mean score of the teachers, without NaN; None without teachers."""
         if not self.teachers:
             return None
         columns = zip(*(teacher.score.per_class for teacher in self.teachers), strict=True)
@@ -199,7 +248,7 @@ class ReportFacts:
 
     @property
     def worth(self) -> Worth | None:
-        """The student's worth over the best of its controls; None where none was scored."""
+        """The student's gain over the best of its controls; None if no control was scored."""
         scored = {name: one for name, one in self.controls.items() if one is not None and math.isfinite(one.mean)}
         if not scored or not math.isfinite(self.student.mean):
             return None
@@ -211,7 +260,7 @@ class ReportFacts:
 
     @property
     def bought(self) -> str:
-        """What the budget bought in this run: the verdict with its figures, and how far that is of the way."""
+        """What the budget bought in this run: the verdict on the gain, and its share of the way to the ensemble."""
         found, most = self.worth, self.ensemble.mean
         if found is None:
             return "What the budget bought could not be measured: no control was scored."
@@ -222,7 +271,7 @@ class ReportFacts:
 
     @property
     def certainty(self) -> str:
-        """What the interval counts, or that there is none."""
+        """What the gain's interval covers, or that there is none."""
         return "There is no interval." if self.worth is None or self.worth.interval is None else ONE_RUN
 
     def _scores(self) -> list[DiceScore]:

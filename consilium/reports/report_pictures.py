@@ -1,4 +1,4 @@
-"""The report's pictures: three planes through the centre of a label, as radiologists read them, with outlines.
+"""Draws the report's pictures: three planes through the centre of a label, in radiological view, with outlines.
 
 Refuses pictures whose outlines do not fit their volume.
 """
@@ -23,13 +23,17 @@ from common.errors import InvalidInput
 from common.planes import PLANES
 
 MAX_PICTURE_BYTES = 2_000_000
-"""Bytes of all PNGs together; more pictures are drawn smaller, so that the page stays under 3 MB."""
+"""Limit on the bytes of all PNGs; beyond it pictures are drawn smaller, so that the page stays under 3 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """How one kind of outline is drawn: a colour-blind-safe colour (Okabe & Ito 2008) and a dash pattern, so that
-    either alone tells the kinds apart. ``dashes`` are in units of the line's width, empty for a solid line."""
+    """How one kind of outline is drawn. Colour and dashes differ between kinds, so that either one identifies a kind.
+
+    Attributes:
+        colour: A colour-blind-safe colour (Okabe & Ito 2008).
+        dashes: Dash pattern in units of the line's width; empty for a solid line.
+    """
 
     colour: str
     dashes: tuple[float, ...]
@@ -44,12 +48,22 @@ OUTLINES: Mapping[str, LineStyle] = MappingProxyType(
         "student": LineStyle("#ff7a2f", (1.1, 1.3)),
     }
 )
-"""The outlines a picture can carry, in drawing order."""
+"""The kinds of outlines, in drawing order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """One volume on the study grid (RAS+) with outlines named in :data:`OUTLINES`. Arrays are copied, read-only."""
+    """One volume on the study's grid (RAS+) with outlines. Arrays are copied and read-only.
+
+    Attributes:
+        title: Title.
+        kind: ``public`` or ``test``.
+        image: Float32 array [x, y, z].
+        outlines: Label maps by a name of :data:`OUTLINES`.
+
+    Raises:
+        InvalidInput: If shapes or names do not fit.
+    """
 
     title: str
     kind: Literal["public", "test"]
@@ -77,8 +91,11 @@ _DRAWING = threading.Lock()  # matplotlib's font cache is shared
 
 
 def centre_of(picture: Picture) -> tuple[int, int, int]:
-    """The voxel the three planes go through: the centre of the first outline with any label, moved along each axis
-    to the nearest slice that shows it; the middle of the grid where there is no label at all."""
+    """Return the voxel through which the three planes go.
+
+    It is the centre of the first non-empty outline, moved along each axis to the nearest slice that shows it; without
+    any outline, the middle of the grid.
+    """
     for mask in picture.outlines.values():
         found = np.nonzero(mask)
         if len(found[0]):
@@ -92,7 +109,7 @@ def centre_of(picture: Picture) -> tuple[int, int, int]:
 
 
 def draw_picture(picture: Picture, spacing_mm: Sequence[float], *, dpi: float = 110) -> bytes:
-    """Three planes side by side at one scale as a PNG; dark as a reading room in either colour scheme."""
+    """Draw three planes side by side at one scale as a PNG on a dark background."""
     size = [n * s for n, s in zip(picture.image.shape, spacing_mm, strict=True)]
     widths = [size[view.across] for view in PLANES.values()]
     height = max(size[view.up] for view in PLANES.values())
@@ -145,7 +162,7 @@ def _outline(axes: Any, mask: UInt8[np.ndarray, "v u"], style: LineStyle, *, wid
     u = (np.arange(-1, columns + 1) + 0.5) * width / columns
     v = (np.arange(-1, rows + 1) + 0.5) * height / rows
     for label in np.unique(mask[mask > 0]):
-        inside = np.pad((mask == label).astype(np.float32), 1)  # so that an outline closes at the edge
+        inside = np.pad((mask == label).astype(np.float32), 1)  # padded, so that an outline closes at the edge
         lines = axes.contour(u, v, inside, levels=[0.5], colors=[style.colour], linewidths=1.7)
         lines.set_linestyle((0, style.dashes) if style.dashes else "solid")
         lines.set_path_effects([withStroke(linewidth=2.8, foreground="#000000", alpha=0.55)])
@@ -181,7 +198,15 @@ def _scale_bar(figure: Any, total_width_mm: float, *, right: float, middle: floa
 
 
 def draw_pictures(pictures: Sequence[Picture], spacing_mm: Sequence[float]) -> list[bytes]:
-    """Every picture, drawn smaller where all together would be over :data:`MAX_PICTURE_BYTES`."""
+    """Draw every picture, smaller if all together exceed :data:`MAX_PICTURE_BYTES`.
+
+    Args:
+        pictures: The pictures.
+        spacing_mm: Voxel spacing in mm.
+
+    Returns:
+        PNGs.
+    """
     images: list[bytes] = []
     for dpi in (110, 75, 50):
         images = [draw_picture(picture, spacing_mm, dpi=dpi) for picture in pictures]

@@ -1,6 +1,6 @@
-"""Words what hospitals state about their own ledgers, for a certificate: who states it, and when it was signed.
+"""Reads what hospitals report from their own ledgers, for a certificate: who reports it, and when it was signed.
 
-Refuses what is no report, speaks for another site, or was changed after it was signed.
+Refuses a file that is no report, that is another site's, or that was changed after it was signed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,22 @@ MAX_REPORT_BYTES = 1 << 16
 
 
 def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | None) -> dict[str, Any]:
-    """What hospitals say their own ledgers say: InvalidInput for a file that was given by name and is no report.
+    """Read the hospitals' own reports.
 
-    Of those that lie in the study's directory, where sites put them themselves, or were ``handed_in``, one that does
-    not hold is set aside by name: no site keeps the others from their certificate. Of two of one site the one that was
-    signed last stands; one that is not signed only where none is.
+    Reports in the study's directory or the dashboard's folder that are not valid are set aside by name, so that one
+    site cannot prevent a certificate. Of several reports of a site the newest signed one is used; an unsigned one only
+    if none is signed.
+
+    Args:
+        workspace: The study's directory.
+        given: Files to use instead of all others.
+        handed_in: Folder of reports received by the dashboard; None for none.
+
+    Returns:
+        The reports, and the names of those set aside.
+
+    Raises:
+        InvalidInput: If a file in ``given`` is no valid report.
     """
     keys = {site.name: site.answer_key for site in workspace.registered()}
     if given:
@@ -50,10 +61,10 @@ def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | No
 
 
 def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
-    """What ``consilium site status --json`` printed, or the account alone that a site sends by itself.
+    """Read one report: the output of ``consilium site status --json``, or the account that a site sends itself.
 
-    ``signed`` is when the key that the site was admitted with signed it, in UTC; empty where nothing is signed, or no
-    key of the site is known. A signature that does not hold is InvalidInput.
+    ``signed`` is the time (UTC) of a valid signature by the site's key; empty if it is unsigned or no key is known. An
+    invalid signature is refused.
     """
     try:
         data = read_json(path, most_bytes=MAX_REPORT_BYTES)

@@ -1,8 +1,7 @@
-"""The demo's report: ``report.json`` for machines and ``report.html`` for a privacy officer and an ML lead.
+"""Writes the demo's report: ``report.json`` for machines, ``report.html`` for a privacy officer and an ML lead.
 
-The page is one file: styles inline, pictures as data URIs, no script and no request to anywhere. No ε is printed
-without its accountant, δ, unit of privacy and neighbouring relation, and none is rounded down. Writes null where a
-figure is not a finite number.
+The page is one file: inline styles, pictures as data URIs, no script and no network request. Every ε has its
+accountant, δ, unit and relation, and none is rounded down. A figure that is not finite becomes null.
 """
 
 from __future__ import annotations
@@ -31,14 +30,19 @@ REPORT_SCHEMA = 1
 
 
 def write_report(out: Path, facts: ReportFacts) -> None:
-    """Write ``out/report.json`` and ``out/report.html``; each appears whole or not at all, an old one is replaced."""
+    """Write ``report.json`` and ``report.html``, each in one atomic write.
+
+    Args:
+        out: The folder.
+        facts: The report's facts.
+    """
     text = json.dumps(report_json(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(out / "report.json", text.encode())
     write_atomically(out / "report.html", render_html(facts).encode())
 
 
 def report_json(facts: ReportFacts) -> dict[str, Any]:
-    """The report as plain JSON values; figures that are not finite are None."""
+    """Return the report as plain values for JSON; figures that are not finite are None."""
     study = facts.study
 
     def dice(score: DiceScore) -> dict[str, object]:
@@ -141,7 +145,7 @@ def _parties_json(facts: ReportFacts) -> dict[str, object]:
 
 
 def render_html(facts: ReportFacts) -> str:
-    """The page as one string; everything that comes from ``facts`` is escaped."""
+    """Return the page as one string; everything in ``facts`` is escaped."""
     environment = Environment(
         loader=PackageLoader("consilium", "templates"),
         autoescape=True,
@@ -182,12 +186,12 @@ def render_html(facts: ReportFacts) -> str:
 
 
 def _epsilon_or_unknown(value: float) -> str:
-    """ε rounded up; ``not known`` for NaN and infinity, which a report may hold and no guarantee is."""
+    """Format ε, rounded up; ``not known`` for NaN and infinity."""
     return epsilon_text(value) if math.isfinite(value) else "not known"
 
 
 def format_duration(seconds: float) -> str:
-    """``4.2 s``, ``3 min 07 s``, ``1 h 02 min``; an en dash for what is not finite."""
+    """Format a duration as ``4.2 s``, ``3 min 07 s`` or ``1 h 02 min``; a dash if it is not finite."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 59.95:
@@ -219,7 +223,9 @@ class DiceGroup:
 
 
 def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
-    """The Dice table: what the run gives out, its controls, what anybody has without it, what only a demo can know."""
+    """Return the table of scores: the student, its controls, what is available without hospitals, what only a demo
+    knows.
+    """
     seen = [DiceRow("Ensemble of the teachers", facts.ensemble, "all teachers together, without noise")]
     if facts.decoded_labels is not None:
         seen.insert(0, DiceRow("Decoded labels", facts.decoded_labels, "the student's pseudo-labels"))
@@ -250,7 +256,7 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GainBar:
-    """One bar of the first chart: a mean Dice, and half its 95 % interval over the cases where they are known."""
+    """One bar of the first chart: a mean Dice, and half of its 95 % interval over the cases if they are known."""
 
     name: str
     dice: float
@@ -259,7 +265,7 @@ class GainBar:
 
 
 def _gain_bars(facts: ReportFacts) -> tuple[GainBar, ...]:
-    """The student, its controls, the teachers and the mean shape, as far as each was scored."""
+    """Return a bar for the student, each control, the teachers and the mean shape, if they were scored."""
     named = [("Student", facts.student), *((CONTROLS[name][0], one) for name, one in facts.controls.items())]
     named += [("Mean teacher", facts.mean_teacher), ("Teachers together, without noise", facts.ensemble)]
     named += [("Mean shape", facts.mean_shape)]
@@ -273,7 +279,7 @@ def _gain_bars(facts: ReportFacts) -> tuple[GainBar, ...]:
 
 
 def _beside(facts: ReportFacts) -> str:
-    """Where the student's figure lies beside the mean shape's and the mean teacher's; no verdict."""
+    """Describe the student's score next to those of the mean shape and the mean teacher, without a verdict."""
     student, shape, teacher = facts.student.mean, facts.mean_shape.mean, facts.mean_teacher
     if not math.isfinite(student) or not math.isfinite(shape):
         return "The student could not be scored against the mean shape."
@@ -285,7 +291,13 @@ def _beside(facts: ReportFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """Consecutive releases with one roster: ``numbers`` as a person counts them, and the answers in all of them."""
+    """Consecutive releases with the same roster.
+
+    Attributes:
+        numbers: Numbers of the releases, such as ``2–4``.
+        queries: Number of answers in them.
+        roster: The hospitals.
+    """
 
     numbers: str
     queries: int
@@ -293,7 +305,7 @@ class Attendance:
 
 
 def _attendance(releases: Sequence[BatchRoster]) -> tuple[Attendance, ...]:
-    """The columns of the table of who took part in what."""
+    """Return the columns of the table that shows which hospitals took part in which releases."""
     columns = []
     for roster, group in groupby(enumerate(releases, start=1), key=lambda item: item[1].roster):
         items = list(group)
@@ -304,14 +316,14 @@ def _attendance(releases: Sequence[BatchRoster]) -> tuple[Attendance, ...]:
 
 
 def _share(part: float, whole: float) -> float:
-    """A percentage from 0 to 100 for a bar."""
+    """Return a percentage from 0 to 100 for a bar."""
     if not (math.isfinite(part) and math.isfinite(whole)) or whole <= 0:
         return 0.0
     return round(100 * min(1.0, max(0.0, part / whole)), 2)
 
 
 def _share_spent(epsilon: float, budget: float) -> float:
-    """A percentage rounded up to a tenth; above 100 where more was spent than the budget."""
+    """Return the spent percentage, rounded up to a tenth; above 100 if more than the budget was spent."""
     return math.ceil(1000 * epsilon / budget) / 10 if math.isfinite(epsilon) and budget > 0 else 0.0
 
 
