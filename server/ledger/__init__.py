@@ -1,1 +1,1 @@
-"""The consortium's ledger, its verification and its backup."""
+"""Holds the server's ledger, its verification, its backup and its recovery."""

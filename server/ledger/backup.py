@@ -1,8 +1,9 @@
-"""A whole copy of a ledger while others read and write it, checked before it gets its name.
+"""Makes a verified copy of a ledger while other processes read and write it.
 
-The copy is made by SQLite's online backup, so that it is one committed state and needs no file beside it. Refuses an
-existing path and a copy that does not verify. Private keys lie in files of their own and are in no copy; the codes in a
-site's ledger are, so the copy is readable by its owner only.
+`consilium ledger backup` calls it. The copy is made by SQLite's online backup, so it is one committed state and needs
+no second file. It is verified before it gets its final name. It refuses an existing path and a copy that does not
+verify. Private keys are in separate files and are never copied. A site's ledger contains its codes, so the copy is
+readable by its owner only.
 """
 
 from __future__ import annotations
@@ -18,10 +19,20 @@ from server.ledger.verify import VerifyReport, verify
 
 
 def backup(ledger: Path, out: Path) -> VerifyReport:
-    """Copy ``ledger`` to ``out`` (mode 0600, durable, complete or absent) and return what verifying the copy found.
+    """Copy a ledger to a new file with mode 0600, durably, completely or not at all.
 
-    A copy of an older state is a rollback when it is restored: the sites notice, and their receipts repair it.
-    LedgerCorrupt, and no copy, if the ledger is damaged.
+    Restoring an old copy rolls the ledger back; the sites notice it, and their receipts repair it.
+
+    Args:
+        ledger: The ledger's file.
+        out: The copy; it must not exist, and its folder must.
+
+    Returns:
+        The report of verifying the copy.
+
+    Raises:
+        InvalidInput: If ``out`` exists, or its folder does not.
+        LedgerCorrupt: If the copy does not verify; none is left then.
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("backup file", value=str(out), limit="a new file in an existing folder")

@@ -1,4 +1,8 @@
-"""Re-enters lost charges into a ledger and rotates its signing key, for an operator."""
+"""Re-enters lost charges into a ledger, and replaces its signing key, for an operator.
+
+`consilium ledger recover` and `consilium ledger rotate-key` call it. It refuses to recover from nothing, and to install
+a key if the old one is not the ledger's.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,13 @@ from server.ledger.server_ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class PoolAfter:
-    """A pool once the lost charges stand: its releases, and what they cost by its gate."""
+    """A patient pool after a recovery.
+
+    Attributes:
+        pool: The pool's name.
+        releases: Number of releases charged to it.
+        spent: Their guarantee, by the pool's gate accountant.
+    """
 
     pool: str
     releases: int
@@ -31,8 +41,14 @@ class PoolAfter:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How many charges were ``entered`` from how many ``receipts``; ``by_standing``: releases of a pool that no receipt
-    tells of."""
+    """The result of a recovery.
+
+    Attributes:
+        entered: Number of charges entered from receipts.
+        receipts: Number of receipts read.
+        by_standing: By pool, the number of releases that no receipt covers and that the standing shows.
+        pools: All pools after the recovery.
+    """
 
     entered: int
     receipts: int
@@ -49,12 +65,23 @@ def recover_charges(
     studies: Sequence[Study],
     charge_all: bool = False,
 ) -> Recovery:
-    """Enter as spent, in a restored copy, every charge that receipts hold or the standing shows.
+    """Enter into a restored copy of a ledger every charge that receipts contain or the standing shows.
 
-    ``charge_all``: where there is no standing, everything that pools and studies have left counts as spent beside what
-    receipts hold, since no receipt tells of an answer that was drawn and reached no site. InvalidInput where there is
-    neither a receipt nor a standing; where the ledger's own is missing and neither ``standing`` nor ``charge_all`` is
-    given; and for ``charge_all`` where a standing tells.
+    Args:
+        ledger: The restored copy.
+        signing_key: The ledger's signing key.
+        receipts: The sites' files of receipts.
+        standing: The lost ledger's standing file, if it is not beside the copy.
+        studies: Studies to register again first.
+        charge_all: Without a standing: count everything that pools and studies have left as spent. Receipts alone do
+            not show an answer that was drawn and reached no site.
+
+    Returns:
+        What was entered, and every pool's state.
+
+    Raises:
+        InvalidInput: If there is neither a receipt nor a standing; if the ledger's standing is missing and neither
+            ``standing`` nor ``charge_all`` is given; or if ``charge_all`` is given although there is a standing.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger, signing_key=signing_key, restored=True) as opened:
@@ -99,16 +126,32 @@ def recover_charges(
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """The public halves of the key that signed ``before`` and of the one that signs ``now``, as hex."""
+    """A change of the signing key.
+
+    Attributes:
+        before: Public key that signed until now, in hexadecimal.
+        now: Public key that signs from now on.
+    """
 
     before: str
     now: str
 
 
 def rotate_signing_key(ledger: Path, *, key: Path, new_key: Path) -> KeyChange:
-    """Hand signing over to ``new_key``, inside the ledger; it then lies at ``key``, the old one aside it.
+    """Replace the ledger's signing key; the old key signs the row that introduces the new one.
 
-    Interrupted, it is finished by calling it again. InvalidInput where ``key`` is not the ledger's.
+    If it is interrupted, calling it again finishes it.
+
+    Args:
+        ledger: The ledger's file.
+        key: File of the current key. It then holds the new key, and the old key is kept beside it.
+        new_key: File of the new key; it is moved to ``key``.
+
+    Returns:
+        Both public keys.
+
+    Raises:
+        InvalidInput: If ``key`` is not the ledger's current key.
     """
     old, new = load_signing_key(key), load_signing_key(new_key)
     before, now = public_hex(old), public_hex(new)
@@ -120,7 +163,7 @@ def rotate_signing_key(ledger: Path, *, key: Path, new_key: Path) -> KeyChange:
     elif current != now:
         raise InvalidInput("signing key", value=str(key), limit=f"the ledger's current key, {current}")
     if before != now:
-        with contextlib.suppress(FileExistsError):  # kept aside by a call that was interrupted
+        with contextlib.suppress(FileExistsError):  # an interrupted call has already kept it
             os.link(key, key.with_name(f"{key.name}.retired-{before[:12]}"))
     new_key.replace(key)
     sync_directory(key.parent)

@@ -1,9 +1,12 @@
-"""Queries and their answers in the server's ledger, and the draws of sealed sums: charged first, answered if completed.
+"""Stores queries and answers in the server's ledger, and the draws of sealed sums, which are charged before they
+answer.
 
-In a sealed sum the server holds nothing it could charge for until it holds the answer; so a draw is on record, charged,
-before any site is asked, with the roster and mask keys that its sum is made under. It ends with an answer, or as lost.
-Refuses a draw past a budget, below the study's least roster, or of a number that was drawn before; a second answer, and
-an answer to a draw that is not open.
+In a sealed sum the server holds nothing that it could charge for until it holds the answer. A draw is therefore
+recorded and charged before any site is asked, together with the roster and the mask keys of its sum. A draw ends with
+an answer, or as lost.
+
+It refuses a draw that exceeds a budget, has fewer sites than the study's smallest roster, or repeats a draw number. It
+refuses a second answer, and an answer to a draw that is not open.
 """
 
 from __future__ import annotations
@@ -35,7 +38,18 @@ from server.ledger.server_receipts import IssuesReceipts
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """A released answer as it stands in the ledger: ``noisy_sum`` int64[l], read-only, over ``voters`` = K′ codes."""
+    """A released answer as stored in the ledger.
+
+    Attributes:
+        query: What was asked.
+        noisy_sum: Int64 array [l], read-only: the sum of all codes with noise.
+        roster: The sites and pools that were charged.
+        voters: Number K′ of codes in the sum.
+        seq: Row of the answer.
+        row_hash: Hash of that row.
+        study_id: The study that asked first.
+        batch_id: The batch it was asked in.
+    """
 
     query: QuerySpec
     noisy_sum: NDArray[np.int64]
@@ -49,7 +63,12 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Answers in the order asked, stored and new alike; and the ids of the queries that did not fit the budget."""
+    """The result of a batch.
+
+    Attributes:
+        answers: Stored and new answers, in the order asked.
+        refused: Ids of the queries that exceed a budget.
+    """
 
     answers: tuple[StoredAnswer, ...]
     refused: tuple[str, ...]
@@ -57,7 +76,12 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draw that is charged and open: the queries it is to answer and the roster that must complete it."""
+    """A charged draw of a sealed sum.
+
+    Attributes:
+        queries: The queries it is to answer.
+        roster: The sites that must all send their masked codes, with their mask keys.
+    """
 
     queries: tuple[QuerySpec, ...]
     roster: MaskedRoster
@@ -65,7 +89,13 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class DrawResult:
-    """What became of a batch: the draw that was charged, None if nothing was; stored answers; and queries refused."""
+    """The result of charging a draw.
+
+    Attributes:
+        draw: The charged draw; None if nothing was charged.
+        answers: Stored answers to queries that had one already.
+        refused: Ids of the queries that exceed a budget.
+    """
 
     draw: Draw | None
     answers: tuple[StoredAnswer, ...]
@@ -74,8 +104,16 @@ class DrawResult:
 
 @dataclass(frozen=True, slots=True)
 class LostDraw:
-    """A draw on record as ended without an answer: its queries, ``incomplete`` or ``spoiled``, its roster's id
-    (``masks``), the sites that were charged for it, and the number and hash of the row that says so."""
+    """A draw that ended without an answer.
+
+    Attributes:
+        query_ids: Ids of its queries.
+        reason: ``incomplete`` or ``spoiled``.
+        masks: Id of its roster.
+        sites: The sites whose pools were charged for it.
+        row: Row that records the loss.
+        row_hash: Hash of that row.
+    """
 
     query_ids: tuple[str, ...]
     reason: str
@@ -86,15 +124,29 @@ class LostDraw:
 
 
 class AnswersQueries(IssuesReceipts):
-    """The part of the server's ledger that knows what was asked, what it answered, and which draws are open."""
+    """The part of the server's ledger that stores queries, answers and draws."""
 
     def charge_draw(
         self, *, study_id: str, roster: tuple[RosterEntry, ...], masks: MaskedRoster, queries: Sequence[QuerySpec]
     ) -> DrawResult:
-        """Charge a draw of the longest prefix of ``queries`` that fits, in one transaction, before any site is asked.
+        """Charge a draw before any site is asked, in one transaction.
 
-        A query that has an answer returns it and is not drawn. Raises what ``release_batch`` raises, and InvalidInput
-        for a roster whose members are others than those of ``masks``.
+        It charges the longest prefix of ``queries`` that fits the budgets. A query that has an answer returns it and is
+        not drawn.
+
+        Args:
+            study_id: The study.
+            roster: Sites and pools to charge.
+            masks: The same sites with their mask keys.
+            queries: The queries to answer.
+
+        Returns:
+            The charged draw, stored answers, and refused queries.
+
+        Raises:
+            QuorumNotReached: If the roster is smaller than the study allows.
+            InvalidInput: If ``roster`` and ``masks`` name different sites, or for an argument that ``release_batch``
+                refuses.
         """
         if masks.sites != tuple(sorted(entry.site for entry in roster)) or masks.study != study_id:
             raise InvalidInput("roster of a draw", limit="the members whose mask keys it holds, in this study")
@@ -115,7 +167,10 @@ class AnswersQueries(IssuesReceipts):
         queries: Sequence[QuerySpec],
         charge: Callable[[StudyTerms, QuerySpec, RosterRecord, ChargedTotals], StoredAnswer | None],
     ) -> BatchResult:
-        """In one transaction ``charge`` the longest prefix of ``queries`` that fits; one with an answer returns it."""
+        """Call ``charge`` for the longest prefix of ``queries`` that fits the budgets, in one transaction.
+
+        A query that has an answer returns it.
+        """
         check_ledger_name(batch_id, what="batch id")
         ordered = check_roster(tuple(roster))
         record = RosterRecord(ordered)
@@ -153,7 +208,9 @@ class AnswersQueries(IssuesReceipts):
         return BatchResult(tuple(answers), tuple(refused))
 
     def _named(self, roster: RosterRecord) -> str | None:
-        """The id by which a row names a long roster, which has a row of its own by then; None for a short one."""
+        """Return the id by which rows refer to a long roster, which gets a row of its own first; None for a short
+        roster.
+        """
         if not roster.is_long:
             return None
         if roster.id not in self._books.named:
@@ -179,7 +236,19 @@ class AnswersQueries(IssuesReceipts):
         self._books.enter(row, record, charge=charge)
 
     def store_answer(self, query_id: str, draw: int, noisy: NDArray[np.int64]) -> StoredAnswer:
-        """The noisy sum of an open draw, put on record before anybody sees it."""
+        """Store the noisy sum of an open draw, before anybody sees it.
+
+        Args:
+            query_id: The query.
+            draw: The draw's number.
+            noisy: Int64 array [l], the unmasked sum.
+
+        Returns:
+            The stored answer.
+
+        Raises:
+            InvalidInput: If the query has no draw, or the sum is not of the mechanism's dimension.
+        """
         with self._writing():
             if query_id not in self._books.releases:
                 raise InvalidInput("query", value=query_id, limit="a query with an open draw")
@@ -190,17 +259,22 @@ class AnswersQueries(IssuesReceipts):
         return self._stored(query_id)
 
     def lose_draw(self, draw: Draw, reason: str) -> None:
-        """End an open draw without an answer (``incomplete`` or ``spoiled``); its charge stays."""
+        """End an open draw without an answer; its charge stays.
+
+        Args:
+            draw: The draw.
+            reason: ``incomplete`` or ``spoiled``.
+        """
         with self._writing():
             self._append(LostDrawRecord(tuple(query.id for query in draw.queries), draw.roster.draw, reason))
 
     def lost_draws(self, study_id: str) -> int:
-        """How many draws of a study were charged and gave no answer."""
+        """Return how many draws of a study were charged and gave no answer."""
         self._catch_up()
         return self._books.releases.lost_in(study_id)
 
     def ended_without_answer(self, study_id: str) -> tuple[LostDraw, ...]:
-        """A study's lost draws in order, each with the sites that were charged for it."""
+        """Return a study's lost draws in order, each with the sites that were charged for it."""
         self._catch_up()
         releases, found = self._books.releases, []
         for row in self._chain.rows_of("lost-draw"):
@@ -213,7 +287,7 @@ class AnswersQueries(IssuesReceipts):
         return tuple(found)
 
     def rosters_drawn(self, study_id: str) -> dict[str, tuple[str, ...]]:
-        """The id of every roster a study's draws were charged under, in order, and its sites."""
+        """Return, by roster id and in order, the sites of every roster that a study's draws were charged under."""
         self._catch_up()
         releases = (release for _, release in self._books.releases.by_row())
         return {
@@ -223,9 +297,14 @@ class AnswersQueries(IssuesReceipts):
         }
 
     def drawn(self, study_id: str, masks: str) -> Draw:
-        """The draw of a study with this roster id, or the first twelve digits of it or more, open or ended.
+        """Return a draw of a study by the id of its roster, open or ended.
 
-        InvalidInput where there is none or more than one.
+        Args:
+            study_id: The study.
+            masks: The roster's id, or at least its first twelve digits.
+
+        Raises:
+            InvalidInput: If no draw matches, or more than one.
         """
         self._catch_up()
         found: dict[str, list[Release]] = {}
@@ -238,7 +317,7 @@ class AnswersQueries(IssuesReceipts):
         return self._draw(of, releases)
 
     def open_draws(self, study_id: str) -> tuple[Draw, ...]:
-        """Draws of a study that were charged and not ended, by rosters: what a process that died has left."""
+        """Return the draws of a study that were charged and have not ended, as an interrupted process leaves them."""
         self._catch_up()
         found: dict[str, list[Release]] = {}
         for release in self._books.releases.open_in(study_id):
@@ -253,14 +332,14 @@ class AnswersQueries(IssuesReceipts):
         return Draw(tuple(map(self._query, releases)), roster)
 
     def _query(self, release: Release) -> QuerySpec:
-        """What was asked, as the release's row says."""
+        """Return the query of a release, as its row states it."""
         query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
         if query.id != release.query_id:
             raise LedgerCorrupt("the row is not the one that was charged", row=release.seq)
         return query
 
     def last_draw(self, query_id: str) -> int:
-        """The number of the newest draw of a query, by rows and receipts; 0 for none."""
+        """Return the number of a query's newest draw, by rows and recovered receipts; 0 if it was never drawn."""
         self._catch_up()
         return self._books.last_draw(query_id)
 
@@ -273,7 +352,9 @@ class AnswersQueries(IssuesReceipts):
         return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
 
     def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
-        """Enter another study's answer as used by this one too, unless it already is; the obstacle if it cannot be."""
+        """Record that this study uses another study's answer, unless recorded already; return the obstacle if it
+        cannot.
+        """
         if self._uses(study, query_id):
             return None
         roster = self._books.releases[query_id].roster
@@ -305,7 +386,16 @@ class AnswersQueries(IssuesReceipts):
 
 
 def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:
-    """An answer as the books have its release."""
+    """Return the answer of a release.
+
+    Args:
+        query: What was asked.
+        noisy: Int64 array [l] of the answer.
+        release: The release, as the ledger's totals hold it.
+
+    Raises:
+        InvalidInput: If the release has no answer yet.
+    """
     if release.answer is None:
         raise InvalidInput("release", limit="a release that has its answer")
     return StoredAnswer(
@@ -321,7 +411,15 @@ def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) 
 
 
 def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
-    """A copy, read-only, of what a mechanism of this dimension may release; InvalidInput for anything else."""
+    """Return a read-only copy of a noisy sum.
+
+    Args:
+        noisy: What a mechanism returned.
+        dimension: The mechanism's dimension l.
+
+    Raises:
+        InvalidInput: If it is not an int64 array of shape [l].
+    """
     if not isinstance(noisy, np.ndarray) or noisy.dtype != np.int64 or noisy.shape != (dimension,):
         got = f"{noisy.dtype}{list(noisy.shape)}" if isinstance(noisy, np.ndarray) else type(noisy).__name__
         raise InvalidInput("noisy answer", value=got, limit=f"int64[{dimension}], the mechanism's dimension")

@@ -1,4 +1,9 @@
-"""The server's ledger as a file: how it is written, the standing beside it, and its recovery from an older copy."""
+"""Writes the server's ledger file and the standing beside it, and recovers a ledger from an older copy.
+
+Base class of :class:`server.ledger.server_ledger.Ledger`. The *standing* is a small file that shows how far the newest
+state of the ledger had come; it shows when the ledger's file is an older copy. It refuses to recover from receipts or a
+standing of another ledger.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from common.ledger.server_state import Books
 
 
 class ServerFile(OpenLedger[Books]):
-    """Base of the server's ledger."""
+    """Base of the server's ledger: transactions, standing and recovery."""
 
     STANDING = ServerStanding
 
@@ -28,18 +33,28 @@ class ServerFile(OpenLedger[Books]):
         super().__init__(chain, Books())
 
     def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
-        """After an old copy was restored: enter as spent every receipted charge this ledger lost; how many there were.
+        """Enter as spent every charge that this restored copy has lost.
 
-        What ``standing`` and the one kept beside the file charged beyond that, since the row they last have in common
-        with this ledger, is charged too, in one row for each: answers that were drawn, and perhaps used, before any
-        receipt arrived. What this ledger charged since that row itself stays charged beside it. A standing that was
-        charged before is not charged again.
+        First, every receipted charge that is not in this ledger is entered. Then, for ``standing`` and for the standing
+        beside the file, whatever they charged beyond that since the last row they share with this ledger is charged in
+        one row each. Such charges are of answers that were drawn, and perhaps used, before any receipt arrived. Charges
+        that this copy made since that row stay too. A standing that was charged before is not charged again.
 
-        The answers are gone; asked again, such a query is a new release and a new charge. Charges are entered even
-        where they pass a limit: what was released was released. A pool that was lost too is declared again as its own
-        site's receipts, or the standing, state it. InvalidInput for a receipt this ledger's key did not sign, for
-        receipts or a standing of another ledger or of a study that must be registered again first, for a pool nothing
-        given here declares, and for a roster that neither the ledger nor a receipt given here has.
+        The lost answers are gone: asking such a query again is a new release and a new charge. Charges are entered even
+        if they exceed a limit, because those releases have happened. A lost pool is declared again as its site's
+        receipts, or the standing, state it.
+
+        Args:
+            receipts: Receipts of any sites.
+            standing: A standing kept elsewhere.
+
+        Returns:
+            Number of charges entered from receipts.
+
+        Raises:
+            InvalidInput: For a receipt not signed by this ledger's key; for receipts or a standing of another ledger,
+                or of a study that must be registered first; for a pool that nothing given declares; or for a roster
+                that neither the ledger nor a given receipt has.
         """
         entered = 0
         receipts = tuple(receipts)
@@ -59,7 +74,7 @@ class ServerFile(OpenLedger[Books]):
                 entered += sum(self._recover(receipt, item.release, shown) for item in receipt.releases)
             covered: set[Position] = set()
             for one in sorted(lost, key=lambda one: one.head.seq, reverse=True):
-                if one.position not in covered:  # one of the same rows, only earlier, is part of the later one's sums
+                if one.position not in covered:  # a later standing's totals include earlier ones of the same rows
                     self._charge_lost(one, receipts)
                 covered |= set(one.positions())
         self._restoring = False
@@ -67,9 +82,10 @@ class ServerFile(OpenLedger[Books]):
         return entered
 
     def charge_all(self) -> None:
-        """Charge everything that pools and studies have left, in one row: nobody can know what a lost ledger charged.
+        """Charge everything that pools and studies have left, in one row, for a copy that has no standing.
 
-        For a copy that has no standing. Ends its recovery, as :meth:`recover` does.
+        Without a standing nobody can know what the lost ledger charged. This ends the recovery, as :meth:`recover`
+        does.
         """
         with self._writing():
             books, last = self._books, self._chain.head()
@@ -88,7 +104,9 @@ class ServerFile(OpenLedger[Books]):
         self._keep_standing()
 
     def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
-        """Enter a receipted release as charged, unless its row is here or was entered before."""
+        """Enter a receipted release as charged, unless its row is here or was entered before; return whether it was
+        entered.
+        """
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
             return False
@@ -99,25 +117,25 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """That the standing is of this ledger; pools the copy does not know are declared again as it states them."""
+        """Refuse a standing of another ledger or of unknown studies, and declare again the pools that only it knows."""
         if standing.head.ledger_id != self.ledger_id:
             raise InvalidInput("standing", value=standing.head.ledger_id, limit=f"of this ledger, {self.ledger_id}")
         unknown = sorted(standing.studies.keys() - self._books.studies.keys())
         if unknown:
             raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
         for declaration in standing.declarations:
-            with suppress(InvalidInput):  # declared tighter since: that stays
+            with suppress(InvalidInput):  # this ledger has a tighter declaration: keep it
                 self._books.check_pool(declaration)
                 if self._books.pools.get(declaration.pool) != declaration:
                     self._append(PoolRecord(declaration))
         for pool, ledger_id in standing.books.items():
-            with suppress(InvalidInput):  # said otherwise since: that stays
+            with suppress(InvalidInput):  # this ledger names another site ledger: keep it
                 self._books.check_books(pool, ledger_id)
                 if pool not in self._books.pool_books:
                     self._append(BooksRecord(pool, ledger_id))
 
     def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
-        """Charge what the standing charged since it parted from this ledger, but for what receipts have entered."""
+        """Charge what the standing charged since its last common row, less what receipts have entered."""
         fork = self._fork(standing)
         before, before_in = self._spent_at(fork)
         entered, entered_in = self._entered_of(standing, receipts)
@@ -135,9 +153,9 @@ class ServerFile(OpenLedger[Books]):
         self._append(LostRecord(pools, studies, standing.head.seq, standing.head.hash, fork))
 
     def _spent_at(self, place: Position) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """By pool, and by study and pool: what had been charged at a row of this ledger, or of lost rows charged here.
+        """Return the spending, by pool and by study and pool, up to a row of this ledger or of lost rows charged here.
 
-        For lost rows of which receipts told something it may be less, never more.
+        For lost rows of which receipts cover a part, the result may be too small but never too large.
         """
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
@@ -158,9 +176,9 @@ class ServerFile(OpenLedger[Books]):
     def _entered_of(
         self, standing: ServerStanding, receipts: Sequence[Receipt]
     ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """What was entered from receipts of the very rows whose sums the standing has.
+        """Return the spending entered from receipts for the same rows that the standing's totals cover.
 
-        A receipt is of these rows if the standing names its head, or a later receipt of them leads back to it.
+        A receipt covers these rows if the standing names its head, or if a later receipt of them leads back to it.
         """
         known, heads = set(standing.positions()), dict[str, Position]()
         for receipt in sorted(receipts, key=lambda receipt: receipt.head.seq, reverse=True):
@@ -184,29 +202,39 @@ class ServerFile(OpenLedger[Books]):
         return pools, studies
 
     def forgotten(self) -> str | None:
-        """What shows that this file is an older copy than the one that charged last; None if nothing does.
+        """Return the evidence that this file is an older copy, with the remedy, or None if there is none.
 
-        The standing beside the file tells. Where it was rolled back together with the file, sites do that hold a later
-        receipt; where none had arrived yet, nothing can. LedgerCorrupt or InvalidInput where it cannot be read.
+        The evidence is the standing beside the file. If the standing was rolled back together with the file, only sites
+        that hold a later receipt can tell.
+
+        Raises:
+            LedgerCorrupt: If the standing is damaged.
+            InvalidInput: If it cannot be read.
         """
         path = self._chain.path
         found = self._older_copy(this=f"the ledger {path}", beside=f"with {path}")
         return None if found is None else f"{found}; to fix: `consilium ledger recover`"
 
     def standing_problem(self) -> str | None:
-        """:meth:`forgotten` for a page that says how things are: a standing that cannot be read is a problem too."""
+        """Return :meth:`forgotten`, with an unreadable standing as a problem in words; for pages that show the
+        state.
+        """
         try:
             return self.forgotten()
         except (LedgerCorrupt, InvalidInput) as error:
             return str(error)
 
     def check_newest(self) -> None:
-        """LedgerCorrupt where :meth:`standing_problem` shows something: for what is filed or published of a ledger."""
+        """Refuse to go on if the ledger may be an older copy; called before anything of a ledger is filed or published.
+
+        Raises:
+            LedgerCorrupt: If :meth:`standing_problem` finds a problem.
+        """
         if (problem := self.standing_problem()) is not None:
             raise LedgerCorrupt(f"more may have been spent than the ledger shows: {problem}")
 
     def lost(self) -> dict[str, Spend]:
-        """What was charged to each pool because an older copy had forgotten it and no receipt told of it."""
+        """Return, by pool, what was charged because an older copy had lost it and no receipt covered it."""
         self._catch_up()
         found: dict[str, Spend] = {}
         for record in self._books.lost.values():
@@ -257,11 +285,11 @@ class ServerFile(OpenLedger[Books]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One write transaction: read what others wrote, let the block append, commit; on any exception undo it all.
+        """Hold one write transaction: read what others wrote, run the block, commit; on any exception undo everything.
 
-        The standing follows every row. Where that fails the row is durable and the caller gets the error; the next
-        write, or the next opening, makes the standing good. While an older copy is being recovered the standing kept
-        beside it stays, until all that it knows is charged.
+        The standing is written after the commit. If that fails, the rows are durable and the caller gets the error; the
+        next write or opening brings the standing up to date. While an older copy is being recovered, the standing stays
+        as it is until everything that it shows is charged.
         """
         try:
             with self._chain.transaction():

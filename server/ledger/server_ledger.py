@@ -1,13 +1,20 @@
-"""The server's privacy ledger: what every patient pool has spent, and every noisy answer ever released.
+"""The server's privacy ledger: what every patient pool has spent, and every noisy answer that was released.
 
-``release_batch`` is the one door through which answers come into being. In one transaction it decides which queries
-fit, draws their noise, writes charge and answer, signs the head, and commits; only then is an answer returned. A query
-is known by its id: asked again, it returns the stored answer and costs nothing. Refuses a release below the study's
-quorum, past a pool's lifetime budget (over all studies, editions and runs) or past the study's own budget, by any site
-or pool that was not declared, and an answer that is not the mechanism's ``int64[l]``; and, for writing, a file that is
-older than its standing (``common/ledger/rollback_guard.py``), which is written before an answer is returned.
+The aggregator, the pipeline, the commands and the dashboard open it. :meth:`Ledger.release_batch` is the only way to
+create an answer. It takes these steps in one transaction, in order; the code repeats their numbers:
 
-Threads must take turns by a lock of the caller's. Several processes may open the same file: SQLite lets one write at a
+1. Check the roster against the study, and each query's charge against every budget it touches.
+2. Draw the noise.
+3. Write the charge and the answer, and sign the ledger's head.
+4. Commit, and update the standing beside the file. Only then is the answer returned.
+
+A query that is asked again, with the same id, returns its stored answer and costs nothing.
+
+It refuses a release with fewer sites than the quorum, one that exceeds a pool's lifetime budget (over all studies and
+runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not the mechanism's
+``int64[l]``. It refuses to write to a file that is older than its standing (``common/ledger/rollback_guard.py``).
+
+Threads must take turns by a lock of the caller. Several processes may open the same file: SQLite lets one write at a
 time, and each reads what the others wrote before it decides.
 """
 
@@ -54,15 +61,20 @@ from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A query put forward for release. ``make_answer`` draws the noisy sum; it is called at most once, and only when
-    the query's charge has been admitted and nothing is stored for it."""
+    """A query put forward for release.
+
+    Attributes:
+        query: What is asked.
+        make_answer: Draws the noisy sum. It is called at most once, and only after the query's charge was admitted and
+            if no answer is stored.
+    """
 
     query: QuerySpec
     make_answer: Callable[[], NDArray[np.int64]]
 
 
 class Ledger(AnswersQueries):
-    """A privacy ledger file. :meth:`create` or :meth:`open` it; a context manager, closed by ``close``."""
+    """A privacy ledger file; a context manager. Use :meth:`create` or :meth:`open`."""
 
     # --- opening and closing
 
@@ -70,11 +82,18 @@ class Ledger(AnswersQueries):
     def create(
         cls, path: Path, *, signing_key: Ed25519PrivateKey, clock: Clock = utc_now, standing: Path | None = None
     ) -> Ledger:
-        """Make a new ledger (mode 0600) and open it for writing; an existing path is refused.
+        """Create a new ledger with mode 0600, and open it for writing.
 
-        ``standing``: a new file on another disk for the ledger's standing, which is a link then; beside the ledger
-        unless given. InvalidInput for one that is there and for a folder that is not. LedgerCorrupt where a standing
-        lies whose ledger is gone.
+        Args:
+            path: The new file.
+            signing_key: Key that signs the ledger's heads.
+            clock: Returns the time written into rows.
+            standing: New file on another disk for the ledger's standing; the file beside the ledger is then a link to
+                it.
+
+        Raises:
+            InvalidInput: If ``path`` or ``standing`` exists, or the folder of ``standing`` does not.
+            LedgerCorrupt: If a standing exists whose ledger is gone.
         """
         link = path.with_suffix(".standing")
         if standing is not None and (os.path.lexists(standing) or not standing.parent.is_dir()):
@@ -105,13 +124,21 @@ class Ledger(AnswersQueries):
         clock: Clock = utc_now,
         restored: bool = False,
     ) -> Ledger:
-        """Open a ledger; without ``signing_key`` it can only be read.
+        """Open a ledger and replay every row.
 
-        Replays every row: LedgerCorrupt names the first that breaks the chain or a rule. InvalidInput if the key is
-        not the one that signs this ledger now. Signatures other than the newest, and payloads, are ``verify``'s to
-        check. A checkpoint, which versions before 0.3.0 wrote beside the ledger, is not read, and removed by a writer.
-        For writing, LedgerCorrupt if the file is older than its standing, unless ``restored`` says that
-        :meth:`recover` comes next.
+        Only the newest signature is checked here, and no payload; :func:`server.ledger.verify.verify` checks all of
+        them. A writer removes the checkpoint file that versions before 0.3.0 wrote.
+
+        Args:
+            path: The ledger's file.
+            signing_key: Key that signs; without it the ledger can only be read.
+            clock: Returns the time written into rows.
+            restored: The file is a restored copy, and :meth:`recover` is called next.
+
+        Raises:
+            LedgerCorrupt: Names the first row that breaks the chain or a rule; or, for writing, if the file is older
+                than its standing and not ``restored``.
+            InvalidInput: If the key is not the one that signs this ledger now.
         """
         ledger = cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
         try:
@@ -129,7 +156,11 @@ class Ledger(AnswersQueries):
     # --- declaring
 
     def register_study(self, study: Study) -> str:
-        """Put a study's consent text on record and return its id; a known study adds no row."""
+        """Record a study's consent text; a known study adds no row.
+
+        Returns:
+            The study's id.
+        """
         text = study.to_json()
         terms = StudyTerms.from_json(text)
         with self._writing():
@@ -138,10 +169,13 @@ class Ledger(AnswersQueries):
         return terms.id
 
     def declare_pool(self, declaration: PoolDeclaration) -> None:
-        """Declare a site's patient pool and its lifetime budget, or tighten it.
+        """Declare a site's patient pool and its lifetime budget, or tighten the budget.
 
-        The same declaration adds no row. InvalidInput for a looser one (a larger ε, δ or Σμ²), for another site or
-        another protection. A budget tightened below what is spent admits nothing more.
+        The same declaration again adds no row. If a budget is tightened below what is spent, the pool admits no further
+        release.
+
+        Raises:
+            InvalidInput: For a looser declaration (a larger ε, δ or Σμ²), another site or another protection.
         """
         with self._writing():
             if self._books.pools.get(declaration.pool) != declaration:
@@ -149,9 +183,14 @@ class Ledger(AnswersQueries):
                 self._append(PoolRecord(declaration))
 
     def declare_books(self, pool: str, ledger_id: str) -> None:
-        """Put on record which site ledger keeps a declared pool's books at its hospital; again, it adds no row.
+        """Record which site ledger keeps a declared pool's budget at its hospital; repeating it adds no row.
 
-        InvalidInput for another one than the pool has, and for one that keeps another pool's.
+        Args:
+            pool: The pool.
+            ledger_id: Id of the site's ledger.
+
+        Raises:
+            InvalidInput: If the pool has another site ledger, or the ledger keeps another pool's budget.
         """
         with self._writing():
             self._books.check_books(pool, ledger_id)
@@ -159,13 +198,15 @@ class Ledger(AnswersQueries):
                 self._append(BooksRecord(pool, ledger_id))
 
     def note(self, text: str) -> None:
-        """Put a remark on record; it changes no sum. Not a place for patients' data."""
+        """Record a remark, which changes no total. It must not contain patient data."""
         check_note(text)
         with self._writing():
             self._append(NoteRecord(text))
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
-        """Hand signing over: the old key signs the row that introduces ``new_key``, the new one all later heads."""
+        """Replace the signing key: the old key signs the row that introduces the new one, which signs all later
+        heads.
+        """
         with self._writing():
             self._append(KeyRecord(public_hex(new_key), self._chain.possession(new_key)))
         self._chain.use_key(new_key)
@@ -175,18 +216,30 @@ class Ledger(AnswersQueries):
     def release_batch(
         self, *, study_id: str, batch_id: str, roster: tuple[RosterEntry, ...], candidates: Sequence[Candidate]
     ) -> BatchResult:
-        """Charge and answer the longest prefix of ``candidates`` that fits, in one transaction.
+        """Charge and answer the longest prefix of ``candidates`` that fits the budgets, in one transaction.
 
         A new query must fit every roster pool's lifetime budget and the study's budget for that pool, each by its own
-        gate accountant. The first that does not ends the batch: it and every later query without a stored answer are
-        ``refused``, and a refusal row is written once. A query that has an answer returns it, byte for byte, costs its
-        pools nothing and draws nothing; one that another study asked is entered as reused, so that this study's own
-        sum counts it.
+        gate accountant. The first query that does not fit ends the batch: it and every later query without a stored
+        answer are ``refused``, and one row records the refusal. A query that has an answer returns it byte for byte; no
+        noise is drawn and its pools pay nothing. If another study asked it, a row records its use by this study, whose
+        own total then counts it.
 
-        Raises QuorumNotReached (no row) for a roster below the study's quorum; InvalidInput (no row) for an unknown
-        study, an undeclared pool, a query named twice or one that does not fit the study; whatever ``make_answer``
-        raises, or InvalidInput if it returns anything but int64[l]. After an exception nothing is charged or stored,
-        except where the commit itself was interrupted: asking again tells.
+        After an exception nothing is charged or stored, unless the commit itself was interrupted; asking again shows
+        which.
+
+        Args:
+            study_id: The study that asks.
+            batch_id: The batch's id.
+            roster: The sites, each with the pool that pays.
+            candidates: The queries, each with a function that draws its answer.
+
+        Returns:
+            Answers in the order asked, and the ids of refused queries.
+
+        Raises:
+            QuorumNotReached: If the roster is below the study's quorum; no row is written.
+            InvalidInput: For an unknown study, an undeclared pool, a query named twice or not fitting the study, or an
+                answer that is not int64[l]; no row is written. Errors of ``make_answer`` are passed on.
         """
         make = {candidate.query.id: candidate.make_answer for candidate in candidates}
 
@@ -199,9 +252,10 @@ class Ledger(AnswersQueries):
         self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: RosterRecord, charge: ChargedTotals
     ) -> StoredAnswer:
         query, query_id = candidate.query, candidate.query.id
+        # step 2; step 1 is _charge_batch, step 4 is _writing
         noisy = checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
         data = noisy.astype("<i8").tobytes()
-        named = self._named(roster)
+        named = self._named(roster)  # step 3
         record = ReleaseRecord.of(study, batch_id, query, query_id, roster.roster, sha256_bytes(data), named=named)
         row = self._chain.append("release", record.to_json(), payload=(query_id, data))
         self._books.enter(row, record, charge=charge)
@@ -210,25 +264,41 @@ class Ledger(AnswersQueries):
     # --- reading
 
     def answer(self, query_id: str) -> StoredAnswer | None:
-        """The stored answer of a query, whichever study asked it, or None. LedgerCorrupt if it is not as charged."""
+        """Return the stored answer of a query, whichever study asked it, or None.
+
+        Raises:
+            LedgerCorrupt: If the stored answer is not the one that was charged.
+        """
         check_hash(query_id)
         self._catch_up()
         return self._stored(query_id) if self._books.releases.answered(query_id) else None
 
     def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
-        """Every answer a study may use, in the order released: its own, and those it reuses."""
+        """Return every answer that a study may use, in the order of release: its own, and those it reuses."""
         self._catch_up()
         own = (one.query_id for one in self._books.releases.of_study(study_id) if one.answer is not None)
         found = [self._stored(query_id) for query_id in (*own, *self._books.reused.get(study_id, {}))]
         return tuple(sorted(found, key=lambda answer: answer.seq))
 
     def spent(self, pool: str, study_id: str | None = None) -> Spend:
-        """What a pool has spent in all under its own protection; or in one study, under the study's protection."""
+        """Return what a pool has spent.
+
+        Args:
+            pool: The pool.
+            study_id: Only what this study spent, under the study's protection; by default all studies, under the pool's
+                protection.
+        """
         self._catch_up()
         return self._books.spent(pool) if study_id is None else self._books.spent_in(study_id, pool)
 
     def remaining(self, pool: str, study_id: str | None = None) -> Fraction:
-        """Σμ² left to a declared pool in all, or to it in one study; below 0 if a budget was tightened or recovered."""
+        """Return the Σμ² that a declared pool has left, in all or in one study.
+
+        It is negative if a budget was tightened below what is spent, or exceeded by recovered charges.
+
+        Raises:
+            InvalidInput: If the pool or the study is unknown.
+        """
         self._catch_up()
         try:
             if study_id is None:
@@ -238,46 +308,61 @@ class Ledger(AnswersQueries):
             raise InvalidInput("pool or study", value=error.args[0], limit="one that is on record") from None
 
     def pools(self) -> tuple[PoolDeclaration, ...]:
-        """Declared pools as they stand now, by name."""
+        """Return the declared pools as they are now, by name."""
         self._catch_up()
         return tuple(self._books.pools[name] for name in sorted(self._books.pools))
 
     def books_of(self, pool: str) -> str | None:
-        """The id of the site ledger that keeps a pool's books, None where no join request ever said."""
+        """Return the id of the site ledger that keeps a pool's budget; None if no join request ever stated it."""
         self._catch_up()
         return self._books.pool_books.get(pool)
 
     def studies(self) -> tuple[StudyTerms, ...]:
-        """Registered studies in order of registration."""
+        """Return the registered studies, in order of registration."""
         self._catch_up()
         return tuple(self._books.studies.values())
 
     def study_spending(self, study_id: str) -> Spending:
-        """What the study has spent of its budget on the pool it cost most, and what is guaranteed; InvalidInput for a
-        study that is not on record."""
+        """Return what a study has spent on the pool it cost most, and what is guaranteed to that pool.
+
+        Raises:
+            InvalidInput: If the study is unknown.
+        """
         self._catch_up()
         self._study(study_id)
         return of_study(self._books, study_id, doubt=self.standing_problem())
 
     def spending_in_study(self, study_id: str, pool: str) -> Spending:
-        """The same of one pool; InvalidInput for a study that is not on record."""
+        """Return what a study has spent on one pool, and what is guaranteed to that pool.
+
+        Raises:
+            InvalidInput: If the study is unknown.
+        """
         self._catch_up()
         self._study(study_id)
         return of_pool_in_study(self._books, study_id, pool, doubt=self.standing_problem())
 
     def pool_spending(self, pool: str) -> Spending:
-        """What all studies together have spent of a pool's budget; InvalidInput for a pool that is not declared."""
+        """Return what all studies together have spent of a pool's budget, and what is guaranteed.
+
+        Raises:
+            InvalidInput: If the pool is not declared.
+        """
         self._catch_up()
         if pool not in self._books.pools:
             raise InvalidInput("pool", value=pool, limit="a declared pool")
         return of_pool(self._books, pool, doubt=self.standing_problem())
 
     def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
-        """What the study's answers cost the pool they cost most, by every gate accountant, at the study's δ."""
+        """Return the guarantee of a study's answers to the pool they cost most, by every accountant, at the study's
+        δ.
+        """
         self._catch_up()
         self._study(study_id)
         return of_study(self._books, study_id).readings()
 
     def pool_guarantees(self, pool: str) -> dict[AccountantName, Guarantee]:
-        """What all studies together have cost a pool, by every gate accountant, at the pool's δ and protection."""
+        """Return the guarantee of all studies' answers to a pool, by every accountant, at the pool's δ and
+        protection.
+        """
         return self.pool_spending(pool).readings()

@@ -1,7 +1,8 @@
-"""The receipts that the server's ledger issues, made from its rows alone: one that was lost can be issued again.
+"""Issues the receipts of the server's ledger from its rows alone, so that a lost receipt can be issued again.
 
-What the receipts of one transaction have in common (its rows, its roster, what it costs) is worked out once for all
-sites, and written into each as text.
+The aggregator sends them to the sites. What the receipts of one transaction have in common (its rows, its roster and
+its cost) is computed once for all sites and written into each receipt as text. It refuses a row whose hash or link is
+wrong.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ from server.ledger.server_file import ServerFile
 _Charged = Release | Recovered | LostRecord
 
 MAX_SHARED_CHARACTERS = 64 << 20
-"""Of the texts that are kept for the next site's receipts."""
+"""Characters of common text that are cached for the receipts of further sites."""
 
 
 @dataclass(frozen=True)
 class _Transaction:
-    """What one transaction charged, oldest first, and what all its receipts say."""
+    """The charges of one transaction, oldest first.
+
+    Attributes:
+        end: Its last row.
+        items: What it charged.
+        costs: Cache of its total μ² and coordinates, by protection.
+    """
 
     end: int
     items: tuple[_Charged, ...]
@@ -45,7 +52,7 @@ class _Transaction:
 
     @cached_property
     def entries(self) -> dict[str, RosterEntry]:
-        """By site, of the roster it released with."""
+        """The roster it released with, by site."""
         return {entry.site: entry for entry in self.released[0].roster} if self.released else {}
 
     @cached_property
@@ -57,21 +64,26 @@ class _Transaction:
             if isinstance(item, LostRecord):
                 found.append(frozenset(item.pools))
                 continue
-            if item.roster != roster:  # mostly the one before
+            if item.roster != roster:  # usually the same as the item before
                 roster, names = item.roster, frozenset(entry.pool for entry in item.roster)
             found.append(names)
         return tuple(found)
 
     @cached_property
     def one_roster(self) -> bool:
-        """Whether every item is a release with the same pools."""
+        """True if every item is a release with the same pools."""
         return len(self.released) == len(self.items) and len(set(self.pools)) == 1
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What the receipts of one transaction that follow the same row have in common, as texts, and its digest if that is
-    what is signed; and the rosters between, each with its sites, who are shown it."""
+    """The text that the receipts of one transaction have in common if they follow the same row.
+
+    Attributes:
+        members: The common JSON members, by name.
+        digest: Their digest if that is what is signed.
+        rosters: Long rosters introduced in between, each with the sites that are shown it.
+    """
 
     members: dict[str, str]
     digest: str | None
@@ -94,21 +106,24 @@ class IssuesReceipts(ServerFile):
         self._shared_characters = 0
 
     def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-        """Every receipt of one site whose head is past row ``after``, in order: what it needs after a gap."""
+        """Return every receipt of one site whose head is past row ``after``, in order."""
         return tuple(Receipt.parse(render()) for render in self.receipts_due(site, after=after))
 
     def receipts_due(self, site: str, *, after: int = 0) -> Sequence[Callable[[], str]]:
-        """The same, each as what makes its text, as :meth:`Receipt.render` would.
+        """Return the same receipts, each as a function that renders its text as :meth:`Receipt.render` does.
 
-        Reads backwards from the newest row to ``after``, and on to the site's receipt before that, but not the rest.
+        It reads backwards from the newest row to ``after``, and on to the site's previous receipt, but no further.
         """
         self._catch_up()
         return tuple(self._due(site, after=after))[::-1]
 
     def _due(self, site: str, *, after: int) -> Iterator[Callable[[], str]]:
-        """A site's receipts past row ``after``, newest first: its sums are today's less what was charged since."""
+        """Yield a site's receipts past row ``after``, newest first.
+
+        The totals of a receipt are the current totals less what was charged after it.
+        """
         totals: dict[str, Spend] = {}
-        newer: Callable[[int], str] | None = None  # waits to be told where the receipt before it ends
+        newer: Callable[[int], str] | None = None  # still needs the row at which the previous receipt ends
         for transaction in self._transactions():
             end = transaction.end
             if newer is None and end <= after:
@@ -127,7 +142,9 @@ class IssuesReceipts(ServerFile):
             yield partial(newer, 0)
 
     def _transactions(self) -> Iterator[_Transaction]:
-        """Every transaction that charged something, the newest first; those read are kept while no row is added."""
+        """Yield every transaction that charged something, newest first; the ones read are cached until a row is
+        added.
+        """
         if self._read_at != self._books.row_count:
             groups = groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0]))
             self._older = (_Transaction(end, tuple(item for _, item in group)[::-1]) for end, group in groups)
@@ -144,7 +161,7 @@ class IssuesReceipts(ServerFile):
             at += 1
 
     def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
-        """Row and facts of every charge, the newest first."""
+        """Yield the row and the facts of every charge, newest first."""
         own = self._books.releases.by_row(newest_first=True)
         recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
@@ -158,7 +175,7 @@ class IssuesReceipts(ServerFile):
         return [pool for pool in charged if self._books.pools[pool].site == site]
 
     def _less(self, spend: Spend, transaction: _Transaction, pool: str) -> Spend:
-        """What a pool had spent before ``transaction``, of which ``spend`` is the sum after it."""
+        """Return what a pool had spent before ``transaction``, given ``spend``, the total after it."""
         protection = self._books.pools[pool].protection
         if transaction.one_roster:
             if protection not in transaction.costs:
@@ -182,7 +199,7 @@ class IssuesReceipts(ServerFile):
         return charge_of(item.mechanism, protection, self._books.studies[item.study_id].protection)
 
     def _text(self, transaction: _Transaction, entry: RosterEntry, before: Spend, after: Spend, start: int) -> str:
-        """The receipt of one site, signed: what all sites' say of these rows, and what its pool has spent."""
+        """Return the signed receipt of one site: the common text, and the totals of its pool."""
         shared = self._shared_text(transaction, start)
         own = {
             "after": canonical_text(after.to_json()),
@@ -200,7 +217,9 @@ class IssuesReceipts(ServerFile):
         return canonical_members(shared.members | own | last)
 
     def _shared_text(self, transaction: _Transaction, start: int) -> _Shared:
-        """What every receipt of this transaction says that follows one which ended at row ``start``."""
+        """Return the common text of this transaction's receipts for sites whose previous receipt ended at row
+        ``start``.
+        """
         key = start, transaction.end
         if key not in self._shared:
             shared = self._written(transaction, self._chain.rows_between(start, transaction.end))

@@ -1,16 +1,17 @@
-"""Verifies a ledger file offline, from the file alone and, better, with the public key that the caller expects.
+"""Verifies a ledger offline, from its file alone or, better, with the public key that the caller expects.
 
-Everything stored is read and computed again:
+`consilium verify`, the backup and the dashboard call it. It reads and recomputes everything that is stored, in these
+steps; the code repeats their numbers:
 
 1. File structure, schema and triggers.
 2. The hash and link of every row.
 3. Every signature.
-4. Every rule and sum: no budget was exceeded at any row.
+4. Every rule and total: no budget was exceeded at any row.
 5. Every answer against its charge.
 6. The end of the file, against the standing beside it and the heads or receipts that others kept (``witnesses``). No
-   file can show by itself that its end was not cut off together with its signatures.
+   file can show by itself that its end was cut off together with its signatures.
 
-The first bad row is named. `consilium verify` and the dashboard call it.
+The report names the first bad row. It refuses to judge rows after that one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ from common.privacy.shares import share_std
 
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
-    """One thing that does not hold; ``row`` is the first row it concerns, or None for the file as a whole."""
+    """One violation that was found.
+
+    Attributes:
+        row: First row that it concerns; None for the file as a whole.
+        what: The violation in words.
+    """
 
     row: int | None
     what: str
@@ -51,12 +57,19 @@ class LedgerProblem:
 
 
 Standings = dict[str, SignedHead | LedgerProblem | None]
-"""The head in the standing beside a file, by the role it is read as: None without one, a problem if it cannot be."""
+"""By role, the head in the standing beside a ledger: None if there is no standing, a problem if it is unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTotal:
-    """What a pool has spent by this ledger: the guarantee by every gate accountant, and the gate's share of the cap."""
+    """What a pool has spent according to this ledger.
+
+    Attributes:
+        pool: The pool's name.
+        releases: Number of releases charged to it.
+        share_spent: Share of its budget that is spent, by its gate accountant.
+        guarantees: The guarantee by every gate accountant.
+    """
 
     pool: str
     releases: int
@@ -109,7 +122,7 @@ class VerifyReport:
 
     @property
     def first_bad_row(self) -> int | None:
-        """The lowest row number any problem names."""
+        """The lowest row number that a problem names; None if none does."""
         return min((problem.row for problem in self.problems if problem.row is not None), default=None)
 
     def raise_for_problems(self) -> None:
@@ -119,7 +132,7 @@ class VerifyReport:
             raise LedgerCorrupt(first.what, row=first.row)
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON; ε and shares as floats."""
+        """Return the report as plain JSON; ε and shares are floats."""
         return {
             "anchored": self.anchored,
             "draws": self.draws,
@@ -174,8 +187,8 @@ def verify(
     >>> report.ok, report.role
     (True, 'server')
     """
-    standings = _standings(path)  # before the rows: a charge writes it after them
-    # with no WAL beside it nobody has the file open: read it as it lies, and leave nothing beside it either
+    standings = _standings(path)  # read before the rows, because a charge writes its row first
+    # without a WAL nobody has the file open: read it as it is, and create no file beside it
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     try:
@@ -196,6 +209,8 @@ def verify(
 
 
 class _Check:
+    """One verification: runs the steps of this module over an open file and collects problems."""
+
     def __init__(
         self,
         connection: sqlite3.Connection,
@@ -231,7 +246,7 @@ class _Check:
         self._standing(standings[self.role])  # 6
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
-            # after another problem the key may stand in rows that could not be read
+            # after another problem the key may be in rows that could not be read
             self.problem(None if self.problems else 1, f"no row read is signed by the expected key {self._expected}")
 
     def report(self, path: Path) -> VerifyReport:
@@ -279,7 +294,7 @@ class _Check:
                 self.problem(None, f"table or trigger {name} was altered")
 
     def _rows(self) -> None:
-        """Every row and head, until the first that does not hold: what comes after it cannot be judged."""
+        """Check every row and head until the first violation, after which no row can be judged."""
         heads = self._heads()
         head = next(heads, None)
         previous: Row | None = None
@@ -312,7 +327,9 @@ class _Check:
             self.problem(since, "rows after the last signed head: they were not written by the ledger")
 
     def _shares(self) -> None:
-        """Every draw of a sealed sum: its roster's shares, as the sites draw them, carry what its charge claims."""
+        """Check for every draw of a sealed sum that the noise shares of its roster add up to the noise that was
+        charged.
+        """
         if not isinstance(self.books, Books):
             return
         for seq, release in self.books.releases.by_row():
@@ -364,12 +381,12 @@ class _Check:
             elif not isinstance(data, bytes) or len(data) != (size or len(data)) or sha256_bytes(data) != sha256:
                 bad.append(LedgerProblem(seq, f"the value in {table} is not the one that was charged"))
             self.payloads += 1
-        # a withdrawal deletes the codes of before it
+        # a withdrawal deletes the codes that were stored before it
         bad += [LedgerProblem(seq, f"the charge has no value in {table}") for seq in expected if seq > dropped]
         self.problems += sorted(bad, key=lambda problem: problem.row or 0)[:20]
 
     def _rosters(self) -> None:
-        """Whose masks a draw's sum was made under, as the sites were told: just those who were charged for it."""
+        """Check that every draw's masks were those of exactly the sites that were charged for it."""
         if not isinstance(self.books, Books):
             return
         found: dict[str, MaskedRoster | None] = {}
@@ -384,7 +401,7 @@ class _Check:
                 self.problem(seq, "the sum was made under the masks of other sites, or of another draw, than charged")
 
     def _masked_roster(self, masks: str) -> MaskedRoster | None:
-        """The roster stored under this hash; None for one that cannot be read."""
+        """Return the roster stored under this hash; None if it cannot be read."""
         row = self._db.execute(f"SELECT data FROM {ROLES[self.role]} WHERE query_id = ?", (masks,)).fetchone()
         try:
             roster = MaskedRoster.from_json(parse_canonical(row[0]))
@@ -394,7 +411,7 @@ class _Check:
         return roster
 
     def _charged(self) -> Iterator[tuple[str, int, str, int | None]]:
-        """What each payload is filed under, its row, hash and size; no size where the hash is of a text."""
+        """Yield the key, row, hash and size of every payload; the size is None if the hash is of a text."""
         if isinstance(self.books, Books):
             for release in self.books.releases.of_queries():
                 if release.answer is not None:
@@ -414,7 +431,7 @@ class _Check:
             self._holds(found, "the head in the standing beside the file")
 
     def _holds(self, head: SignedHead, name: str) -> bool:
-        """Whether this ledger holds that head; a problem that begins with ``name`` if not."""
+        """Return whether this ledger contains a head; if not, add a problem that begins with ``name``."""
         if head.ledger_id != self.books.key.ledger_id:
             self.problem(None, f"{name} is of another ledger, {head.ledger_id}")
         elif not head.is_genuine():

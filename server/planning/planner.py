@@ -50,7 +50,7 @@ MAX_HOSPITALS = 10_000
 
 
 class Outlook(StrEnum):
-    """What the noisy answers can at best contribute; ordered from worst to best by :attr:`rank`."""
+    """How much the noisy answers can contribute at best."""
 
     PRIOR = "prior"
     WEAK = "weak"
@@ -58,16 +58,20 @@ class Outlook(StrEnum):
 
     @property
     def rank(self) -> int:
+        """Its place from worst (0) to best (2)."""
         return list(Outlook).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class SpectrumErrors:
-    """Expected squared error of the mean code under a public spectrum λ and noise variance s² a coordinate.
+    """Expected squared error of the mean code, for a public spectrum λ and noise variance s² on each coordinate.
 
-    ``total`` = Σλ is the error of answering with the public mean. ``hard_threshold`` is eq (7) of Fay et al. 2021 at
-    its best l, Σ min(λ, s²), with ``kept`` coordinates (none if every λ ≤ s²); ``wiener`` shrinks each coordinate by
-    λ/(λ + s²); ``water_filled`` first spreads the clipping budget C² over the coordinates.
+    Attributes:
+        total: Σλ, the error of answering with the public mean.
+        hard_threshold: Σ min(λ, s²): eq (7) of Fay et al. 2021 at its best l.
+        kept: Number of coordinates it keeps; none if every λ ≤ s².
+        wiener: Error if each coordinate is shrunk by λ/(λ + s²).
+        water_filled: Error if the clipping budget C² is first spread over the coordinates by water-filling.
     """
 
     total: float
@@ -142,57 +146,68 @@ class Plan:
 
     @property
     def noise_overhead(self) -> float:
-        """The noise in the sum over σ: √(K/(K − t)) where t sites may know their shares of it, else 1."""
+        """Noise in the sum divided by σ: √(K/(K − t)) if t sites may know their own shares of it, else 1."""
         return self.mechanism.noise_in_sum(self.hospitals) / float(self.noise_std)
 
     @property
     def smallest_roster(self) -> int | None:
-        """Fewest sites of a sealed sum, t + 2; None where the server adds the noise."""
+        """Fewest sites of a sealed sum, t + 2; None if the server adds the noise."""
         return None if self.mechanism.colluders is None else self.mechanism.colluders + HONEST_SITES
 
     @property
     def noise_std(self) -> Fraction:
+        """σ: standard deviation of the noise on the integer sum."""
         return self.mechanism.noise_std
 
     @property
     def noise_multiplier(self) -> float:
+        """z: σ divided by the ℓ2 sensitivity."""
         return noise_multiplier(self.mechanism, self.protection)
 
     @property
     def noise_per_coordinate(self) -> float:
+        """Standard deviation of the noise on the mean of all codes, in code units."""
         return self.mechanism.mean_noise_std(voters=self.voters)
 
     @property
     def power_ratio(self) -> float:
+        """P/σ²: largest power of the sum over the noise variance, with P = (K·m·R)²."""
         noise_of_sum = self.noise_std**2 * Fraction(self.hospitals, self.hospitals - (self.mechanism.colluders or 0))
         return float(Fraction(self.hospitals * self.mechanism.site_radius_int) ** 2 / noise_of_sum)
 
     @property
     def ceiling_bits(self) -> float:
+        """Upper bound on the bits that all answers together carry about the codes, for codes of any length."""
         return self.queries * self.power_ratio / 2 / log(2)
 
     @property
     def bits_per_query(self) -> float:
+        """Upper bound on the bits that one answer carries about the codes."""
         return capacity_bits(self.power_ratio, self.mechanism.dimension)
 
     @property
     def explained_at_most(self) -> float:
+        """Upper bound on the share of a code's variance that one answer can explain."""
         return explained_at_most(self.bits_per_query, self.spectrum)
 
     @property
     def verdict(self) -> Outlook:
+        """The verdict in the module's terms."""
         return verdict_of(self.bits_per_query, self.explained_at_most)
 
     @property
     def code_norm(self) -> float:
+        """Largest norm of a code, the clipping norm C."""
         return self.radius
 
     @property
     def noise_norm(self) -> float:
+        """About the norm of the noise vector on the mean code: √l times ``noise_per_coordinate``."""
         return self.noise_per_coordinate * sqrt(self.mechanism.dimension)
 
     @property
     def voters(self) -> int:
+        """Number of voters at all hospitals together."""
         return self.hospitals * self.mechanism.voters_per_site
 
     @property
@@ -212,7 +227,10 @@ class Plan:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What, changed alone, would make the plan informative. P/σ² is K(K − t)·(m·R/Δ)²·Σμ²/N: closed forms."""
+        """Changes that would each, alone, make the plan informative.
+
+        They are closed forms, since P/σ² is K(K − t)·(m·R/Δ)²·Σμ²/N.
+        """
         if self.verdict is Outlook.INFORMATIVE:
             return ()
         queries, voters_per_site = self.queries, self.mechanism.voters_per_site
@@ -243,7 +261,10 @@ class Plan:
 
     @property
     def guess_right_at_most(self) -> float:
-        """The best guess about one unit once the whole budget is spent; see :mod:`common.privacy.consent`."""
+        """Upper bound on the probability of a right guess about one unit once the whole budget is spent.
+
+        See :mod:`common.privacy.consent`.
+        """
         return guess_right_at_most(max_mu_squared(self.accountant, self.budget))
 
     @property
@@ -254,7 +275,7 @@ class Plan:
 
     @property
     def accountant_note(self) -> str:
-        """Why the accountants print different ε for the same noise."""
+        """Explanation of why the accountants report different ε for the same noise."""
         by = {g.accountant: epsilon_text(g.epsilon) for g in self.guarantees}
         return (
             f"One mechanism, several upper bounds: the exact curve gives ε = {by['exact']}; Rényi DP keeps only "
@@ -265,7 +286,7 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON for machines; floats are shortest-round-trip numbers, σ also as an exact rational."""
+        """Return the plan as plain JSON; floats are shortest round-trip numbers, σ is also an exact rational."""
         return {
             "accountant": str(self.accountant),
             "accountant_note": self.accountant_note,
@@ -398,9 +419,19 @@ def plan(
 
 
 def capacity_bits(power_ratio: float, dimension: int) -> float:
-    """l/2 · log₂(1 + P/(l·σ²)): the most one answer of l coordinates can tell about codes of power P.
+    """Return l/2 · log₂(1 + P/(l·σ²)): the most that one answer can tell about codes of power P.
 
-    At most P/(2σ²·ln 2) for every l, which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
+    It is at most P/(2σ²·ln 2), which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
+
+    Args:
+        power_ratio: P/σ², > 0.
+        dimension: Length l of a code.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    >>> round(capacity_bits(3.0, 1), 6)
+    1.0
     """
     _positive("power ratio", power_ratio)
     check_integer("length of a code", dimension, least=1)
@@ -408,10 +439,20 @@ def capacity_bits(power_ratio: float, dimension: int) -> float:
 
 
 def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
-    """1 − D(b)/Σλ: the largest fraction of a Gaussian code's variance that ``bits`` bits can explain.
+    """Return 1 − D(b)/Σλ: the largest share of a Gaussian code's variance that ``bits`` bits can explain.
 
-    D is found by reverse water-filling: Σ max(0, ½·log₂(λ/θ)) = b, D = Σ min(λ, θ).
-    Edge case: zero eigenvalues carry nothing. Source: Cover & Thomas 2006, Theorem 10.3.3.
+    D is found by reverse water-filling: Σ max(0, ½·log₂(λ/θ)) = b, D = Σ min(λ, θ). Zero eigenvalues carry nothing.
+    Source: Cover & Thomas 2006, Theorem 10.3.3.
+
+    Args:
+        bits: b > 0.
+        spectrum: Eigenvalues λ ≥ 0, not all 0.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
+
+    >>> round(explained_at_most(1.0, [1.0]), 6)
+    0.75
     """
     _positive("bits", bits)
     values = sorted((v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0), reverse=True)
@@ -427,7 +468,18 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
 
 
 def verdict_of(bits: float, explained: float) -> Outlook:
-    """The documented thresholds: see the module. NaN, infinite or negative arguments are refused."""
+    """Return the verdict by the thresholds in the module's docstring.
+
+    Args:
+        bits: Bits of an answer.
+        explained: Share of the variance it explains at most.
+
+    Raises:
+        InvalidInput: If a value is negative, NaN or infinite.
+
+    >>> str(verdict_of(bits=8.0, explained=0.3))
+    'weak'
+    """
     for what, value in (("bits an answer", bits), ("explained share", explained)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
             raise InvalidInput(what, value=value, limit="a finite number, 0 or above")
@@ -437,11 +489,19 @@ def verdict_of(bits: float, explained: float) -> Outlook:
 
 
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
-    """Expected squared error of three decoders; see :class:`SpectrumErrors`.
+    """Return the expected squared error of three decoders, without clipping loss; see :class:`SpectrumErrors`.
 
-    ``power`` is C²: water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²) with Σp = C², and
-    leaves λ_i·s²/(p_i + s²); the other two take the codes as they are, p = λ. Without clipping loss.
-    Edge case: eq (7) may keep no coordinate at all. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
+    Water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²) with Σp = C², and leaves the error
+    λ_i·s²/(p_i + s²). The other two decoders take the codes as they are, p = λ. Eq (7) may keep no coordinate. Source:
+    Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
+
+    Args:
+        spectrum: Eigenvalues λ ≥ 0, not all 0.
+        noise_variance: s² > 0.
+        power: C² > 0.
+
+    Raises:
+        InvalidInput: If an argument is outside its range.
     """
     noise = _positive("noise variance", noise_variance)
     budget = _positive("power", power)
@@ -462,7 +522,7 @@ def _known_twice(
 ) -> Guarantee | None:
     try:
         return guarantee(total, budget, protection, accountant, group=2)
-    except InvalidInput:  # beyond what the accountants answer for; the guarantees themselves were answered
+    except InvalidInput:  # ε for two units is larger than the accountants compute
         return None
 
 
@@ -473,7 +533,7 @@ def _informs(power_ratio: float, spectrum: Sequence[float]) -> bool:
 
 @lru_cache(maxsize=256)
 def _least_power_ratio(spectrum: tuple[float, ...]) -> float:
-    """The least P/σ² that makes an answer informative."""
+    """Return the smallest P/σ² that makes an answer informative, by bisection."""
     low, high = 1e-12, 1e12
     for _ in range(200):
         middle = sqrt(low * high)

@@ -1,9 +1,9 @@
-"""Measures what public label maps tell about a task: Dice through a codec, and Dice of the mean shape.
+"""Measures what public label maps show about a task: Dice through a codec, and Dice of the mean shape.
 
-A joint query says of a volume what the codec can say, relative to what public data says already. So where the codec
-loses the structures, or public maps do not say where they are, a budget buys little or harm, whatever its noise.
-Refuses fewer than four maps: half of them stand for patients that the codec of the other half has not seen. Charges
-nothing.
+The planner, `consilium plan` and the dashboard call it. A joint query can only tell what the codec can express,
+relative to what public data shows already. If the codec loses the structures, or public maps do not show where they
+are, a budget buys little or does harm, whatever its noise. It refuses fewer than four maps: each half of them stands
+for patients that the codec of the other half has not seen. It charges nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ R = TypeVar("R", np.ndarray, Sequence[np.ndarray])
 
 LEAST_MAPS = 4
 CONFIG = CodecConfig(joint=True)
-NOISE_STD = 0.1  # of no effect on the codec of a joint query
+NOISE_STD = 0.1  # required, but without effect on the codec of a joint query
 MOST_VOXELS = 1 << 16
-"""Of a grid that is chosen to look at maps: finer ones take minutes and tell the same."""
+"""Voxels of the grid on which maps are measured; finer grids take minutes and give the same result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,9 @@ class PublicShapes:
 def map_files(folder: Path) -> tuple[Path, ...]:
     """Return the label map files (.nii, .nii.gz) of a folder, sorted by name.
 
+    Args:
+        folder: The folder; hidden files are ignored.
+
     Raises:
         InvalidInput: If there are fewer than four.
     """
@@ -78,8 +81,14 @@ def map_files(folder: Path) -> tuple[Path, ...]:
 def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
     """Read the label maps of a folder on a grid chosen for them.
 
+    Args:
+        folder: Folder with at least four label maps (.nii or .nii.gz).
+
     Returns:
-        The maps and the number of label values.
+        Uint8 maps [x, y, z] of one shape, and the number of label values.
+
+    Raises:
+        InvalidInput: If there are fewer maps, or one cannot be read.
     """
     from common.data.grid import choose_both
     from common.data.volume import load_label
@@ -144,7 +153,12 @@ def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: i
 
 
 def codec_of(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PcaCodec:
-    """Fit the PCA codec that a joint query would use on these maps."""
+    """Fit the PCA codec that a joint query would use on these maps.
+
+    Args:
+        label_maps: Uint8 arrays [x, y, z] of one shape.
+        labels: Number of label values, the background included.
+    """
     from common.codecs.codec import Provenance
     from common.codecs.pca import PcaCodec
 
@@ -153,7 +167,15 @@ def codec_of(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -
 
 
 def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> float:
-    """Return the mean Dice between each half of the maps and the mean shape of the other half."""
+    """Return the mean Dice between each half of the maps and the mean shape of the other half.
+
+    Args:
+        label_maps: Uint8 arrays [x, y, z] of one shape, at least four.
+        labels: Number of label values, the background included.
+
+    Raises:
+        InvalidInput: If there are fewer than four maps.
+    """
     from common.codecs import shapes
     from common.codecs.pca import centre_and_metric
     from common.metrics import score
@@ -171,7 +193,11 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
 
 
 def halves(rows: R) -> tuple[tuple[R, R], tuple[R, R]]:
-    """Return (even rows, odd rows) and (odd rows, even rows)."""
+    """Return (even rows, odd rows) and (odd rows, even rows).
+
+    >>> halves([1, 2, 3])
+    (([1, 3], [2]), ([2], [1, 3]))
+    """
     return (rows[::2], rows[1::2]), (rows[1::2], rows[::2])
 
 

@@ -1,15 +1,21 @@
-"""Predicts from public numbers what asking in rounds can give the student, and recommends a protocol.
+"""Predicts the student's gain from public numbers, and recommends a query protocol and a number of voters.
 
-A round at noise σ a coordinate of the mean code, relative to the clipping norm C, leaves v_i σ² / (p_i + σ²) of the
-variance v of what the teachers know beyond the public start along the directions of its tangent kernel, with p the
-radius spread over them by water-filling; the next round spreads it anew over what is left. The spectrum is so much
-alike over data splits that its octaves are constants here. Looks are so few numbers that nearly all of them comes
-through. That share of what teachers know is computed; what they know is not, and is taken from the best there is:
+`consilium plan`, `consilium study init` and the dashboard call it. It refuses arguments outside their range, and
+charges nothing. The prediction has two factors.
 
-* a rehearsal (:mod:`server.protocols.rehearsal`): how far stand-ins are ahead of the control on public cases;
-* else public label maps: what a codec can say beyond the mean shape, times what that was worth on the tasks in
-  :data:`TASKS`. The interval is Student's, for one more task like these, and says as a rule that maps do not tell;
-* else nothing: a gain as on hippocampi, on which it was fitted.
+The first is the share of the teachers' knowledge that the noise lets through, which is computed. Let v_i be the
+variance of what the teachers know beyond the public start, along direction i of the start's tangent kernel. A round
+with noise σ on each coordinate of the mean code, in clipping norms, leaves v_i σ² / (p_i + σ²) of it. The p_i spread
+the radius over the directions by water-filling, and each round spreads it anew over what is left. The spectrum is so
+similar over data splits that its octaves are constants here. An appearance query has so few numbers that nearly all of
+its information comes through.
+
+The second is how much the teachers know, which nobody can compute. It is estimated from the best source there is:
+
+* a rehearsal (:mod:`server.protocols.rehearsal`): the lead of stand-in teachers over the control on public cases;
+* else public label maps: what a codec can express beyond the mean shape, times what that was worth on the tasks in
+:data:`TASKS`. The interval is Student's, for one more task like these; it is usually too wide to decide;
+* else nothing: the gain that was measured on the hippocampus task.
 """
 
 from __future__ import annotations
@@ -33,53 +39,59 @@ from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, asked_by, suited,
 from server.planning.public_shapes import PublicShapes
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
-"""Shares of the variance in directions 1, 2, 3–4, 5–8 … 257–512; the rest lies beyond and is never sent."""
+"""Share of the variance in directions 1, 2, 3–4, 5–8 … 257–512. Further directions are never sent."""
 
 DICE_OF_ALL = 0.095
-"""Dice over the best control if all of it were recovered: hippocampus, 120 patients, 30 public images."""
+"""Dice over the best control if everything were recovered: hippocampus, 120 patients, 30 public images."""
 
 FIRST_PARTS = 0.62
-"""The gain grows with this power of the share: what is recovered first is worth most.
+"""The gain grows with this power of the recovered share: the first directions are worth most.
 
-Both numbers from three settings of five rotations in four rounds: .065 where 51 % is recovered, .063 where 55 % is,
-.085 where 82 % is."""
+This exponent and :data:`DICE_OF_ALL` are fitted to three settings of five rotations in four rounds: a gain of .065 at a
+share of 51 %, .063 at 55 % and .085 at 82 %.
+"""
 
 WORTH_ASKING = 0.02
-"""A gain that is below this at best is within what seeds differ by."""
+"""A gain below this is within the differences between random seeds."""
 
 OFF = 0.02
-"""How far from :func:`predicted_gain` the gains measured on hippocampi were at most, and a little."""
+"""Half-width of the interval around :func:`predicted_gain`: a little more than the largest deviation measured."""
 
 TASKS = (0.48, 0.56, 0.67, 0.41, -0.01)
-"""Gain over what came through of the room between codec and mean shape: means of the studies of hippocampi, hearts,
-tumours, the demo's phantoms and plain ones (docs/lab/utility-measured.md). Of the last the public start knows all that
-teachers do, which no label map shows."""
+"""Gain divided by (recovered share × room between codec and mean shape), as means of the studies of each task.
+
+The tasks are hippocampi, hearts, tumours, the demo's phantoms and plain phantoms (docs/lab/utility-measured.md). For
+the last the public start knows as much as the teachers, which no label map shows.
+"""
 
 PAIRS = 4
-"""Public cases with their labels beside which no gain was seen: four tumours gave Dice .59, all patients .65. Beside
-eight the gain over the best control was within :data:`OFF` of 0 on tumours and hippocampi
-(docs/lab/utility-measured.md)."""
+"""From this number of public labelled cases on, no gain was measured.
+
+Four labelled tumours alone gave Dice .59, all patients .65. With eight, the gain over the best control was within
+:data:`OFF` of 0 on tumours and hippocampi (docs/lab/utility-measured.md).
+"""
 
 LOOKS = 0.4
-"""Where the mean shape has less Dice, asking for looks gave more: on hearts (.27 to .37), one rotation."""
+"""Below this Dice of the mean shape an appearance query gained more: on hearts (.27 to .37), one rotation."""
 
 AHEAD = (0.35, 3.5)
-"""A student's gain over what came through of the stand-ins' lead: from and to."""
+"""Range of the ratio of a student's gain to (recovered share × the lead of the stand-in teachers)."""
 
 ENOUGH = 0.8
-"""More voters are not worth weaker teachers once this share is recovered."""
+"""Recovered share above which more voters are not worth weaker teachers."""
 
 PATIENTS_A_TEACHER = 3
-"""Below it teachers lose more than less noise brings, as long as :data:`SCARCE` is recovered."""
+"""With fewer patients, teachers lose more than the lower noise gains, as long as :data:`SCARCE` is recovered."""
 
 SCARCE = 0.4
+"""Recovered share below which even teachers of fewer patients are recommended."""
 
 
 LEAST_CASES = 4
-"""Public cases of a rehearsal."""
+"""Fewest public cases of a rehearsal."""
 
 MOST_VOTERS = 256
-"""Voters a site are not searched beyond it."""
+"""Largest number of voters of a site that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +161,7 @@ class Recommendation:
 
     @property
     def prospects(self) -> Prospects:
-        """What was measured of that protocol."""
+        """The measurements of that protocol."""
         found = terms_of(self.protocol).prospects
         assert found is not None  # only such protocols are recommended
         return found
@@ -168,10 +180,12 @@ class Recommendation:
 
     @property
     def low(self) -> float:
+        """Lower end of the interval around :attr:`gain`."""
         return self._ends[0]
 
     @property
     def high(self) -> float:
+        """Upper end of the interval around :attr:`gain`."""
         return self._ends[1]
 
     @property
@@ -191,18 +205,21 @@ class Recommendation:
 
     @property
     def objection(self) -> str:
-        """What speaks against asking before a rehearsal has shown more; empty where nothing does."""
+        """The reason not to ask before a rehearsal has shown more; empty if there is none."""
         if self.rehearsal is None and self.paired >= PAIRS:
             return f"{self.paired} public pairs alone teach a network most of what few patients a teacher can add"
         return ""
 
     @property
     def worth_asking(self) -> bool:
+        """True if the whole interval is above 0, its upper end is at least :data:`WORTH_ASKING`, and nothing speaks
+        against it.
+        """
         return self.low > 0 and self.high >= WORTH_ASKING and not self.objection
 
     @property
     def summary(self) -> str:
-        """One sentence, with its numbers and what they stand on."""
+        """One sentence with the prediction's numbers and their source."""
         teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
         prospects, how = self.prospects, asked_by(self.protocol)
         what = (
@@ -231,13 +248,25 @@ class Recommendation:
 
 
 def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
-    """The protocol for shapes that share no place where the mean public shape has little Dice and no public pair shows
-    what lies there; else the one for shapes that do, as where nothing is known."""
+    """Return the name of the protocol that suits a task.
+
+    Args:
+        mean_shape: Dice of the mean public shape; None if unknown.
+        paired: Number of public cases with labels.
+
+    Returns:
+        The protocol for shapes without a common place if the mean shape has a Dice below :data:`LOOKS` and there is no
+        labelled case; else the protocol for shapes that have one.
+    """
     return suited(placed=mean_shape is None or mean_shape >= LOOKS or paired > 0)
 
 
 def training_for(protocol: str) -> tuple[TrainingConfig, TrainingConfig]:
-    """The recipes of teachers and student that were measured with this protocol; the defaults for any other name."""
+    """Return the training recipes of teacher and student that were measured with this protocol.
+
+    Args:
+        protocol: Name of a protocol; for an unknown name the default recipes are returned.
+    """
     terms = PROTOCOLS.get(protocol, PROTOCOLS[PLAIN])
     return replace(TrainingConfig(), **terms.teacher), replace(STUDENT_RECIPE, **terms.student)
 
@@ -302,7 +331,7 @@ def recommend(
     found = at(1)
     for voters in range(1, most + 1):
         found = at(voters)
-        share = recovered_share(found.noise)  # of a joint query: looks would need fewer voters, and had these
+        share = recovered_share(found.noise)  # of a joint query, for both protocols: as the measurements were made
         if share >= ENOUGH or (voters >= usual and share >= SCARCE):
             break
     return found
@@ -373,6 +402,11 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
 
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     """Return the gain in Dice that a joint query's student should have over its best control.
+
+    Args:
+        noise: Noise standard deviation on every coordinate of the mean code if one release spent the budget, in units
+            of the clipping norm.
+        rounds: Number of rounds.
 
     The module states the measurements behind the estimate.
     """

@@ -1,1 +1,1 @@
-"""Turns stored answers into labels, the student, its controls and the bundle. Costs no privacy and can be repeated."""
+"""Turns stored answers into labels, the student, its controls and the bundle; costs no privacy and can be repeated."""

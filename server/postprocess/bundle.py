@@ -1,6 +1,7 @@
-"""The student as a bundle: exported with what its labels cost, published with a signed statement about it.
+"""Exports the student as a MONAI bundle with its privacy cost, and publishes a signed statement about it.
 
-Refuses a study without a single stored answer. Nothing is published anew while bundle and ledger stay as they are.
+``pipeline.finish`` and `consilium student export` call it. It refuses a study without a stored answer, and a ledger
+that may be an older copy. Nothing is published again while bundle and ledger are unchanged.
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ from server.study.workspace import Workspace
 def export_student(
     workspace: Workspace, *, events: EventLog, on_case: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Export the student as a MONAI bundle in ``bundle/`` with what its labels cost, read from the ledger; publish it.
+    """Export the student to ``bundle/`` with its privacy cost and its scores, and publish it.
 
-    Its archive goes into the object store, and a signed statement about it beside the objects. Nothing is published
-    anew while bundle and ledger are those of the statement that stands there. What the student is worth beside its
-    controls on the validation set goes with it, and into ``report.json``.
+    The bundle's archive goes into the object store, and a signed statement about it beside the objects. The scores of
+    the student and its controls on the validation set are also written to ``report.json``.
+
+    Args:
+        workspace: The study.
+        events: The event log.
+        on_case: Called with the cases scored so far and in total.
+
+    Raises:
+        InvalidInput: If there is no stored answer or no student.
+        LedgerCorrupt: If the ledger may be an older copy.
     """
     study, model = workspace.study(), load_student(workspace.study(), workspace.student_dir)
     scores = score_networks(workspace, on_case=on_case)
@@ -83,14 +92,14 @@ def export_student(
 
 
 def ranges_seen(workspace: Workspace) -> InputRanges:
-    """What the public volumes look like that the student learnt from; nothing else is read."""
+    """Return the ranges of shape and intensity of the public volumes that the student was trained on."""
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
     return input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
 
 
 def publish_verdicts(workspace: Workspace) -> None:
-    """Sign the standing statement anew with the verdicts that count by now; nothing without a gate or a student."""
+    """Sign the published statement again with the verdicts that count now; does nothing without a gate or a student."""
     study = workspace.study()
     path = said_file(workspace.objects_dir, STUDENTS, study.id)
     if not study.gate.verdicts or not path.exists():
@@ -100,7 +109,12 @@ def publish_verdicts(workspace: Workspace) -> None:
 
 
 def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
-    """Sign a statement and put it where sites ask for it, unless one that says the same stands there already."""
+    """Sign a statement and publish it, unless the published one says the same.
+
+    Args:
+        workspace: The study, with its signing key.
+        statement: What to say; its signature is replaced.
+    """
     path = said_file(workspace.objects_dir, STUDENTS, statement.study_id)
     signed = statement.signed(load_signing_key(workspace.signing_key_file))
     with contextlib.suppress(OSError, InvalidInput):
@@ -111,7 +125,14 @@ def publish_statement(workspace: Workspace, statement: StudentStatement) -> None
 
 
 def privacy_of(study: Study, spending: Spending, answers: Sequence[StoredAnswer], *, head: str) -> BundlePrivacy:
-    """What the student's labels cost, as the bundle states it; ``head`` is the hash of the ledger's signed head."""
+    """Return the privacy cost of the student's labels, as the bundle states it.
+
+    Args:
+        study: The study.
+        spending: What it spent.
+        answers: Its stored answers, at least one.
+        head: Hash of the ledger's signed head.
+    """
     protection, paper = study.privacy.protection, AccountantName.PAPER
     return BundlePrivacy(
         budget_epsilon=study.privacy.epsilon,

@@ -1,7 +1,8 @@
-"""Decisions about labels: an append-only file of the dashboard's own, each line holding the hash of the one before.
+"""Stores decisions about labels in an append-only file, each line with the hash of the line before.
 
-A decision is about one volume's label as it is (its file's SHA-256): a label decoded anew is open again. The newest
-decision counts, every earlier one stays readable. Refuses a file whose chain is broken, unknown fields and decisions.
+The dashboard writes it; training reads it. A decision is about one volume's label file, identified by its SHA-256, so a
+label that is decoded again has no decision. The newest decision counts, and every earlier one stays readable. It
+refuses a file whose hash chain is broken, unknown fields and unknown verdicts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NO_HASH = "0" * 64
 
 
 class Verdict(StrEnum):
-    """What is to become of a label: used in training (as without any decision), or left out."""
+    """The decision about a label: use it in training, as without a decision, or leave it out."""
 
     ACCEPT = "accept"
     REJECT = "reject"
@@ -35,7 +36,18 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Document):
-    """One line: who decided what about which label (``label`` is its file's SHA-256), and when (UTC, ISO 8601)."""
+    """One decision.
+
+    Attributes:
+        seq: Its number, from 1.
+        time: When, in UTC (ISO 8601).
+        user: Who decided.
+        study: The study's id.
+        volume: Hash of the volume.
+        label: SHA-256 of the label's file.
+        verdict: The decision.
+        note: A remark of one line.
+    """
 
     seq: int
     time: str
@@ -49,7 +61,7 @@ class Decision(Document):
 
 @dataclass(frozen=True, slots=True)
 class _Line(Document):
-    """``previous`` is the SHA-256 of the line before."""
+    """One line of the file; ``previous`` is the SHA-256 of the line before."""
 
     SCHEMA: ClassVar = ("decision", 1)
 
@@ -58,14 +70,18 @@ class _Line(Document):
 
 
 def read_decisions(path: Path) -> tuple[Decision, ...]:
-    """Every decision in order; a missing file is empty. InvalidInput names the first line that does not hold."""
+    """Return every decision in order; none if the file is missing. A line torn by a crash at the end is ignored.
+
+    Raises:
+        InvalidInput: Names the first line that is unreadable or breaks the chain.
+    """
     try:
         lines = read_regular(path, most_bytes=MAX_BYTES).split(b"\n")
     except FileNotFoundError:
         return ()
     found: list[Decision] = []
     previous = NO_HASH
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn by a crash
+    for number, line in enumerate(lines[:-1], start=1):  # text after the last newline was torn by a crash
         try:
             read = _Line.from_json(parse_json(line, what="decision"))
             if read.previous != previous or read.decision.seq != number:
@@ -82,19 +98,27 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
 
 
 def standing(decisions: tuple[Decision, ...], study: str) -> dict[str, Decision]:
-    """The newest decision on each volume of a study."""
+    """Return the newest decision on each volume of a study."""
     return {decision.volume: decision for decision in decisions if decision.study == study}
 
 
 def rejected_labels(path: Path, study: str) -> frozenset[tuple[str, str]]:
-    """(volume, SHA-256 of the label's file) of every label of this study that stands rejected."""
+    """Return (volume, SHA-256 of the label's file) of every label of this study that is rejected now."""
     newest = standing(read_decisions(path), study).values()
     return frozenset((one.volume, one.label) for one in newest if one.verdict is Verdict.REJECT)
 
 
 def take_over(source: Path, target: Path) -> None:
-    """Copy a decisions file to where training looks for it. InvalidInput for one that is missing or does not hold, and
-    for one that lacks decisions taken over before: a decision can be reversed by a later one, never dropped."""
+    """Copy a decisions file to where training looks for it.
+
+    Args:
+        source: The dashboard's file.
+        target: The study's file.
+
+    Raises:
+        InvalidInput: If ``source`` is missing or invalid, or lacks a decision that was copied before. A decision can be
+            reversed by a later one but never removed.
+    """
     if not source.is_file():
         raise InvalidInput(
             "decisions file", value=str(source), limit="a file", remedy="see the dashboard's Labels page"
@@ -108,20 +132,34 @@ def take_over(source: Path, target: Path) -> None:
 
 
 class DecisionStore:
-    """Appends to one file; several writers take turns by its lock."""
+    """Appends decisions to one file; several writers take turns by the file's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def path(self) -> Path:
+        """The file."""
         return self._path
 
     def decisions(self) -> tuple[Decision, ...]:
+        """Return every decision in order; see :func:`read_decisions`."""
         return read_decisions(self._path)
 
     def decide(self, *, user: str, study: str, volume: str, label: str, verdict: Verdict, note: str = "") -> Decision:
-        """Append a decision and return it; the same verdict on the same label again returns the one that stands."""
+        """Append a decision, durably; the same verdict on the same label again returns the existing one.
+
+        Args:
+            user: Who decides.
+            study: The study's id.
+            volume: Hash of the volume.
+            label: SHA-256 of the label's file.
+            verdict: The decision.
+            note: A remark, one line of at most :data:`MAX_NOTE_CHARACTERS` characters.
+
+        Raises:
+            InvalidInput: If the note is too long or has control characters, or the file is invalid.
+        """
         check_hash(volume), check_hash(label)
         if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
             raise InvalidInput("note", value=len(note), limit=f"one line of at most {MAX_NOTE_CHARACTERS} characters")
@@ -134,7 +172,7 @@ class DecisionStore:
             if last is not None and (last.label, last.verdict) == (label, verdict):
                 return last
             content = stream.read()
-            stream.truncate(content.rfind(b"\n") + 1)  # a line torn by a crash was never a decision
+            stream.truncate(content.rfind(b"\n") + 1)  # drop a line torn by a crash: it was never confirmed
             lines = content[: content.rfind(b"\n") + 1].splitlines()
             decision = Decision(
                 seq=len(known) + 1,

@@ -1,6 +1,7 @@
-"""Decodes every stored answer of a study's directory into a label file; the ledger is read once.
+"""Decodes the stored answers of a study into label files.
 
-What is done with answers, labels and networks after this takes what was read here. Free of torch.
+``pipeline.finish`` and the commands call it. :func:`read_released` reads the ledger once; all later post-processing
+uses what it returned. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What post-processing reads: all that is public of a study, its stored answers, and decisions about its labels;
-    and the folders that labels and networks are written to. ``rejected``: (volume, SHA-256 of the label's file)."""
+    """Everything that post-processing reads of a study.
+
+    Attributes:
+        public: Terms, codec and public volumes.
+        answers: The stored answers.
+        rejected: (volume, SHA-256 of the label's file) of every rejected label.
+        labels_dir: Folder that labels are written to.
+        student_dir: Folder that networks are written to.
+    """
 
     public: Public
     answers: tuple[StoredAnswer, ...]
@@ -31,14 +39,19 @@ class Released:
     student_dir: Path
 
     def labels(self) -> StoredLabels:
-        """Decoded labels by volume hash, in query order; those that stand rejected are left out."""
+        """Return the decoded labels by volume hash, in query order, without the rejected ones."""
         paths = {volume: label_file(self.labels_dir, volume) for volume in self.public.volumes}
         found = {volume: path for volume, path in paths.items() if path.exists()}
         return StoredLabels({v: path for v, path in found.items() if (v, sha256_file(path)) not in self.rejected})
 
 
 def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> Released:
-    """Read a study's directory, and its ledger from ``ledger_file`` if a copy of it is to be read."""
+    """Read a study's directory and ledger.
+
+    Args:
+        workspace: The study.
+        ledger_file: A copy of the ledger to read in place of the study's own.
+    """
     public = workspace.public()
     with Ledger.open(ledger_file or workspace.ledger_file) as ledger:
         answers = tuple(ledger.answers(public.study.id))
@@ -47,14 +60,15 @@ def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> R
 
 
 def label_file(labels_dir: Path, volume: str) -> Path:
-    """Where a volume's label is kept."""
+    """Return the file of a volume's label."""
     return labels_dir / f"{volume}.npz"
 
 
 def write_labels(released: Released, *, events: EventLog) -> None:
-    """Decode every stored answer of the study into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
+    """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
 
-    Where it is known what answers should look like they are held against that, for the operator's eyes.
+    If the protocol predicts what honest answers look like, the answers are compared with that, and the result is logged
+    for the operator.
     """
     said = protocol_of(released.public.study).aggregate(released.public, released.answers)
     for label in said.labels():

@@ -1,7 +1,7 @@
-"""The student and its controls, trained as the study's protocol has it, and kept.
+"""Trains the student and its controls as the study's protocol defines them, and stores their weights.
 
-Each is whole files and can be repeated; what is finished for the same answers is not repeated, what was interrupted
-goes on from its checkpoint. Refuses to train without a single label.
+``pipeline.finish`` and `consilium student train` call it. A finished training for the same inputs is not repeated; an
+interrupted one continues from its checkpoint. It refuses to train without a single label.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ PROGRESS_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A training run that was done now: the SHA-256 of its weights, and its seconds."""
+    """A training run that was just finished.
+
+    Attributes:
+        weights: SHA-256 of the weights.
+        seconds: Its duration.
+    """
 
     weights: str
     seconds: float
 
 
 def fit_student(released: Released, *, events: EventLog) -> None:
-    """Train the student on what was released; weights land in ``student/weights.pt``."""
+    """Train the student on the released answers; its weights go to ``student/weights.pt``."""
     training = protocol_of(released.public.study).finish(lesson_of(released), STUDENT)
     assert training is not None  # every protocol has a student
 
@@ -54,13 +59,13 @@ def fit_student(released: Released, *, events: EventLog) -> None:
 
 
 def fit_controls(released: Released, *, events: EventLog) -> None:
-    """Train every control; weights land in ``student/controls/<name>.pt``."""
+    """Train every control; its weights go to ``student/controls/<name>.pt``."""
     study = released.public.study
     lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
-    for index, name in enumerate(CONTROLS):  # in this order: the last one's are the first one's predictions
+    for index, name in enumerate(CONTROLS):  # in this order: the last control learns the first one's predictions
         training = protocol_of(study).finish(lesson, name)
         if training is None:
-            control_files(released.student_dir, name).discard()  # an earlier training's is no control of this student
+            control_files(released.student_dir, name).discard()  # weights of an earlier student's control
             continue
         on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
         fitted = fit_once(training, files=control_files(released.student_dir, name), on_step=on_step)
@@ -69,7 +74,11 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
 
 
 def lesson_of(released: Released) -> Lesson:
-    """What the student and its controls may learn from."""
+    """Return what the student and its controls may learn from.
+
+    Raises:
+        InvalidInput: If there is no label.
+    """
     public, labels, data = released.public, released.labels(), released.public.study.data
     if not labels:
         raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
@@ -86,7 +95,16 @@ def lesson_of(released: Released) -> Lesson:
 
 
 def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> Fitted | None:
-    """Train and keep the weights, unless weights for these inputs are kept already: then None."""
+    """Train a network and store its weights, unless weights for the same inputs are stored already.
+
+    Args:
+        training: The network and its inputs.
+        files: Where weights, inputs' digest and checkpoints are stored.
+        on_step: Called with step and loss.
+
+    Returns:
+        The finished training; None if nothing had to be done.
+    """
     if files.weights.exists() and files.inputs.exists() and files.inputs.read_text(encoding="utf-8") == training.inputs:
         return None
     files.weights.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +115,11 @@ def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> 
 
 
 def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
-    """The trained student, ready to predict."""
+    """Return the trained student in evaluation mode.
+
+    Raises:
+        InvalidInput: If it is not trained yet.
+    """
     path = FitFiles.at(student_dir).weights
     if not path.exists():
         raise InvalidInput("there is no student yet", remedy="run `consilium student train`")
@@ -105,23 +127,28 @@ def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
 
 
 def load_control(study: Study, student_dir: Path, name: str) -> torch.nn.Module:
-    """A trained control, ready to predict."""
+    """Return a trained control in evaluation mode.
+
+    Raises:
+        InvalidInput: If it is not trained yet.
+    """
     if not control_trained(student_dir, name):
         raise InvalidInput("there is no such control yet", value=name, remedy="run `consilium study resume`")
     return _network(study, control_files(student_dir, name).weights)
 
 
 def control_trained(student_dir: Path, name: str) -> bool:
-    """Whether this control has weights."""
+    """Return whether a control's weights are stored."""
     return control_files(student_dir, name).weights.exists()
 
 
 def control_files(student_dir: Path, name: str) -> FitFiles:
+    """Return the files of a control's training."""
     return FitFiles.at(student_dir / "controls", name)
 
 
 def _network(study: Study, weights: Path) -> torch.nn.Module:
-    """A network of the study's student recipe with these weights."""
+    """Return a network of the study's student recipe with these weights, in evaluation mode."""
     data = study.data
     model = network_for(study.student, data)
     load_weights(weights, model)
@@ -130,7 +157,7 @@ def _network(study: Study, weights: Path) -> torch.nn.Module:
 
 
 def _told(events: EventLog, *, before: int, steps: int) -> Callable[[int, float], None]:
-    """Tells of a control's steps, counted on from those of the controls ``before`` it."""
+    """Return a callback that logs a control's steps, counted from the start of the first control."""
 
     def on_step(step: int, _loss: float) -> None:
         if step % PROGRESS_STEPS == 0 or step == steps:

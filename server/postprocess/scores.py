@@ -1,7 +1,8 @@
 """Scores the student and its controls on the validation set, case by case.
 
-Nothing is chosen by these figures, and they are of public cases, so they say nothing of any hospital's. Kept in
-``report.json`` in the study's directory, where command, dashboard and demo read them.
+``bundle.export_student`` calls it. The validation cases are public, so the scores reveal nothing about a hospital, and
+no model is selected by them. They are stored in the study's ``report.json``, which the commands, the dashboard and the
+demo read.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from server.study.workspace import Workspace
 
 
 def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None]) -> dict[str, Score]:
-    """Score the student and every control that was trained, by name, and keep it; nothing without a validation set.
+    """Score the student and every trained control, and store the scores.
 
-    ``on_case`` is told cases done and cases in all, over all networks.
+    Args:
+        workspace: The study.
+        on_case: Called with the cases scored so far and in total, over all networks.
+
+    Returns:
+        Scores by network name; empty without a validation set.
     """
     study, folder, files = workspace.study(), workspace.student_dir, workspace.validation()
     data = study.data.student
@@ -56,7 +62,11 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
 
 
 def kept_scores(workspace: Workspace) -> dict[str, Score]:
-    """What :func:`score_networks` kept."""
+    """Return the scores that :func:`score_networks` stored.
+
+    Raises:
+        InvalidInput: If there are none.
+    """
     kept = read_record(workspace.scores_file, remedy="`consilium student export` scores them")
     dice = {STUDENT: kept[STUDENT]["dice"], **{name: one["dice"] for name, one in kept["controls"].items()}}
     return {
@@ -78,7 +88,9 @@ def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Return the figures of the bundle's model card: means, and the gain over the best control with its interval."""
+    """Return the figures of the bundle's model card: mean Dice, and the gain over the best control with its
+    interval.
+    """
     means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": scores[n].mean for n in CONTROLS if n in scores}}
     shown = {name.replace("_", " "): round(mean, 5) for name, mean in means.items() if not math.isnan(mean)}
     shown["cases"] = len(scores[STUDENT].cases)
@@ -94,6 +106,6 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
 
 
 def worth_of(scores: Mapping[str, Score]) -> Worth | None:
-    """The student's worth over the best of its controls, paired case by case; None without a scored control."""
+    """Return the student's gain over its best control, paired case by case; None without a scored control."""
     controls = {name: scores[name].cases for name in CONTROLS if name in scores and scores[name].cases}
     return over_best(scores[STUDENT].cases, controls)

@@ -1,6 +1,7 @@
-"""Small public files that belong to a study, by name: in its directory, or in memory.
+"""Stores small public files of a study by name, in its directory or in memory.
 
-A query protocol keeps its public start and the record of its frames here. Refuses a record that is missing or no JSON.
+Query protocols store their public start and the record of their frames here. It refuses a record that is missing or not
+JSON.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ MAX_RECORD_BYTES = 1 << 26
 
 
 class Kept(Protocol):
-    """Files of a study by name."""
+    """Files of a study, by name."""
 
     def read(self, name: str) -> bytes | None:
-        """The file's bytes; None where there is none."""
+        """Return the file's bytes; None if there is no such file."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, completely or not at all."""
         ...
 
     def discard(self, name: str) -> None:
-        """Delete the file, if there is one."""
+        """Delete the file if it exists."""
         ...
 
     def checkpoint(self, name: str) -> Path | None:
-        """Where a training may keep a checkpoint of this name; None where nothing is kept on disk."""
+        """Return the file in which a training may store its checkpoint; None if nothing is stored on disk."""
         ...
 
 
@@ -78,7 +79,15 @@ class KeptInMemory:
 
 
 def read_record(path: Path, *, remedy: str) -> Any:
-    """Read a small JSON file of a study's directory; InvalidInput with ``remedy`` where it is missing or no JSON."""
+    """Read a small JSON file of a study's directory.
+
+    Args:
+        path: The file.
+        remedy: What to do if it is missing or invalid.
+
+    Raises:
+        InvalidInput: With ``remedy``, if it is missing or not JSON.
+    """
     try:
         content = read_regular(path, most_bytes=MAX_RECORD_BYTES)
     except FileNotFoundError:
@@ -87,17 +96,30 @@ def read_record(path: Path, *, remedy: str) -> Any:
 
 
 def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
-    """Parse the content of such a file; InvalidInput with ``remedy`` for None (a missing file) or what is no JSON."""
+    """Parse the content of such a file.
+
+    Args:
+        content: Its bytes; None if it is missing.
+        name: Its name, for the error.
+        remedy: What to do if it is missing or invalid.
+
+    Raises:
+        InvalidInput: With ``remedy``, if it is missing or not JSON.
+    """
     if content is None:
         raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy)
     return parse_json(content, what=f"{name} is not valid JSON", limit="", remedy=remedy)
 
 
 def write_record(path: Path, value: object) -> None:
-    """Write a value as a JSON file that :func:`read_record` reads, whole or not at all."""
+    """Write a value as a JSON file that :func:`read_record` reads, completely or not at all."""
     write_atomically(path, record_bytes(value))
 
 
 def record_bytes(value: object) -> bytes:
-    """The bytes that :func:`write_record` writes for a value."""
+    r"""Return the bytes that :func:`write_record` writes for a value.
+
+    >>> record_bytes({"dice": 0.5})
+    b'{\n "dice": 0.5\n}\n'
+    """
     return (json.dumps(value, indent=1) + "\n").encode()

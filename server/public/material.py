@@ -16,18 +16,23 @@ if TYPE_CHECKING:  # commands' help must not wait for NumPy
     from jaxtyping import Float
 
 START_FILE = "start.pt"
-"""Weights of the public start."""
+"""Weights of the public start, the network trained on public data alone."""
 
 PAIRS_FILE = "pairs.checkpoint"
-"""Of the training from paired public cases alone; done, it is where student and controls find their network."""
+"""Checkpoint of the training on paired public cases alone. Student and controls start from its final network."""
 
 OnStage: TypeAlias = Callable[[str, int, int], None]
-"""Called as work goes on: the name of what it is at, how much of that is done, of how much."""
+"""Called during long work with the current step's name, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecRecord(Document):
-    """The study's codec: content hash, dimension l, and the planned noise it was fitted for."""
+    """The study's codec.
+
+    Attributes:
+        sha256: Hash of its file.
+        dimension: Length l of its codes.
+    """
 
     sha256: str
     dimension: int
@@ -35,7 +40,12 @@ class CodecRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class PairedFiles(Document):
-    """A public volume that is published with its label map: the content hashes of both files."""
+    """A public volume that is published together with its label map.
+
+    Attributes:
+        image: Content hash of the volume's file.
+        label: Content hash of the label map's file.
+    """
 
     image: str
     label: str
@@ -43,9 +53,16 @@ class PairedFiles(Document):
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """What is public of a study: its terms, its codec and its volumes by content hash in query order, where public
-    objects are, what a protocol has ``kept`` that it made of them, and the volumes that are ``paired`` with their label
-    maps, which nobody is asked about. ``images``: the volumes as arrays; None where they are files among the objects.
+    """What is public of a study.
+
+    Attributes:
+        study: Its terms.
+        codec: Its codec.
+        volumes: Content hashes of the volumes that are asked about, in query order.
+        objects: Store of the public files.
+        kept: What a protocol has computed from public data.
+        paired: Volumes with label maps; no hospital is asked about them.
+        images: The volumes as float arrays [c, x, y, z] by hash; None if they are files among the objects.
     """
 
     study: Study
@@ -57,7 +74,12 @@ class Public:
     images: Mapping[str, Float[np.ndarray, "c x y z"]] | None = None
 
     def image(self, volume: str, *, finer: bool = False) -> Float[np.ndarray, "c x y z"]:
-        """A volume's image on the study's grid, or on the student's where that is ``finer``."""
+        """Return a volume's image, float [c, x, y, z].
+
+        Args:
+            volume: The volume's hash.
+            finer: On the student's grid, which may be finer than the study's.
+        """
         data = self.study.data.student if finer else self.study.data
         if self.images is not None:
             return self.images[volume]

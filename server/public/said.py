@@ -1,4 +1,4 @@
-"""Publishes statements about a study that may change: its student's statement and its sites' keys."""
+"""Names the files of the statements about a study that may change: its student's and its sites' keys."""
 
 from __future__ import annotations
 
@@ -10,5 +10,14 @@ STUDENTS, PEERS = "students", "peers"
 
 
 def said_file(objects: Path, what: str, study_id: str) -> Path:
-    """Where what is said of a study's student or peers lies, below the object store's directory."""
+    """Return the file of a statement about a study.
+
+    Args:
+        objects: Directory of the object store.
+        what: :data:`STUDENTS` or :data:`PEERS`.
+        study_id: The study's id.
+
+    Raises:
+        InvalidInput: If the id is not 64 hexadecimal digits.
+    """
     return objects / what / check_hash(study_id)
