@@ -47,7 +47,8 @@ def linked(path: Path, text: str) -> str:
     text = _LINK.sub(r"\1", text)
     target = os.path.relpath(GLOSSARY, path.parent)
     for word, anchor in words().items():
-        spelled = re.compile(rf"(?<![\w/.\"-]){re.escape(word)}s?(?![\w/-])", re.IGNORECASE)
+        spaced = r"\s+".join(map(re.escape, word.split()))
+        spelled = re.compile(rf"(?<![\w/.\"-]){spaced}s?(?![\w/-])", re.IGNORECASE)
         kept = [(each.start(), each.end(), each[0]) for each in _KEPT.finditer(text)]
         for match in spelled.finditer(text):
             within = next((whole for start, end, whole in kept if start <= match.start() < end), None)
