@@ -1,21 +1,20 @@
-"""Controls: the student again, by the identical recipe, without what the teachers say about its volumes.
+"""Defines the controls: students trained by the identical recipe, but without the teachers' answers.
 
-Same seed, volumes, network, steps and augmentation as the student; only what it is told of its volumes differs:
+The protocols call it. A control has the same seed, volumes, network, steps and augmentation as the student. Only its
+labels differ:
 
-* ``zero_code``: every answer is the zero code, with its release's voters and noise: what the decoder says when nobody
-  answers. Per volume that is by every codec's promise its public mean shape; of a joint query the public start's shape.
-* ``shuffled_codes``: the codes, dealt to the wrong volumes by a fixed derangement: the same codes, noise and variety,
-  without the link from volume to code. Needs two labelled volumes; with one it is left out.
-* ``public_only``: self-training on public data, which is what a consortium gets without asking anybody, and usually the
-  hardest control to beat. Per volume: the student of ``zero_code``, which has seen public volumes and the public mean
-  shape and nothing else, labels the volumes itself (its soft predictions); a fresh student learns those. Of a joint
-  query: the student of ``zero_code`` itself; in a study with paired public cases, the start trained on from them alone,
-  which student and other controls stay near alike. Of an appearance query with a public start: what that start teaches
-  itself, as in a joint query; without one, as per volume.
+* ``zero_code``: every answer is replaced by the zero code, with its release's voters and noise. This is what the
+decoder gives without any answer: per volume the public mean shape, in a joint query the public start's shape.
+* ``shuffled_codes``: each volume gets another volume's answer, by a fixed derangement. Codes, noise and variety stay
+the same; the link from volume to code is broken. It is left out if there is only one labelled volume.
+* ``public_only``: self-training on public data, which a consortium can do without asking anyone. It is usually the
+hardest control to beat. Per volume, the student of ``zero_code`` predicts soft labels for the volumes, and a fresh
+student learns those. In a joint query, it is the student of ``zero_code`` itself; with paired public cases it is the
+public start trained on those alone, which student and other controls are kept near. In an appearance query with a
+public start, it is the start trained on its own codes, as in a joint query; without a start, it is made as per volume.
 
-Whatever the student scores above all three is what the teachers' answers gave it; whatever they score too, public data
-and the recipe give anyway. All is made of public data and of noisy answers that the ledger stores and has charged, so
-this is post-processing and costs no privacy.
+The score by which a student exceeds all three comes from the teachers' answers; the rest comes from public data and the
+recipe. Controls use only public data and stored noisy answers, so they are post-processing and cost no privacy.
 """
 
 from __future__ import annotations
@@ -36,13 +35,25 @@ CONTROLS = ("zero_code", "shuffled_codes", "public_only")
 L = TypeVar("L")
 
 DERANGEMENT_SEED = 0
-"""Fixes who gets whose answer in ``shuffled_codes``; it protects nothing."""
+"""Seed of the derangement in ``shuffled_codes``. It is public and protects nothing."""
 
 
 def derangement(count: int, *, seed: int) -> tuple[int, ...]:
-    """A permutation of 0 … count - 1 that leaves nothing in its place: one random cycle through all of them.
+    """Return a permutation of 0 … count - 1 without a fixed point: one random cycle through all of them.
 
-    Source: Sattolo 1986. The same arguments give the same permutation. Fewer than two have none and are refused.
+    Args:
+        count: Number of elements, at least 2.
+        seed: The same seed gives the same permutation.
+
+    Raises:
+        InvalidInput: If ``count`` is below 2, for which no such permutation exists.
+
+    Source: Sattolo 1986.
+
+    >>> sorted(derangement(4, seed=0))
+    [0, 1, 2, 3]
+    >>> any(place == value for place, value in enumerate(derangement(4, seed=0)))
+    False
     """
     if count < 2:
         raise InvalidInput(
@@ -51,13 +62,20 @@ def derangement(count: int, *, seed: int) -> tuple[int, ...]:
     draws = np.random.default_rng(seed)
     order = list(range(count))
     for last in range(count - 1, 0, -1):
-        other = int(draws.integers(last))  # never ``last`` itself: so one cycle, and no fixed point
+        other = int(draws.integers(last))  # below ``last``, hence one cycle and no fixed point
         order[last], order[other] = order[other], order[last]
     return tuple(order)
 
 
 def dealt(labels: Mapping[str, L]) -> dict[str, L]:
-    """The labels of ``shuffled_codes``: every volume has another's. Empty where there is no other to deal from."""
+    """Return the labels of ``shuffled_codes``: every volume gets another volume's label.
+
+    Args:
+        labels: Labels by volume.
+
+    Returns:
+        Labels by the same volumes; empty if there are fewer than two.
+    """
     volumes = list(labels)
     if len(volumes) < 2:
         return {}
@@ -66,7 +84,9 @@ def dealt(labels: Mapping[str, L]) -> dict[str, L]:
 
 
 def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """What the student of ``zero_code`` says of each of the student's volumes, rounded as labels are."""
+    """Return the soft predictions of the ``zero_code`` student for the student's volumes, rounded as stored labels
+    are.
+    """
     from common.models.fit import predict
 
     model = lesson.trained("zero_code")

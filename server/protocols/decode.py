@@ -1,7 +1,8 @@
-"""A released noisy sum → probabilities of a whole volume: post-processing, free of privacy cost, repeatable.
+"""Decodes a released noisy sum into label probabilities of a whole volume.
 
-Uses nothing but public values: the answer from the ledger, the roster's number of voters, the codec. Refuses answers
-that cannot be the codec's.
+The protocols call it. It uses only public values: the stored answer, the roster's number of voters and the codec.
+Decoding is therefore post-processing: it costs no privacy and can be repeated. It refuses a sum that does not have the
+codec's dimension.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ from common.privacy.mechanism import GRID_BITS, Mechanism
 def decode_answer(
     codec: Codec, noisy_sum: Int64[np.ndarray, "l"], *, voters: int, mechanism: Mechanism
 ) -> Float[np.ndarray, "c x y z"]:
-    """Decode one stored answer to float32 pseudo-label probabilities.
+    """Decode one stored answer to pseudo-label probabilities.
 
-    ``noisy_sum``: the integer sum with its noise, in grid steps of 2⁻¹⁶. ``voters``: codes in the sum, the roster's
-    sites times voters a site; a site that failed after accepting still counts, its code is zero. ``mechanism``: the
-    query's, which says what noise a sum of so many carries. The mean code is S̃ / 2¹⁶ / voters.
+    The mean code is S̃ / 2¹⁶ / voters.
+
+    Args:
+        codec: The codec of the query.
+        noisy_sum: Int64 array [l], the integer sum S̃ with its noise, in grid steps of 2⁻¹⁶.
+        voters: Number of codes in the sum: the roster's sites times voters per site. A site that failed after accepting
+            still counts; its code is zero.
+        mechanism: The query's mechanism, which gives the noise of the sum.
+
+    Returns:
+        Float32 probabilities [c, x, y, z].
+
+    Raises:
+        InvalidInput: If the sum is not int64 [l].
+
     Source: Fay et al. 2021, Algorithm 1, the recovery step, with the codec's Wiener weights.
     """
     if not isinstance(noisy_sum, np.ndarray) or noisy_sum.dtype != np.int64 or noisy_sum.shape != (codec.dimension,):
@@ -35,5 +48,13 @@ def decode_answer(
 
 
 def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
-    """Float32 probabilities the codes stand for."""
+    """Return the label probabilities that codes stand for.
+
+    Args:
+        codec: The codec.
+        codes: Float array [n, l], taken as free of noise.
+
+    Returns:
+        Float32 array [n, k, x, y, z].
+    """
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes])

@@ -1,6 +1,7 @@
-"""Paired public cases: volumes that are public with their label maps, which start, student and controls all learn from.
+"""Holds paired public cases: volumes published with their label maps, which start, student and controls all learn from.
 
-No release is about them. What they alone are worth is a control of its own: nobody may take it for what was asked.
+The joint query uses them. No release is about them. A control is trained on them alone, so that their contribution is
+not mistaken for that of the hospitals' answers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from server.public.material import Public
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paired:
-    """Images [n, c, x, y, z] and label maps [n, x, y, z] on the study's grid, of ``classes`` classes."""
+    """Paired public cases on the study's grid.
+
+    Attributes:
+        images: Float array [n, c, x, y, z].
+        labels: Uint8 label maps [n, x, y, z].
+        classes: Number of classes, the background included.
+    """
 
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
@@ -24,19 +31,19 @@ class Paired:
 
     @property
     def targets(self) -> Float[np.ndarray, "n k x y z"]:
-        """The label maps as float32 probabilities of 0 and 1."""
+        """The label maps as float32 probabilities of 0 and 1, [n, k, x, y, z]."""
         same = self.labels[:, None] == np.arange(self.classes, dtype=np.uint8)[:, None, None, None]
         result: np.ndarray = same.astype(np.float32)
         return result
 
     @property
     def hash(self) -> str:
-        """Of all voxels."""
+        """Digest of all voxels of images and label maps."""
         return digest("paired", [sha256_bytes(array.tobytes()) for array in (self.images, self.labels)])
 
 
 def read_paired(public: Public) -> Paired | None:
-    """The study's paired cases; None where it has none."""
+    """Return the study's paired cases, or None if it has none."""
     if not public.paired:
         return None
     from common.data.volume import example_from_bytes  # torch, where a network is to be trained anyway

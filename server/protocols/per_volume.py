@@ -1,6 +1,6 @@
-"""Implements one query a public volume at the server: each answer becomes a label, and a fresh student learns them.
+"""The protocol with one query per public volume: each answer becomes a label, and a fresh student learns them.
 
-Refuses to train on less than one label.
+``protocol_of`` creates it by name. It refuses to train without a single label.
 """
 
 from __future__ import annotations
@@ -46,29 +46,35 @@ if TYPE_CHECKING:
     from common.models.fit import OnStep
 
 CACHE_BYTES = 1 << 29
-"""Volumes and labels held in memory while a student is trained; more lies in files."""
+"""Bytes of volumes and labels held in memory while a student is trained; the rest is kept in files."""
 
 Labels = Mapping[str, Float[np.ndarray, "c x y z"]]
 
 
 def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) -> tuple[QuerySpec, ...]:
-    """One query a public volume, in order, for the first ``planned_queries`` of them."""
+    """Return one query for each of the first ``planned_queries`` public volumes, in order.
+
+    Args:
+        study: The study.
+        codec: Its codec.
+        volumes: Hashes of the public volumes.
+    """
     asked = volumes[: study.privacy.planned_queries]
     return tuple(query_about(study, [volume], codec=codec.sha256, dimension=codec.dimension) for volume in asked)
 
 
 class PerVolume(QueryProtocol):
-    """See :class:`~server.protocols.query_protocol.QueryProtocol`."""
+    """One query per public volume; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def agenda(self, study: Study) -> Agenda:
         planned = study.privacy.planned_queries
         return Agenda(f"{planned} queries", which=f"up to {planned}", each="each", asks=planned, an_answer=1)
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        """Nothing: the codec is all that is needed."""
+        """Do nothing: the first question needs only the codec."""
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        """All at once: no answer changes another question."""
+        """Yield all queries at once, since no answer changes another question."""
         yield plan_queries(public.study, codec=public.codec, volumes=public.volumes)
 
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfEach:
@@ -87,7 +93,12 @@ class PerVolume(QueryProtocol):
 
 @dataclass(frozen=True, slots=True)
 class SaidOfEach(Said):
-    """What answers about one volume each say."""
+    """Reads answers that are about one volume each.
+
+    Attributes:
+        public: What is public of the study.
+        answers: The stored answers.
+    """
 
     public: Public
     answers: Sequence[Answer]
@@ -98,9 +109,13 @@ class SaidOfEach(Said):
             yield Label(volume, answer.query.id, decoded(answer, codec, answer.noisy_sum))
 
     def weighed(self) -> Plausible | None:
-        """Answers of a linear codec beside the powers that public shapes give its coordinates; None for other codecs.
+        """Compare the answers of a linear codec with the powers that public shapes give its coordinates.
 
-        The powers are what the decoder shrinks by. The structures' volumes are held against the mean shape's.
+        These are the powers by which the decoder shrinks. The volumes of the structures are compared with those of the
+        mean shape.
+
+        Returns:
+            The comparison; None if no answer has a linear codec.
         """
         held = [(answer, linear) for answer, codec in self._decoders() if (linear := codec.linear) is not None]
         if not held:
@@ -118,7 +133,11 @@ class SaidOfEach(Said):
         return Plausible(surprise, dimension, silence, shares(names, ours.tolist(), shapes.tolist()))
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """Draws from the posterior of a linear codec's coordinates; of another codec from the answer and noise anew."""
+        """Yield each volume's doubt, from draws of what its code may be.
+
+        The draws are from the posterior of the coordinates if the codec is linear; otherwise fresh noise is added to
+        the answer.
+        """
         rng = np.random.default_rng(DRAW_SEED)
         for answer, codec in self._decoders():
             (volume,) = answer.query.volumes
@@ -132,9 +151,17 @@ class SaidOfEach(Said):
 
 
 def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """A control's labels by volume hash, the student's volumes in the student's order; float16 as its own are.
+    """Return a control's labels, float16 like the student's own.
 
-    Empty for ``shuffled_codes`` where the student has one volume only: there is no wrong one to deal its answer to.
+    Args:
+        lesson: What may be learnt from.
+        name: One of :data:`~server.protocols.controls.CONTROLS`.
+
+    Returns:
+        Labels by volume hash, in the student's order; empty for ``shuffled_codes`` if there is only one volume.
+
+    Raises:
+        InvalidInput: If there is no control of this name.
     """
     match name:
         case "zero_code":
@@ -148,13 +175,14 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c 
 
 
 class Codecs:
-    """The codecs of answers, each read once."""
+    """Reads the codecs of answers, each once."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._known: dict[str, Codec] = {}
 
     def of(self, answer: Answer) -> Codec:
+        """Return the codec of an answer."""
         name = answer.query.codec
         if name not in self._known:
             self._known[name] = load_codec(self._objects.get(name), expected_hash=name)
@@ -162,19 +190,30 @@ class Codecs:
 
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
-    """``noisy_sum`` decoded as this answer's, with its voters and its noise."""
+    """Decode ``noisy_sum`` with an answer's voters and noise.
+
+    Args:
+        answer: The answer.
+        codec: Its codec.
+        noisy_sum: Int64 array [l]; the answer's own sum, or zeros.
+
+    Returns:
+        Float32 probabilities [c, x, y, z].
+    """
     return decode_answer(codec, noisy_sum, voters=answer.voters, mechanism=answer.query.mechanism)
 
 
 def _voxels(probabilities: np.ndarray) -> np.ndarray:
-    """Voxels of every structure, without the background."""
+    """Return the number of voxels of every structure, without the background."""
     return np.bincount(probabilities.argmax(axis=0).ravel(), minlength=len(probabilities))[1:]
 
 
 def _draws(
     answer: Answer, codec: Codec, *, count: int, rng: np.random.Generator
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
-    """What the label could have been: p_i·σ²/(p_i + σ²) is left open of a coordinate of power p_i by noise σ."""
+    """Draw labels that are still possible: noise σ leaves the variance p_i·σ²/(p_i + σ²) of a coordinate of power
+    p_i.
+    """
     noise = answer.query.mechanism.mean_noise_std(voters=answer.voters)
     mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)
     for _ in range(count):
@@ -187,7 +226,7 @@ def _draws(
 
 
 def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """The zero code in place of each volume's answer, decoded as that answer was."""
+    """Decode the zero code in place of each volume's answer, with that answer's voters and noise."""
     codecs = Codecs(lesson.public.objects)
     silent: dict[tuple[str, int, Mechanism], np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
@@ -200,7 +239,7 @@ def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
 
 
 def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
-    """A fresh network by the study's student recipe on these labels."""
+    """Return the training of a fresh network by the study's student recipe on these labels."""
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.student_fit import train_student

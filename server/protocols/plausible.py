@@ -1,11 +1,11 @@
-"""Tests whether the releases of a joint study match expectations; for the operator, at no privacy cost.
+"""Tests whether a joint study's releases match expectations; for the operator, at no privacy cost.
 
-Everything here is made of stored noisy answers and public values, so it also works where the server never sees a single
-code. What it can tell is bounded by the guarantee itself: noise that hides whether a hospital took its own part or
-another's also hides whether it was honest. At unit hospital and μ, no test of the answers that accuses an honest study
-with probability α finds one poisoned site more often than Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su 2022, eq 6). This one finds
-far less: docs/lab/utility-measured.md has the measured shares. Silence here is no proof; a site's own comparison is
-the better look (:mod:`client.teachers.comparison`). Refuses nothing and decides nothing.
+The protocols compute it, and the dashboard shows it. It uses only stored noisy answers and public values, so it also
+works if the server never sees a single code. The privacy guarantee itself bounds its power: noise that hides one
+hospital's data also hides whether that hospital was honest. At unit hospital and μ, no test of the answers with
+false-alarm probability α detects one poisoned site with probability above Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su 2022, eq 6).
+This test detects far less (docs/lab/utility-measured.md). No warning is no proof of honesty; a site's own comparison
+(:mod:`client.teachers.comparison`) sees more. It refuses nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,24 +20,30 @@ from jaxtyping import Float
 from scipy.special import gammainc, gammaincc
 
 FALSE_ALARMS = 0.01
-"""Of honest studies, at most: half of them for answers that are too weak, half for answers that are too large."""
+"""Largest share of honest studies with a warning: half for answers that are too weak, half for too large ones."""
 
 HONEST = (0.25, 2.5)
-"""How large honest offsets may be: their variance beside what frames expect, at least and at most. Frames expect the
-same of every task, and what hospitals know beyond public data differs: measured were .5 to 1.1
-(docs/lab/utility-measured.md)."""
+"""Smallest and largest ratio of the variance of honest offsets to the variance that frames expect.
+
+Frames expect the same variance for every task, while what hospitals know beyond public data differs. Measured ratios
+were .5 to 1.1 (docs/lab/utility-measured.md).
+"""
 
 CHANGED = 3.0
-"""A structure's volume in the labels beyond this factor of its volume in the public mean shape is said."""
+"""A warning is given if a structure's volumes in labels and public mean shape differ by more than this factor."""
 
 REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the student."
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The share of what was expected that noise alone makes, summed over all numbers of the answers.
+    """The part of the expected squared answers that noise alone accounts for, summed over all numbers of the answers.
 
-    ``shares``: Σ w, ``squares``: Σ w², with w = noise variance / (expected variance + noise variance) of each number.
+    For each number, w = noise variance / (expected variance + noise variance).
+
+    Attributes:
+        shares: Σ w.
+        squares: Σ w².
     """
 
     shares: float = 0.0
@@ -45,7 +51,7 @@ class Silence:
 
     @classmethod
     def of(cls, shares: Float[np.ndarray, "d"]) -> Silence:
-        """From every number's own share."""
+        """Sum up the shares w of single numbers, a float array [d]."""
         return cls(float(shares.sum()), float(np.square(shares).sum()))
 
     def __add__(self, other: Silence) -> Silence:
@@ -54,9 +60,14 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Plausible:
-    """``surprise``: :meth:`~common.protocols.frame.Frame.surprise` of all rounds together, of ``dimension``
-    degrees of freedom, of which noise alone makes ``silence``. ``volumes``: each structure's voxels in the labels, as a
-    share of those in the public mean shape."""
+    """How well the answers match expectations.
+
+    Attributes:
+        surprise: :meth:`~common.protocols.frame.Frame.surprise` of all rounds together.
+        dimension: Its degrees of freedom.
+        silence: What noise alone contributes to it.
+        volumes: Each structure's voxels in the labels, divided by those in the public mean shape.
+    """
 
     surprise: float
     dimension: int
@@ -65,11 +76,11 @@ class Plausible:
 
     @property
     def chance(self) -> float:
-        """How likely so small or so large a value is in an honest study, at most; two-sided.
+        """Upper bound on the probability of so small or so large a value in an honest study, two-sided.
 
-        Honest offsets are ``c`` times as large as expected (in variance), with c in :data:`HONEST`. Small values are
-        held against the least of these c, large ones against the most. For one c the value is a sum of scaled χ², whose
-        law is taken as the gamma law of its mean and variance (Satterthwaite 1946).
+        Honest offsets have c times the expected variance, with c in :data:`HONEST`. Small values are compared with the
+        smallest c, large ones with the largest. For one c the value is a sum of scaled χ² variables, whose law is
+        approximated by the gamma law of the same mean and variance (Satterthwaite 1946).
         """
         least, most = HONEST
         shape, scale = self._law(least)
@@ -78,7 +89,7 @@ class Plausible:
         return min(1.0, 2 * min(low, float(gammaincc(shape, self.surprise / scale))))
 
     def _law(self, size: float) -> tuple[float, float]:
-        """Shape and scale of the gamma law where offsets are ``size`` times as large as expected."""
+        """Return shape and scale of the gamma law if offsets have ``size`` times the expected variance."""
         heard = self.dimension - self.silence.shares  # Σ (1 − w), and below it Σ (w + size (1 − w))²
         squares = self.silence.squares
         mean = self.silence.shares + size * heard
@@ -88,7 +99,7 @@ class Plausible:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know, :data:`REMEDY` last; empty where nothing is out of the ordinary."""
+        """Warnings for an operator, with :data:`REMEDY` last; empty if nothing is unusual."""
         found = []
         if self.chance < FALSE_ALARMS:
             weak = self.surprise < self.dimension
@@ -107,7 +118,7 @@ class Plausible:
         return (*found, REMEDY) if found else ()
 
     def event(self) -> dict[str, Any]:
-        """The fields of an ``answers-weighed`` event."""
+        """Return the fields of an ``answers-weighed`` event."""
         return {
             "surprise": round(self.surprise, 3),
             "expected": self.dimension,
@@ -118,9 +129,19 @@ class Plausible:
 
 
 def shares(names: Iterable[str], labels: Iterable[int], shapes: Iterable[float]) -> tuple[tuple[str, float], ...]:
-    """Voxels of each structure in the label maps over those in as many public mean shapes; infinite where it has none.
+    """Return each structure's voxels in the label maps, divided by its voxels in as many public mean shapes.
 
-    The mean shape's are sums of probabilities: a structure that is the likeliest nowhere in it still has its volume.
+    Args:
+        names: The structures.
+        labels: Voxels of each in the label maps.
+        shapes: Sums of its probabilities in the mean shapes. A structure that is nowhere the most probable thus still
+            has a volume.
+
+    Returns:
+        Name and ratio; the ratio is infinite if only the label maps contain the structure.
+
+    >>> shares(["ventricle"], [200], [100.0])
+    (('ventricle', 2.0),)
     """
     return tuple(
         (name, ours / mean if mean else (math.inf if ours else 1.0))

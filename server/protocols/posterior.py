@@ -1,7 +1,8 @@
-"""Samples the labels that are still possible given the answers and the known noise.
+"""Samples the labels that remain possible given the answers and the known noise.
 
-A voxel's doubt is the share of draws in which it has another label. It is made of the answers, the codec and the noise
-alone, never of a student, which has learnt these labels. Post-processing of what the ledger stores. Free of torch.
+The protocols and the dashboard use it. A voxel's doubt is the share of samples in which it has another label. It
+depends only on the answers, the codec and the noise, not on a student, which has learnt these labels. It is
+post-processing and does not import torch.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from jaxtyping import Float, UInt8
 
 DRAWS = 8
 DRAW_SEED = 0
-"""Fixes the draws, so that pictures made anew are the same; it protects nothing."""
+"""Seed of the samples, so that pictures can be reproduced. It is public and protects nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Doubt:
-    """A volume's label before any answer (``centre``), and the share of draws that contradict the one after them."""
+    """How certain a volume's label is.
+
+    Attributes:
+        volume: The volume's hash.
+        centre: Label map [x, y, z] before any answer.
+        doubt: For each voxel, the share of samples that contradict the label after the answers.
+    """
 
     volume: str
     centre: UInt8[np.ndarray, "x y z"]
@@ -29,7 +36,15 @@ class Doubt:
 def doubt_of(
     label: Float[np.ndarray, "c x y z"], draws: Iterable[Float[np.ndarray, "c x y z"]]
 ) -> Float[np.ndarray, "x y z"]:
-    """The share of draws whose most probable label is not the label's, 0 to 1 in every voxel."""
+    """Return, for each voxel, the share of samples whose most probable class is not the label's.
+
+    Args:
+        label: Probabilities [c, x, y, z] after the answers.
+        draws: Sampled probabilities of the same shape.
+
+    Returns:
+        Float32 array [x, y, z] of values from 0 to 1.
+    """
     hard = label.argmax(axis=0)
     found = np.stack([one.argmax(axis=0) != hard for one in draws])
     result: np.ndarray = found.mean(axis=0).astype(np.float32)

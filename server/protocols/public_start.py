@@ -1,9 +1,11 @@
-"""The public start, and a student trained on from it by the labels around the releases.
+"""Trains the public start, a network of public data alone, and the student that continues from it.
 
-Everything here is post-processing: public images and label maps, the codec, and observations read from stored answers.
-The label of a volume is first the public mean shape plus a code, all that the codec holds. Then it is the student's own
-prediction, moved to where what was released says it lies: what the codec cannot draw stays the network's, and its own
-errors do not where an answer speaks of them. Where paired public cases hold it to the truth it is that from the first.
+The joint and the appearance query call it. Everything here is post-processing: it uses public images and label maps,
+the codec, and stored answers. In the first pass a volume's label is the public mean shape plus a code, which is all
+that the codec can express. In later passes it is the student's own prediction, moved to where the released code places
+the structures. Details that the codec cannot express then come from the network, while the answers correct its errors
+of place. With paired public cases the moved prediction is used from the first pass. It refuses a recipe with fewer
+steps than passes.
 """
 
 from __future__ import annotations
@@ -33,29 +35,34 @@ from server.public.material import START_FILE, OnStage, Public
 Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
 
 PUBLIC_PASSES = 3
-"""Rounds of self-training that make the public start."""
+"""Passes of self-training of the public start."""
 
 SPREAD = 0.5
-"""The spread of a student's shapes over volumes is raised to this share of the public maps' own."""
+"""The variance of a network's shapes over volumes is raised to this share of the public label maps' variance."""
 
 SPREAD_COORDINATES = 16
-"""The spread is compared on this many leading coordinates."""
+"""Number of leading coordinates on which the variances are compared."""
 
 STUDENT_PASSES = 3
-"""Parts of a student's training: from the labels of codes, then from its own predictions, moved to the same codes."""
+"""Passes of a student's training: the first on labels of codes, the others on its own moved predictions."""
 
 RESIDUAL = 0.45
-"""Share of the shapes' variance the public start is expected to leave open."""
+"""Share of the shapes' variance that the public start is expected not to explain."""
 
 _FLOOR = 1e-6
 
 TEMPERATURE = 0.5
-"""Predictions are sharpened by it before they are encoded: hesitation fills the radius and moves no boundary."""
+"""Predictions are sharpened by this temperature before encoding: uncertainty would fill the radius to no effect."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """A student made of public data alone, and the codes [n, l] of its sharpened predictions for the public volumes."""
+    """The public start.
+
+    Attributes:
+        model: A network trained on public data alone.
+        codes: Codes [n, l] of its sharpened predictions for the public volumes.
+    """
 
     model: torch.nn.Module
     codes: Float[np.ndarray, "n l"]
@@ -63,7 +70,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beside:
-    """Public pairs that a student learns from too, and the network of them ``alone`` (:func:`refine_paired`)."""
+    """Paired public cases that a student also learns from.
+
+    Attributes:
+        paired: The cases.
+        alone: The network trained on them alone (:func:`refine_paired`).
+    """
 
     paired: Paired
     alone: torch.nn.Module
@@ -80,13 +92,29 @@ def public_start(
     paired: Paired | None = None,
     on_step: OnStep | None = None,
 ) -> Start:
-    """Train a student without any answer: on the public mean shape, then on its own shapes with their spread restored;
-    on ``paired`` cases alone where there are any.
+    """Train a network without any answer.
 
-    A network that learnt one blurred shape for all volumes still moves with the image, too timidly: its shapes keep
-    their direction and lose their size. Each pass enlarges their offsets from their mean until they vary as much as
-    ``spread`` of the public label maps do, then trains on. ``recipe.steps`` is split evenly over the mean shape and
-    the passes.
+    With paired cases it is trained on those alone. Otherwise it is first trained on the public mean shape, then on its
+    own predictions. A network that learnt one blurred shape for all volumes still follows each image, but too little.
+    Each pass therefore enlarges the offsets of its codes from their mean until they vary as much as ``spread`` of the
+    public label maps' variance, and trains on the result. ``recipe.steps`` is split evenly over the mean shape and the
+    passes.
+
+    Args:
+        images: Public volumes, float [n, c, x, y, z].
+        codec: The study's codec.
+        variances: Variance [l] of the public label maps' codes.
+        recipe: The student's training recipe.
+        seed: Seed of initial weights and batches.
+        spread: Share of the variance to restore.
+        paired: Paired public cases, if any.
+        on_step: Called with step and loss.
+
+    Returns:
+        The network, and the codes of its predictions.
+
+    Raises:
+        InvalidInput: If the recipe has fewer steps than passes.
     """
     steps = _split(recipe, PUBLIC_PASSES + 1)
     model = build_unet(
@@ -113,7 +141,14 @@ def public_start(
 def keep_start(
     public: Public, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage | None = None
 ) -> Start:
-    """Train the public start on the public volumes' ``images`` and keep it, as a public object too."""
+    """Train the public start, store its weights with the study and publish them as a public object.
+
+    Args:
+        public: What is public of the study.
+        codec: Its codec.
+        images: The public volumes, float [n, c, x, y, z].
+        on_stage: Called with the progress.
+    """
     study = public.study
     tell = on_stage or (lambda _name, _done, _total: None)
     start = public_start(
@@ -134,14 +169,22 @@ def keep_start(
 
 
 def images_of(public: Public) -> Float[np.ndarray, "n c x y z"]:
-    """The public volumes' images on the study's grid."""
+    """Return the public volumes' images on the study's grid, float [n, c, x, y, z]."""
     return np.stack([public.image(volume) for volume in public.volumes])
 
 
 def joint_frame(
     start: Start, codec: LinearCodec, *, kernel: Float[np.ndarray, "k k"], noise_std: float, radius: float
 ) -> Frame:
-    """The frame of the first round about these volumes: centred on the public start, along its tangent ``kernel``."""
+    """Return the frame of a joint query's first round, centred on the public start's codes.
+
+    Args:
+        start: The public start.
+        codec: The study's codec.
+        kernel: Its tangent kernel [k, k], whose leading directions the frame uses.
+        noise_std: Noise on each coordinate of the mean code.
+        radius: Clipping norm C.
+    """
     return plan_frame(
         kernel=kernel,
         centre=start.codes,
@@ -155,7 +198,7 @@ def joint_frame(
 
 
 def read_start(weights: bytes, study: Study) -> torch.nn.Module:
-    """A public start from its kept weights."""
+    """Return the network of a public start from its stored weights."""
     data = study.data
     model = network_for(study.student, data)
     weights_from_bytes(weights, model)
@@ -175,16 +218,29 @@ def refine(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """The student: ``start``, which is left as it is, trained on from the labels that the volumes' codes stand for.
+    """Train the student: ``start``, which is not changed, trained on the labels that the volumes' codes stand for.
 
-    ``recipe.steps`` are split evenly over the ``passes``, :data:`STUDENT_PASSES`. The first learns from the codec's
-    labels, each later one from the predictions of the one before, :func:`moved` to the same codes: a network that has
-    seen all volumes says more finely where a structure ends than a code can.
+    ``recipe.steps`` is split evenly over the passes. The first pass learns from the codec's labels. Each later pass
+    learns from the predictions of the pass before, moved to the same codes (:func:`moved`), because a network that has
+    seen all volumes places the ends of a structure more finely than a code can.
 
-    ``beside`` paired cases it learns from those too, in one pass, and from moved labels of the other volumes; then it
-    goes back to :data:`~common.models.fit.NEAR` of the way from the network of the pairs alone, which else it would
-    know less than. With the codes the start itself has this is self-training: the control. An interrupted run resumes
-    from ``checkpoint``, one file a pass, which are deleted once the student is done.
+    With paired cases, the student learns from those too, from moved labels of the other volumes, in one pass. Then its
+    weights are moved :data:`~common.models.fit.NEAR` of the way back to the network of the paired cases alone; without
+    that, it would lose some of what that network knows.
+
+    With the codes of the start itself, this is self-training: the control.
+
+    Args:
+        start: The public start.
+        images: Public volumes, float [n, c, x, y, z].
+        codec: The study's codec.
+        codes: Codes of the volumes, float [n, l].
+        recipe: The student's training recipe.
+        seed: Seed of the first pass; later passes count up from it.
+        beside: Paired cases, if any.
+        passes: Number of passes; default :data:`STUDENT_PASSES`, or 1 with paired cases.
+        checkpoint: File to resume from. Each pass has a file; all are deleted at the end.
+        on_step: Called with step and loss.
     """
     passes = passes or (STUDENT_PASSES if beside is None else 1)
     inputs = images if beside is None else np.concatenate([images, beside.paired.images])
@@ -216,10 +272,20 @@ def refine_finer(
     checkpoint: Path,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """:func:`refine` on a finer grid than was asked on: images there, each with what brings its label there. One pass:
-    what the student sees there has no code.
+    """Train the student as :func:`refine` does, on a finer grid than the study asked about.
 
-    Volumes beyond the memory that :class:`~common.data.volume_cache.VolumeCache` grants lie beside ``checkpoint``.
+    There is one pass, because what the student predicts on the finer grid has no code. Volumes beyond the memory that
+    :class:`~common.data.volume_cache.VolumeCache` allows are kept in files beside ``checkpoint``.
+
+    Args:
+        start: The public start.
+        volumes: Each volume's image on the finer grid, with the function that resamples its label to that grid.
+        codec: The study's codec.
+        codes: Codes of the volumes, float [n, l].
+        recipe: The student's training recipe.
+        seed: Seed of the training.
+        checkpoint: File to resume from; deleted at the end.
+        on_step: Called with step and loss.
     """
     with VolumeCache(checkpoint.with_suffix(".volumes")) as cache:
         images, targets = [], []
@@ -242,9 +308,15 @@ def refine_paired(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """What the paired cases alone are worth: ``start`` trained on from them, as long as a student is.
+    """Train ``start`` on the paired cases alone, for as many steps as a student: the control of these cases.
 
-    ``checkpoint`` stays: for the same arguments it gives the network at once.
+    Args:
+        start: The public start; it is not changed.
+        paired: The cases.
+        recipe: The student's training recipe.
+        seed: Seed of the training.
+        checkpoint: File to resume from. It is kept, so the same arguments return the network at once.
+        on_step: Called with step and loss.
     """
     model = copy.deepcopy(start)
     fit(model, paired.images, paired.targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
@@ -254,8 +326,20 @@ def refine_paired(
 def moved(
     start: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, codes: Float[np.ndarray, "n l"]
 ) -> Float[np.ndarray, "n k x y z"]:
-    """The start's own sharpened predictions p, moved from their own codes to ``codes``: p · d(code) / d(own code),
-    normalised in every voxel, with d the codec's decoding. Float32; p itself where a code is the start's own."""
+    """Return a network's own sharpened predictions p, moved from their own codes to ``codes``.
+
+    In every voxel the result is p · d(code) / d(own code), normalised, with d the codec's decoding. It is p if the code
+    is the prediction's own.
+
+    Args:
+        start: The network.
+        images: Public volumes, float [n, c, x, y, z].
+        codec: The study's codec.
+        codes: Target codes, float [n, l].
+
+    Returns:
+        Float32 probabilities [n, k, x, y, z].
+    """
     result = []
     for image, code in zip(images, codes, strict=True):
         own = sharpen(predict(start, image), temperature=TEMPERATURE)
@@ -268,19 +352,32 @@ def moved(
 def codes_of(
     model: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, *, temperature: float = 1.0
 ) -> Float[np.ndarray, "n l"]:
-    """The codec's codes of a model's predictions, sharpened and unclipped."""
+    """Return the unclipped codes [n, l] of a model's sharpened predictions.
+
+    Args:
+        model: The network.
+        images: Volumes, float [n, c, x, y, z].
+        codec: The study's codec.
+        temperature: 1 leaves predictions as they are; lower values sharpen them.
+    """
     return np.stack([codec.encode(sharpen(predict(model, image), temperature=temperature)) for image in images])
 
 
 def counted_on(on_step: OnStep | None, steps: int) -> OnStep | None:
-    """Count a part's steps on from so many before it."""
+    """Return a callback that adds ``steps`` to the step it is called with; None if ``on_step`` is None."""
     return None if on_step is None else lambda step, loss: on_step(steps + step, loss)
 
 
 def restore_spread(
     codes: Float[np.ndarray, "n l"], variances: Float[np.ndarray, "l"], *, share: float = SPREAD
 ) -> Float[np.ndarray, "n l"]:
-    """Enlarge the codes' offsets from their mean to ``share`` of the public shapes' variance; never shrinks them."""
+    """Enlarge the codes' offsets from their mean to ``share`` of the public shapes' variance; never shrink them.
+
+    Args:
+        codes: Float array [n, l].
+        variances: Variance [l] of the public label maps' codes.
+        share: Share of that variance.
+    """
     mean = codes.mean(axis=0)
     leading = slice(0, SPREAD_COORDINATES)
     found = float(np.square(codes - mean)[:, leading].sum() / len(codes))
@@ -291,7 +388,7 @@ def restore_spread(
 
 
 def _of_pass(checkpoint: Path | None, number: int) -> Path | None:
-    """The checkpoint of a pass: the first one's is ``checkpoint`` itself."""
+    """Return the checkpoint file of a pass; that of the first pass is ``checkpoint`` itself."""
     return checkpoint if checkpoint is None or number == 0 else checkpoint.with_name(f"{checkpoint.name}.{number}")
 
 

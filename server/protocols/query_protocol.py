@@ -1,15 +1,15 @@
 """Defines the server's half of a query protocol, in the order in which a study uses it.
 
-1. ``agenda``: what the study will ask, as plain data, before there is anything to ask with.
+1. ``agenda``: what the study will ask, as plain data, before anything else exists.
 2. ``prepare`` (a strategy's ``initialize_parameters``): what the first question needs beside the codec.
-3. ``configure`` (``configure_train``): the queries of a round, of the answers to those before.
-4. ``aggregate`` (``aggregate_train``): what the stored answers say of each volume.
+3. ``configure`` (``configure_train``): the queries of a round, given the answers to the rounds before.
+4. ``aggregate`` (``aggregate_train``): what the stored answers say about each volume.
 5. ``finish``: how the student and its controls are trained on that.
 
 The site's half is :mod:`common.protocols.site_protocol`; protocols are registered in :mod:`common.protocol_terms`.
-Everything after an answer is post-processing of what the ledger stores. Functions take values: what is public of a
-study, its answers, its labels; who reads them from where is not theirs to know. No protocol imports torch before a
-network is to be trained, since questions are asked while the ledger is open.
+Everything after an answer is post-processing of what the ledger stores. The functions take values (what is public of a
+study, its answers, its labels) and read no study directory. No protocol imports torch before a network is to be
+trained, because questions are asked while the ledger is open.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ if TYPE_CHECKING:
     from common.models.fit import OnStep
 
 STUDENT_SEED = 0
-"""Seeds the student's initial weights and batches; it protects nothing, so it may be fixed."""
+"""Seed of the student's initial weights and batches. It is public and protects nothing."""
 
 
 class Answer(Protocol):
-    """A released answer: the noisy sum int64 [d] in grid steps, and how many voters' codes are in it."""
+    """A released answer.
+
+    Attributes:
+        query: What was asked.
+        noisy_sum: Int64 array [d] in grid steps, with noise.
+        voters: Number of voters' codes in it.
+    """
 
     @property
     def query(self) -> QuerySpec: ...
@@ -63,9 +69,15 @@ AnswerOf = Callable[[str], Answer | None]
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What a study will ask. In words: its ``plan`` for the consortium; ``which`` volumes a site's teachers segment,
-    and for ``each`` of what a sum is sent. It asks about the first ``asks`` public volumes, and ``an_answer`` of them
-    have a label after one answer; None for all of them, and then one query names them all."""
+    """What a study will ask.
+
+    Attributes:
+        plan: The plan in words, for the consortium.
+        which: In words, the volumes that a site's teachers segment.
+        each: In words, for what a sum is sent.
+        asks: Number of public volumes asked about, the first ones; None for all, which one query then names.
+        an_answer: Number of volumes that get a label with each answer; None for all of them.
+    """
 
     plan: str
     which: str
@@ -74,7 +86,11 @@ class Agenda:
     an_answer: int | None = None
 
     def check_volumes(self, count: int) -> None:
-        """InvalidInput where so many public volumes are too few or too many for the plan."""
+        """Raise InvalidInput if the number of public volumes does not fit the plan.
+
+        Args:
+            count: Number of public volumes.
+        """
         if self.asks is None and count > MAX_VOLUMES:
             raise InvalidInput("public volumes of one query", value=count, limit=f"at most {MAX_VOLUMES}")
         if count < (needed := self.asks or 1):
@@ -86,17 +102,31 @@ class Agenda:
             )
 
     def asked(self, volumes: Sequence[str]) -> tuple[str, ...]:
-        """Those of the public volumes that the plan asks about, in order."""
+        """Return the public volumes that the plan asks about, in order."""
         return tuple(volumes[: self.asks])
 
     def labelled(self, answers: int, *, asked: int) -> int:
-        """Of so many volumes ``asked`` about, how many have a label after so many answers."""
+        """Return how many volumes have a label.
+
+        Args:
+            answers: Number of stored answers.
+            asked: Number of volumes asked about.
+
+        >>> Agenda("3 queries", "up to 3", "each", asks=3, an_answer=1).labelled(2, asked=3)
+        2
+        """
         return (asked if answers else 0) if self.an_answer is None else answers * self.an_answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Label:
-    """What the answers say of a volume: float32 probabilities, and the newest query that they are from."""
+    """The label of a volume, according to the answers.
+
+    Attributes:
+        volume: The volume's hash.
+        query: Id of the newest query that contributed.
+        probabilities: Float32 array [k, x, y, z].
+    """
 
     volume: str
     query: str
@@ -105,7 +135,13 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class FitFiles:
-    """Where a training run keeps its weights, the digest of what they were trained on, and its checkpoint."""
+    """The files of a training run.
+
+    Attributes:
+        weights: The trained weights.
+        inputs: Digest of what they were trained on.
+        checkpoint: State of an unfinished run.
+    """
 
     weights: Path
     inputs: Path
@@ -113,13 +149,13 @@ class FitFiles:
 
     @classmethod
     def at(cls, folder: Path, name: str = "") -> FitFiles:
-        """The files of the network ``name`` in ``folder``; of the only one there by default."""
+        """Return the files of the network ``name`` in a folder, or of its only network if no name is given."""
         if not name:
             return cls(folder / "weights.pt", folder / "inputs", folder / "checkpoint.pt")
         return cls(folder / f"{name}.pt", folder / f"{name}.inputs", folder / f"{name}.checkpoint")
 
     def discard(self) -> None:
-        """Delete them; there is then no network of this name."""
+        """Delete the files, after which no network of this name exists."""
         later = self.checkpoint.parent.glob(f"{self.checkpoint.name}.*")
         for path in (self.inputs, self.weights, self.checkpoint, *later):
             path.unlink(missing_ok=True)
@@ -131,9 +167,18 @@ def _untrained(name: str) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a student may learn from: nothing but what is public or released. ``labels`` are in query order, those that
-    stand rejected left out; ``image`` gives a public volume on the student's grid, ``onto`` brings a label of it there;
-    ``paired`` are public with both; ``trained`` gives a network that stands before this one in their order."""
+    """What a student may learn from: only public and released data.
+
+    Attributes:
+        public: What is public of the study.
+        answers: Its stored answers.
+        labels: Labels in query order, without the rejected ones.
+        image: Returns a public volume's image on the student's grid.
+        seed: Seed of the training.
+        paired: Public cases with label maps, if any.
+        onto: Resamples a volume's label to the student's grid.
+        trained: Returns a network that is trained before this one.
+    """
 
     public: Public
     answers: Sequence[Answer]
@@ -147,9 +192,13 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTraining:
-    """A network to be trained. ``inputs``: digest of all that shapes the result; ``steps``: how many it counts.
+    """A network to be trained.
 
-    ``train`` keeps its checkpoints in the files it is given; with None it writes nothing and cannot be resumed.
+    Attributes:
+        inputs: Digest of everything that determines the result.
+        train: Trains the network. It writes checkpoints to the given files; with None it writes nothing and cannot be
+            resumed.
+        steps: Number of steps that it reports.
     """
 
     inputs: str
@@ -158,58 +207,78 @@ class NetworkTraining:
 
 
 class Said(Protocol):
-    """What a study's stored answers say: post-processing, worked out when it is asked for."""
+    """What a study's stored answers say. This is post-processing, computed on request."""
 
     def labels(self) -> Iterator[Label]:
-        """The label of each volume that has one."""
+        """Yield the label of each volume that has one."""
         ...
 
     def weighed(self) -> Plausible | None:
-        """Whether the answers look like what was expected of them; None where nothing was, or before the first."""
+        """Compare the answers with what was expected; None if nothing was expected, or before the first answer."""
         ...
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """What each volume's label was before the answers, and what the noise leaves open of it after them."""
+        """Yield each volume's label before the answers, and how uncertain the noise leaves it after them.
+
+        Args:
+            draws: Number of samples.
+        """
         ...
 
 
 class QueryProtocol(Protocol):
-    """A protocol at the server. Made without arguments; holds nothing."""
+    """A protocol at the server. It is created without arguments and has no state."""
 
     def agenda(self, study: Study) -> Agenda:
-        """What the study will ask."""
+        """Return what the study will ask (step 1)."""
         ...
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        """Make, keep and publish what the first question needs beside the codec; for the answers of ``sites`` sites.
+        """Compute, store and publish what the first question needs beside the codec (step 2).
 
-        A function gives ``public``: where nothing is needed, volumes may be published later.
+        Args:
+            public: Returns what is public of the study. A protocol that needs nothing does not call it, so that volumes
+                may be published later.
+            sites: Number of sites expected to answer.
+            on_stage: Called with the progress.
         """
         ...
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        """What is asked in turn: queries that may be asked together, each group made of the answers to those before.
+        """Yield groups of queries that may be asked together, each based on the answers to the groups before (step 3).
 
-        The same answers give the same queries, whenever and however often: another id would be another charge. Ends
-        where a group is left without the answers that the next would be made of. A group that is answered already may
-        be given again: sites may be owed receipts.
+        The same answers must always give the same queries, because another query id would be another charge. The
+        iteration ends at a group whose answers are needed for the next group and missing. A group that is answered
+        already may be yielded again, since sites may be owed receipts.
+
+        Args:
+            public: What is public of the study.
+            answer_of: Returns the stored answer to a query id, or None.
         """
         ...
 
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> Said:
-        """What the study's stored answers say, of which there may be none yet."""
+        """Return what the study's stored answers say (step 4); there may be none yet."""
         ...
 
     def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
-        """How a network is trained: :data:`~server.protocols.controls.STUDENT` or one of the controls.
+        """Return how a network is trained (step 5).
 
-        None where the protocol has no such control of this lesson. InvalidInput where nothing was answered.
+        Args:
+            lesson: What may be learnt from.
+            network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
+
+        Returns:
+            The training; None if the protocol has no such control for this lesson.
+
+        Raises:
+            InvalidInput: If there is no answer.
         """
         ...
 
 
 def protocol_of(study: Study) -> QueryProtocol:
-    """The server's half of the study's protocol."""
+    """Return the server's half of the study's protocol."""
     made: QueryProtocol = registered(study.codec.terms.server)()
     return made
 
@@ -217,7 +286,16 @@ def protocol_of(study: Study) -> QueryProtocol:
 def query_about(
     study: Study, volumes: Sequence[str], *, codec: str, dimension: int, number: int = 1, centre: str = "zero"
 ) -> QuerySpec:
-    """A query of the study about these volumes, its code of ``dimension`` numbers."""
+    """Return a query of the study.
+
+    Args:
+        study: The study.
+        volumes: Hashes of the public volumes it is about.
+        codec: Hash of the codec.
+        dimension: Length of the code.
+        number: Number of the round, from 1.
+        centre: Hash of the frame that codes are relative to, or ``zero``.
+    """
     return QuerySpec(
         edition=study.privacy.edition,
         codec=codec,
@@ -230,7 +308,11 @@ def query_about(
 
 
 def check_study(study: Study) -> None:
-    """InvalidInput for terms that the study's protocol cannot run; asked before the study is made."""
+    """Refuse terms that the study's protocol cannot run; called before the study is created.
+
+    Raises:
+        InvalidInput: If the grid is too large for a query about all volumes, or for a student without patches.
+    """
     if not study.codec.terms.framed:
         return
     if math.prod(study.data.grid) > WHOLE_VOXELS:

@@ -1,8 +1,9 @@
-"""A rehearsal on public cases: how much more teachers of few patients know than a network of public data alone.
+"""Rehearses a study on public cases: how much do teachers of few patients exceed a network of public data alone?
 
-Stand-in teachers are trained as a voter's are, on some public cases with their labels, and scored on others of them,
-beside the network that nobody's answers make: the study's control. Where stand-ins are not ahead of it, no budget buys
-anything. Charges nothing and touches no private case. Refuses fewer than four cases.
+`consilium plan --cases` and the dashboard call it. Stand-in teachers are trained, as a voter's teachers are, on some
+public cases with labels and scored on others, beside the control that learns without any hospital's answer. If the
+stand-in teachers do not exceed the control, no budget gains anything. It charges nothing and reads no private case. It
+refuses fewer than four cases.
 """
 
 from __future__ import annotations
@@ -28,14 +29,20 @@ if TYPE_CHECKING:
     from common.codecs.codec import LinearCodec
 
 STAND_INS = 2
-"""Of each half of the cases, at most."""
+"""Largest number of stand-in teachers trained on each half of the cases."""
 
 OnTraining = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublicCases:
-    """Images [n, c, x, y, z] and label maps [n, x, y, z] on one grid, and what the labels mean."""
+    """Public cases on one grid.
+
+    Attributes:
+        images: Float array [n, c, x, y, z].
+        labels: Uint8 label maps [n, x, y, z].
+        data: Meaning of the labels, and the grid.
+    """
 
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
@@ -43,13 +50,19 @@ class PublicCases:
 
 
 class Begin(Protocol):
-    """A protocol before anybody is asked, on public cases."""
+    """How a protocol begins, before any hospital is asked, on public cases."""
 
     def __call__(
         self, cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
     ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-        """The public start, None where there is none, and the student that nobody's answers make; ``pairs`` are the
-        rows of the cases that the study has with their labels."""
+        """Return the public start, or None if there is none, and the control without any hospital's answer.
+
+        Args:
+            cases: The public cases.
+            codec: A codec of other public label maps.
+            recipe: The student's training recipe.
+            pairs: Rows of the cases that the study has with their labels, if any.
+        """
         ...
 
 
@@ -63,14 +76,28 @@ def rehearse(
     paired: bool = False,
     on_training: OnTraining = lambda _what: None,
 ) -> Rehearsal:
-    """Train and score the control and the stand-ins; ``patients`` each, or as many as half of the cases has.
+    """Train and score the control and the stand-in teachers.
 
-    ``label_maps`` on the cases' grid, of other patients; ``recipes`` of a teacher and of a student. With ``paired`` the
-    study learns from these very cases: then half of them make the start, of the others one half teaches stand-ins that
-    are scored on the other, so that the start knows less than the study's and stand-ins look better than they will be.
+    Args:
+        cases: Public cases with labels.
+        label_maps: Uint8 label maps [x, y, z] of other patients, on the cases' grid.
+        protocol: Name of the protocol.
+        patients: Cases that each stand-in teacher learns from, at most half of all.
+        recipes: Training recipes of a teacher and of a student.
+        paired: The study learns from these very cases. Half of them then make the start; of the others one half teaches
+            stand-ins that are scored on the other half. The start then knows less than the study's, so the stand-in
+            teachers look better than they will be.
+        on_training: Called with what is trained next.
+
+    Returns:
+        The Dice of every case that contains a structure.
+
+    Raises:
+        InvalidInput: If there are fewer than four cases (eight if ``paired``) or label maps, or the protocol cannot be
+            rehearsed.
     """
     check_integer("patients of a stand-in teacher", patients, least=1)
-    rows = np.flatnonzero(cases.labels.any(axis=(1, 2, 3)))  # a case without any structure says nothing
+    rows = np.flatnonzero(cases.labels.any(axis=(1, 2, 3)))  # leave out cases without any structure
     if len(rows) < (2 * LEAST_CASES if paired else LEAST_CASES):
         limit = f"at least {LEAST_CASES}, twice as many where they are the study's pairs"
         raise InvalidInput("public cases of a rehearsal", value=len(rows), limit=limit)
@@ -94,7 +121,7 @@ def rehearse(
 
 
 def _begin(protocol: str) -> Begin:
-    """How the protocol of this name begins; InvalidInput for one that was never measured."""
+    """Return how the protocol of this name begins; InvalidInput for one that was never measured."""
     prospects = terms_of(protocol).prospects
     if prospects is None:
         raise InvalidInput("protocol to rehearse", value=protocol, limit="one that the planner recommends")

@@ -1,8 +1,9 @@
-"""Rounds: one release about all public volumes each, asked relative to what those before it said.
+"""Asks in rounds: each round is one release about all public volumes, relative to the answers of the rounds before.
 
-A round's frame is made of the one before it and of that one's stored answer: post-processing. It is part of the query's
-id, so it is made once and kept by hash before anything is asked: a run that resumes asks the same question, and another
-frame would be another charge. Free of torch: this happens while the ledger is open.
+The joint and the appearance query build on it. A round's frame is computed from the frame before it and that round's
+stored answer, which is post-processing. It is part of the query's id. It is therefore computed once and stored by hash
+before anything is asked, so that a resumed run asks the same question; another frame would be another charge. This
+module does not import torch, because it runs while the ledger is open. It refuses a codec that is not linear.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from server.public.kept import parse_record, record_bytes
 from server.public.material import CodecRecord, Public
 
 FRAMES = "frames.json"
-"""Hash and dimension of the frame of every round so far, the first one's from before it."""
+"""File with the hash and dimension of every round's frame so far. The first frame exists before the first round."""
 
 
 class InRounds(QueryProtocol):
-    """The part of a protocol that asks about all public volumes at once, in rounds."""
+    """Base of the protocols that ask about all public volumes at once, in rounds."""
 
     def agenda(self, study: Study) -> Agenda:
         planned, prospects = study.privacy.planned_queries, study.codec.terms.prospects
@@ -39,9 +40,13 @@ class InRounds(QueryProtocol):
 
 
 def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-    """The study's rounds in turn, until all are asked or one is left without an answer.
+    """Yield the study's rounds in turn, until all are asked or one stays without an answer.
 
-    Where all are answered already the last is given again: its receipts may be owed.
+    If all are answered already, the last is yielded again, because its receipts may be owed.
+
+    Args:
+        public: What is public of the study.
+        answer_of: Returns the stored answer to a query id, or None.
     """
     planned = public.study.privacy.planned_queries
     answers = answered_rounds(public, answer_of)
@@ -57,7 +62,12 @@ def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec,
 
 
 def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
-    """The stored answers of the rounds so far, in order."""
+    """Return the stored answers of the rounds so far, in order.
+
+    Args:
+        public: What is public of the study.
+        answer_of: Returns the stored answer to a query id, or None.
+    """
     answers = []
     for number, frame in enumerate(frames(public), start=1):
         answer = answer_of(_query(public, frame, number).id)
@@ -68,7 +78,7 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
 
 
 def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
-    """The query of the round after ``answers``; makes and keeps its frame if there is none yet."""
+    """Return the query of the round after ``answers``; compute and store its frame if there is none yet."""
     kept = frames(public)
     if len(kept) == len(answers):
         kept = keep_frame(public, _next(public, answers[-1]), after=kept)
@@ -78,20 +88,41 @@ def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
 def round_query(
     study: Study, *, codec: CodecRecord, volumes: Sequence[str], frame: CodecRecord, number: int = 1
 ) -> QuerySpec:
-    """The query of a round about all volumes, relative to a frame."""
+    """Return the query of a round about all volumes, relative to a frame.
+
+    Args:
+        study: The study.
+        codec: Its codec.
+        volumes: Hashes of all public volumes.
+        frame: Hash and dimension of the frame.
+        number: Number of the round, from 1.
+    """
     return query_about(
         study, volumes, codec=codec.sha256, dimension=frame.dimension, number=number, centre=frame.sha256
     )
 
 
 def frames(public: Public) -> tuple[CodecRecord, ...]:
-    """Hash and dimension of every round's frame so far."""
+    """Return hash and dimension of every round's frame so far.
+
+    Raises:
+        InvalidInput: If the first frame has not been made.
+    """
     records = parse_record(public.kept.read(FRAMES), name=FRAMES, remedy="make the first with `consilium codec fit`")
     return tuple(CodecRecord.from_json(record) for record in records)
 
 
 def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
-    """Keep a round's frame as a public object, on record ``after`` those of the rounds before it; all their records."""
+    """Store a round's frame as a public object.
+
+    Args:
+        public: What is public of the study.
+        frame: The frame.
+        after: Records of the frames of the rounds before it.
+
+    Returns:
+        The records of all frames so far.
+    """
     record = CodecRecord(sha256=public.objects.put(frame.to_bytes()), dimension=frame.dimension)
     kept = (*after, record)
     public.kept.write(FRAMES, record_bytes([{"sha256": one.sha256, "dimension": one.dimension} for one in kept]))
@@ -99,12 +130,17 @@ def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) 
 
 
 def frame_of(public: Public, answer: Answer) -> Frame:
-    """The frame that an answer is relative to."""
+    """Return the frame that an answer is relative to."""
     return Frame.from_bytes(public.objects.get(answer.query.centre))
 
 
 def observation(answer: Answer, frame: Frame) -> Observation:
-    """What an answer says about the offsets along its frame."""
+    """Return what an answer says about the offsets along its frame.
+
+    Args:
+        answer: The stored answer.
+        frame: Its frame.
+    """
     noise_std = answer.query.mechanism.mean_noise_std(voters=answer.voters)
     return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
 
@@ -132,7 +168,11 @@ def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Sil
 
 
 def codec_of(public: Public) -> LinearCodec:
-    """The study's codec, which a frame can be laid over."""
+    """Return the study's codec, which must be linear.
+
+    Raises:
+        InvalidInput: If it is not.
+    """
     name = public.codec.sha256
     codec = load_codec(public.objects.get(name), expected_hash=name)
     if codec.linear is None:
@@ -141,12 +181,12 @@ def codec_of(public: Public) -> LinearCodec:
 
 
 def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """The stored answers of the rounds so far, in order."""
+    """Return those of the study's stored answers that belong to its rounds, in order."""
     return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
 
 
 def _next(public: Public, answer: Answer) -> Frame:
-    """As many voters as the last round had are expected in the next."""
+    """Return the frame of the next round, for as many voters as the last round had."""
     study, frame = public.study, frame_of(public, answer)
     noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=answer.voters)
     return frame.after(observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)

@@ -1,4 +1,7 @@
-"""Decoded labels as a student sees them: float16 probabilities a volume, in files or in memory."""
+"""Stores decoded labels: float16 probabilities of each volume, in files or in memory.
+
+The post-processing modules and the protocols use it.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,32 @@ from common.objects import write_atomically
 
 
 def store_label(path: Path, probabilities: Float[np.ndarray, "c x y z"]) -> None:
-    """Write a volume's label."""
+    """Write a volume's label.
+
+    Args:
+        path: The file (.npz).
+        probabilities: Float array [c, x, y, z]; stored as float16.
+    """
     stream = io.BytesIO()
     np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
     write_atomically(path, stream.getvalue())
 
 
 def read_label(path: Path) -> Float[np.ndarray, "c x y z"]:
-    """A label as a student sees it."""
+    """Return a stored label as a student sees it; see :func:`as_stored`."""
     with np.load(path, allow_pickle=False) as stored:
         return as_stored(stored["probabilities"])
 
 
 def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
-    """Probabilities as a student sees them: rounded to float16 as in their file, then float32 summing to 1."""
+    """Return probabilities as a student sees them: rounded to float16 as in their file, then float32 summing to 1.
+
+    Args:
+        probabilities: Float array [c, x, y, z].
+
+    >>> as_stored(np.full((2, 1, 1, 1), 0.5)).ravel()
+    array([0.5, 0.5], dtype=float32)
+    """
     rounded = probabilities.astype(np.float16).astype(np.float32)
     result: np.ndarray = rounded / rounded.sum(axis=0, keepdims=True)
     return result
@@ -39,11 +54,11 @@ class Labels(Mapping[str, Float[np.ndarray, "c x y z"]]):
 
     @abstractmethod
     def hashes(self) -> list[str]:
-        """A SHA-256 for each label, in order."""
+        """Return a SHA-256 for each label, in order."""
 
 
 class LabelsInMemory(Labels):
-    """Decoded labels that end with the process."""
+    """Decoded labels that are lost with the process."""
 
     def __init__(self, probabilities: Mapping[str, Float[np.ndarray, "c x y z"]]) -> None:
         self._labels = {volume: as_stored(label) for volume, label in probabilities.items()}
@@ -62,7 +77,7 @@ class LabelsInMemory(Labels):
 
 
 class StoredLabels(Labels):
-    """Decoded labels by volume hash, read from their files one at a time: sixteen of BraTS size would not fit."""
+    """Decoded labels by volume hash, read from their files one at a time, since all of them may not fit into memory."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = dict(files)
@@ -77,5 +92,5 @@ class StoredLabels(Labels):
         return len(self._files)
 
     def hashes(self) -> list[str]:
-        """SHA-256 of the files in order."""
+        """Return the SHA-256 of each file, in order."""
         return [sha256_file(path) for path in self._files.values()]

@@ -1,7 +1,7 @@
-"""The student: a U-Net trained on public volumes and their pseudo-labels.
+"""Trains the student: a U-Net on public volumes and their pseudo-labels.
 
-Sees nothing but public volumes, released answers and public settings, so its weights are post-processing. Refuses
-pseudo-labels that are not probabilities on the volumes' grid.
+The protocols call it. It uses only public volumes, released answers and public settings, so the weights are
+post-processing. It refuses pseudo-labels that are not an array of at least two classes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,23 @@ def train_student(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, FitResult]:
-    """Train a U-Net, fresh or on from ``start``, on soft pseudo-labels; the same arguments give the same weights.
+    """Train a U-Net on soft pseudo-labels; the same arguments give the same weights.
 
-    ``pseudo_labels``: float32 probabilities as ``decode`` gives them, one map per class, background first.
-    ``weights``: how much each volume counts. Interrupted training resumes from ``checkpoint``, which is deleted once
-    the student is done.
+    Args:
+        images: Public volumes, float [n, c, x, y, z].
+        pseudo_labels: Float32 probabilities [n, k, x, y, z], background first.
+        recipe: The training recipe.
+        seed: Seed of initial weights and batches.
+        weights: How much each volume counts, float [n].
+        start: A network of the same recipe to continue from; by default the weights are random.
+        checkpoint: File to resume from; deleted at the end.
+        on_step: Called with step and loss.
+
+    Returns:
+        The network and the result of the fit.
+
+    Raises:
+        InvalidInput: If the pseudo-labels have another shape or fewer than two classes.
     """
     if pseudo_labels.ndim != 5 or pseudo_labels.shape[1] < 2:
         raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="[n, k, x, y, z] with k ≥ 2 classes")

@@ -1,1 +1,3 @@
-"""Asking what structures look like: a few numbers, from which public images and public shapes make a student."""
+"""The appearance query: asks what structures look like in a few numbers, and makes labels from them and public
+shapes.
+"""

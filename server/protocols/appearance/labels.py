@@ -1,9 +1,10 @@
 """Computes labels of public volumes from how structures look.
 
-A public volume's label is where the public shapes lie, times how likely a voxel's values are of each structure, smooth
-over neighbours (a mean field), moved as a whole to where the structures are found, and as large in the mean as public
-shapes are. Where public shapes share a place, the public start has a say in every volume too. The same function makes
-the controls, from the looks that nobody was asked for. Post-processing. Free of torch.
+The appearance query calls it. A voxel's label is proportional to the public atlas at its place, times the likelihood of
+its values for each structure, smoothed over its neighbours by a mean field. The atlas is moved as a whole to where the
+structures are found, and the structures are made as large on average as public shapes are. If public shapes overlap
+enough, the public start's prediction is a further factor. Controls use the same function, with the appearance that is
+assumed before any answer. This is post-processing and imports torch only to measure the overlap.
 """
 
 from __future__ import annotations
@@ -19,45 +20,54 @@ from common.protocols.appearance import standardised, window_of
 from server.protocols.appearance.look import Look
 
 SHAPES = 48
-"""Shapes drawn from the codec: the atlas is their mean."""
+"""Number of shapes drawn from the codec; the atlas is their mean."""
 
 BLUR = 2.0
-"""Voxels that the atlas is blurred by: shapes of few maps do not cover all places."""
+"""Width in voxels by which the atlas is blurred, because shapes of few label maps do not cover all places."""
 
 FLOOR = 1e-3
 SHARPNESS = 1.6
-"""Power of the likelihood of a voxel's values."""
+"""Exponent of the likelihood of a voxel's values."""
 
 FAR = 8.0
-"""Natural logarithms that a voxel's values may speak against a structure at most."""
+"""Largest log-likelihood ratio that a voxel's values may contribute against a class."""
 
 COUPLING = 3.0
-"""How much a voxel takes from its neighbours' labels."""
+"""Weight of the neighbours' labels in the mean field."""
 
 NEAR = 1.0
 """Width of the neighbourhood in voxels."""
 
 START_SHARE = 0.5
-"""Power of what the public start says of a voxel: it learnt the atlas' shapes, so what it says is not all new."""
+"""Exponent of the public start's prediction. It is below 1 because the start has learnt the atlas' shapes too."""
 
 PLACED = 0.15
-"""Least Dice of the codec's shapes with their mean from which a public start knows where structures are."""
+"""Smallest mean Dice of the codec's shapes with their mean at which a public start is used."""
 
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
 LABELS = (SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
-"""The labels' constants: what is made of them and kept is named by them too."""
+"""All constants of this module that change labels; they enter the digest of networks trained on the labels."""
 
 
 def drawn_shapes(codec: LinearCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
-    """Shapes as the codec's public maps have them, float32 probabilities."""
+    """Draw shapes from the codec's distribution of public label maps.
+
+    Args:
+        codec: A linear codec.
+        count: Number of shapes.
+        seed: Seed of the draw.
+
+    Returns:
+        Float32 probabilities [s, k, x, y, z].
+    """
     rng = np.random.default_rng(seed)
     codes = rng.normal(size=(count, codec.dimension)) * np.sqrt(codec.powers)
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
 
 
 def placed(codec: LinearCodec) -> bool:
-    """Whether the mean Dice of the codec's label shapes with their own mean is at least :data:`PLACED`."""
+    """Return whether the mean Dice of the codec's shapes with their own mean is at least :data:`PLACED`."""
     from common.metrics import dice_per_class, mean_present  # torch
 
     shapes = drawn_shapes(codec)
@@ -73,7 +83,17 @@ def labelled(
     *,
     begun: Sequence[Float[np.ndarray, "k x y z"]] | None = None,
 ) -> Iterator[Float[np.ndarray, "k x y z"]]:
-    """Float32 labels of public volumes under a look; ``begun``: what the public start, if any, says of each."""
+    """Compute the labels of public volumes, given how structures look.
+
+    Args:
+        images: Public volumes, float [c, x, y, z].
+        codec: The study's codec.
+        look: How structures look.
+        begun: The public start's prediction for each volume, if there is a start.
+
+    Yields:
+        Float32 probabilities [k, x, y, z] of each volume.
+    """
     window, mean = window_of(codec), drawn_shapes(codec).mean(axis=0)
     images = [standardised(image, window) for image in images]
     sizes = mean.reshape(len(mean), -1).mean(axis=1)
@@ -99,7 +119,9 @@ def labelled(
 
 
 def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Logarithm of the public start's prediction, blurred by a voxel: where it draws a boundary is not certain."""
+    """Return the logarithm of the public start's prediction, blurred by a voxel because its boundaries are
+    uncertain.
+    """
     result: np.ndarray = np.log(_normal(np.stack([gaussian_filter(one, NEAR) for one in start]) + FLOOR))
     return result
 
@@ -107,8 +129,10 @@ def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
 def _evidence(
     image: Float[np.ndarray, "c x y z"], outside: Float[np.ndarray, "x y z"], look: Look
 ) -> Float[np.ndarray, "k x y z"]:
-    """Logarithm of how likely each voxel's values are of each class, up to a constant a voxel: Gaussians for the
-    structures, for the background the volume's own histogram where the atlas has none."""
+    """Return the log-likelihood of each voxel's values for each class, up to a constant per voxel.
+
+    Structures have Gaussian values. The background has the volume's own histogram where the atlas has no structure.
+    """
     variances = look.stds**2 + look.mean_variances
     evidence = np.zeros((1 + len(variances), *image.shape[1:]))
     for channel, values in enumerate(image):
@@ -124,7 +148,9 @@ def _evidence(
 
 
 def _moved(atlas: Float[np.ndarray, "k x y z"], label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """The atlas moved most of the way to where the label's structures lie, near where it expects them."""
+    """Return the atlas moved most of the way to the label's structures, as far as they are near where it expects
+    them.
+    """
     expected = 1 - atlas[0]
     seen = (1 - label[0]) ** 2 * np.maximum(expected, 20 * FLOOR)
     if seen.sum() <= FLOOR:

@@ -1,6 +1,7 @@
-"""Estimates how structures look: from a public prior, updated after every round by the stored answers.
+"""Estimates how structures look, from a public prior that is updated with the stored answer of every round.
 
-Post-processing of stored answers. Free of torch.
+The appearance query calls it. It is post-processing and does not import torch. A structure's *look* is the mean and
+spread of its values in each channel, relative to its surroundings.
 """
 
 from __future__ import annotations
@@ -18,50 +19,72 @@ from server.protocols.rounds import frame_of, observation
 from server.public.material import Public
 
 MEAN_STD = 1.6
-"""Before anybody is asked, a structure's mean may lie so far from its surroundings', in their spreads. Were it
-narrower, every voter's code would be clipped in every round: tumours lie two spreads off in each of four contrasts."""
+"""Prior standard deviation of a structure's mean, in spreads of its surroundings.
+
+A narrower prior would clip every voter's code in every round: tumours are two spreads off in each of four contrasts.
+"""
 
 LOG_STD = -0.4
-"""Before anybody is asked: logarithm of a structure's spread beside its volume's, and"""
+"""Prior mean of the logarithm of a structure's spread divided by its volume's spread."""
 
 LOG_STD_STD = 0.35
-"""how far off that may be."""
+"""Prior standard deviation of that logarithm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """Of J structures in C channels: means and logarithms of spreads [J, 2C], and the variances of what is believed."""
+    """How J structures look in C channels.
+
+    Attributes:
+        values: Means and logarithms of spreads, float [J, 2C].
+        variances: Their posterior variances, float [J, 2C].
+    """
 
     values: Float[np.ndarray, "j 2c"]
     variances: Float[np.ndarray, "j 2c"]
 
     @property
     def channels(self) -> int:
+        """Number of channels C."""
         return int(self.values.shape[1] // 2)
 
     @property
     def means(self) -> Float[np.ndarray, "j c"]:
+        """Mean values, float [J, C]."""
         return self.values[:, : self.channels]
 
     @property
     def stds(self) -> Float[np.ndarray, "j c"]:
+        """Spreads, float [J, C]."""
         result: np.ndarray = np.exp(self.values[:, self.channels :])
         return result
 
     @property
     def mean_variances(self) -> Float[np.ndarray, "j c"]:
+        """Posterior variances of the means, float [J, C]."""
         return self.variances[:, : self.channels]
 
 
 def unasked(*, structures: int, channels: int) -> Look:
-    """What is believed before anybody is asked: values are relative to their surroundings, so it needs no data."""
+    """Return the prior. Values are relative to their surroundings, so it needs no data.
+
+    Args:
+        structures: Number of structures J, without the background.
+        channels: Number of channels C.
+    """
     one = np.concatenate([np.zeros(channels), np.full(channels, LOG_STD)])
     open_ = np.repeat([MEAN_STD**2, LOG_STD_STD**2], channels)
     return Look(np.tile(one, (structures, 1)), np.tile(open_, (structures, 1)))
 
 
 def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
-    """The frame before anybody is asked."""
+    """Return the frame of the first round, made from the prior.
+
+    Args:
+        study: The study.
+        codec: Hash of its codec.
+        noise_std: Noise on each coordinate of the mean code.
+    """
     known = unasked(structures=len(study.data.labels) - 1, channels=len(study.data.channels))
     variances = known.variances.ravel()
     return plan_frame(
@@ -77,7 +100,12 @@ def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
 
 
 def looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
-    """What was believed before any answer, and what is after these rounds."""
+    """Return how structures look before any answer, and after the answers of these rounds.
+
+    Args:
+        public: What is public of the study.
+        answers: The stored answers, one a round, at least one.
+    """
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
     noise_std = answers[-1].query.mechanism.mean_noise_std(voters=answers[-1].voters)
     after = last.after(observation(answers[-1], last), noise_std=noise_std, radius=public.study.codec.radius)

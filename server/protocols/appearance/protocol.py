@@ -1,9 +1,10 @@
-"""An appearance query at the server: a few rounds about how structures look, then labels and a student.
+"""The appearance query at the server: a few rounds about how structures look, then labels and a student.
 
-Where a structure is in every volume takes many numbers; what it looks like takes a few, with little noise. Frames and
-rounds are a joint query's; everything after an answer is post-processing. Where public shapes share a place, a joint
-query's public start says where structures may be, and the student begins from it. Every control is made as the student
-is, of the looks that nobody was asked for.
+``protocol_of`` creates it by name. Where a structure is in every volume takes many numbers to tell; how it looks takes
+a few, which need little noise. Frames and rounds are those of a joint query. Everything after an answer is
+post-processing. If public shapes overlap enough, a joint query's public start contributes to the labels, and the
+student starts from it. Every control is made as the student is, with the appearance assumed before any answer. It
+refuses to train without an answer or a label.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ Map = Float[np.ndarray, "k x y z"]
 
 
 class Appearance(InRounds):
-    """See :class:`~server.protocols.query_protocol.QueryProtocol`."""
+    """The appearance query; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        """The first frame needs no data; the volumes must be published, since every round is about all of them.
+        """Store the first frame and, if public shapes overlap enough, train and publish the public start.
 
-        Where public shapes share a place, the public start is trained, kept and published.
+        The first frame needs no data, but the volumes must be published, since every round is about all of them.
         """
         made = public()
-        made.kept.discard(START_FILE)  # an earlier codec's
+        made.kept.discard(START_FILE)  # it may be an earlier codec's
         if placed(codec := codec_of(made)):
             from server.protocols.public_start import images_of, keep_start  # torch
 
@@ -60,11 +61,12 @@ class Appearance(InRounds):
         return SaidOfLooks(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
-        """The public start, or a fresh network where there is none, from the labels of the volumes that stand.
+        """Return the training of the student or a control.
 
-        Controls are the same with the looks nobody was asked for: ``zero_code`` as they are, ``public_only`` with
-        labels by its network, or with what the public start teaches itself where there is one. ``shuffled_codes``: the
-        student's labels, dealt to other volumes.
+        The student is the public start, or a fresh network if there is none, trained on the labels that are not
+        rejected. The controls use the appearance assumed before any answer. ``zero_code`` is trained on those labels.
+        ``public_only`` is trained on labels predicted by the ``zero_code`` network or, with a public start, on the
+        start's own codes. ``shuffled_codes`` is trained on the student's labels, each given to another volume.
         """
         before, after = _look(lesson, after=False), _look(lesson, after=True)
 
@@ -95,7 +97,12 @@ class Appearance(InRounds):
 
 @dataclass(frozen=True, slots=True)
 class SaidOfLooks(Said):
-    """What the answers of all rounds say of how structures look, and so of each volume."""
+    """Reads the answers of all rounds: how structures look, and from that each volume's label.
+
+    Attributes:
+        public: What is public of the study.
+        rounds: The stored answers, one a round.
+    """
 
     public: Public
     rounds: Sequence[Answer]
@@ -125,7 +132,7 @@ class SaidOfLooks(Said):
 
 @dataclass(frozen=True, slots=True)
 class _Volumes:
-    """Public volumes, and what the public start says of each where there is one."""
+    """Public volumes, with the public start's prediction for each if there is a start."""
 
     codec: LinearCodec
     images: Sequence[Image]
@@ -133,24 +140,24 @@ class _Volumes:
 
     @classmethod
     def of(cls, public: Public) -> _Volumes:
-        """All of the study's."""
+        """Return all volumes of the study."""
         return cls.seen(public, [public.image(volume) for volume in public.volumes])
 
     @classmethod
     def seen(cls, public: Public, images: Sequence[Image]) -> _Volumes:
-        """Those of these images."""
+        """Return the volumes of these images."""
         from common.models.fit import predict
 
         start = _start_model(public)
         return cls(codec_of(public), images, None if start is None else [predict(start, image) for image in images])
 
     def labels(self, look: Look) -> Iterator[Map]:
-        """Their labels under a look."""
+        """Yield their labels, given how structures look."""
         return labelled(self.images, self.codec, look, begun=self.begun)
 
 
 def _start(public: Public) -> bytes | None:
-    """Weights of the public start; None where public shapes share no place."""
+    """Return the weights of the public start; None if public shapes do not overlap enough."""
     return public.kept.read(START_FILE)
 
 
@@ -209,7 +216,7 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[s
 
 
 def _self_taught(lesson: Lesson, files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-    """The public start, trained on from its own codes: a joint query's zero code."""
+    """Train the public start on its own codes, as a joint query's ``zero_code`` control."""
     from server.protocols.public_start import TEMPERATURE, codes_of, refine
 
     start, codec = _start_model(lesson.public), codec_of(lesson.public)

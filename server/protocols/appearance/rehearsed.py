@@ -1,4 +1,6 @@
-"""An appearance query rehearsed: its public start, if any, and the student of the looks nobody was asked for."""
+"""Rehearses an appearance query: its public start, if any, and the student of the appearance assumed before any
+answer.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from server.protocols.student_fit import train_student
 def begin(
     cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-    """See :data:`~server.protocols.rehearsal.Begin`: no pairs are learnt from."""
+    """Begin an appearance query on public cases; see :class:`~server.protocols.rehearsal.Begin`. It does not use
+    pairs.
+    """
     look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
     if placed(codec):
         begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED).model

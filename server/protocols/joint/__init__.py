@@ -1,1 +1,3 @@
-"""The joint query: a public start, its tangent kernel, rounds with a frame each, the student that learns from them."""
+"""The joint query: a public start, its tangent kernel, rounds with a frame each, and the student that continues from
+it.
+"""

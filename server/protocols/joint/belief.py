@@ -1,6 +1,7 @@
-"""Estimates the volumes' codes before and after the answers of a joint query, and how much the answers weigh.
+"""Estimates the volumes' codes before and after the answers of a joint query, and the size of the answers' effect.
 
-Post-processing of stored answers. The label of a volume is always the public mean shape plus a code. Free of torch.
+The joint query calls it. It is post-processing of stored answers and does not import torch. A volume's label is always
+the public mean shape plus its code.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from server.public.material import Public
 
 
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
-    """The volumes' codes by the public start, and after these answers. Every later frame holds the answers before.
+    """Return the volumes' codes [n, l] of the public start, and the estimates after these answers.
 
-    Beside paired cases voters stay near what the start knows, and there may be nothing to hear: then what was heard is
-    scaled by :func:`heard`, so that silence moves no label.
+    Each frame contains the estimate of the rounds before, so only the last answer is read. With paired cases, voters
+    stay near what the start knows and may have nothing to add; the estimated offset is then scaled by :func:`heard`, so
+    that noise alone moves no label.
+
+    Args:
+        public: What is public of the study.
+        answers: The stored answers, one a round, at least one.
     """
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
     begun, codes = np.array(first.centre), last.estimate(observation(answers[-1], last))
@@ -32,9 +38,14 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
 
 
 def heard(public: Public, answers: Sequence[Answer]) -> float:
-    """How large the offsets are beside what frames expect, 0 to 1: from how far the answers go beyond their noise.
+    """Estimate how large the offsets are compared with what the frames expect, from 0 to 1.
 
-    Unbiased before it is cut to 0 and 1: an answer's squares are in the mean those of the noise and of the offsets.
+    It compares the squared answers with what noise alone would give; their means are the squares of noise and offsets
+    added. The estimate is unbiased before it is limited to 0 and 1.
+
+    Args:
+        public: What is public of the study.
+        answers: The stored answers, one a round.
     """
     loud = quiet = dimension = 0.0
     for answer in answers:
@@ -46,7 +57,13 @@ def heard(public: Public, answers: Sequence[Answer]) -> float:
 
 
 def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:
-    """The volumes' codes drawn from what is believed after these answers: the posterior along the last frame."""
+    """Sample the volumes' codes [n, l] from their posterior along the last frame.
+
+    Args:
+        public: What is public of the study.
+        answers: The stored answers, one a round, at least one.
+        count: Number of samples.
+    """
     last, rng = frame_of(public, answers[-1]), np.random.default_rng(DRAW_SEED)
     seen = observation(answers[-1], last)
     after = last.after(
@@ -60,7 +77,13 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
 
 
 def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
-    """Whether the answers look like what was expected of them, and each structure's volume beside public shapes'."""
+    """Compare the answers with expectations, and each structure's volume with that of public shapes.
+
+    Args:
+        public: What is public of the study.
+        codec: Its codec.
+        answers: The stored answers, one a round, at least one.
+    """
     _, codes = believed(public, answers)
     ours, mean = _voxels(codec, codes), codec.decode(np.zeros(codec.dimension), noise_std=0.0)
     volumes = shares(public.study.data.labels[1:], ours[1:], len(codes) * mean.sum(axis=(1, 2, 3))[1:])
@@ -68,12 +91,21 @@ def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausibl
 
 
 def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
-    """The codes a control is refined with, of the public start's and of what is ``believed`` after all releases.
+    """Return the codes [n, l] that a control is trained with.
 
-    ``zero_code``: every release the code zero, so nothing moves. ``shuffled_codes``: every volume gets another volume's
-    code: the link from volume to code is broken. ``shuffled_offsets``: every volume keeps its own start and gets
-    another's offset from it; what all volumes share stays as it is, so this is no control of the release as a whole but
-    tells how much of it that is. ``public_only``: nothing was asked.
+    * ``zero_code``: every release is the zero code, so no code moves.
+    * ``shuffled_codes``: every volume gets another volume's code, which breaks the link from volume to code.
+    * ``shuffled_offsets``: every volume keeps its own start and gets another volume's offset. What all volumes share
+    stays, so this is no control of the whole release; it shows how much of the release is shared.
+    * ``public_only``: nothing was asked.
+
+    Args:
+        name: One of these names.
+        start: Codes of the public start, float [n, l].
+        believed: Codes after all answers, float [n, l].
+
+    Raises:
+        InvalidInput: If there is no control of this name.
     """
     match name:
         case "zero_code" | "public_only":
@@ -89,7 +121,7 @@ def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarr
 
 
 def _voxels(codec: Codec, codes: Float[np.ndarray, "n l"]) -> list[int]:
-    """Voxels of every label, background first, in the label maps of these codes together."""
+    """Return the voxels of every class, background first, in the label maps of all these codes together."""
     counts = np.zeros(codec.labels, dtype=np.int64)
     for code in codes:
         counts += np.bincount(codec.decode(code, noise_std=0.0).argmax(axis=0).ravel(), minlength=codec.labels)

@@ -1,10 +1,10 @@
 """Computes how the codes of all public volumes move together when a network learns: its empirical tangent kernel.
 
-A teacher that begins from the public start and is trained for a few steps moves the codes of all volumes along the
-start's own derivatives, K = J D⁻¹ Jᵀ with J the Jacobian of the codes by the weights (Jacot et al. 2018) and D the
-scale an Adam step divides by. So what teachers can have to say about these volumes lies mostly in the kernel's leading
-directions: with them few numbers need to be sent. Public: the start, the images and the codec. Refuses grids on which
-the whole network cannot be differentiated at once.
+``joint.prepare`` calls it. A teacher that starts from the public start and is trained for a few steps moves the codes
+along the start's own derivatives: K = J D⁻¹ Jᵀ, with J the Jacobian of the codes by the weights (Jacot et al. 2018) and
+D the scale by which an Adam step divides. What teachers can contribute is therefore mostly in the kernel's leading
+directions, so few numbers need to be sent. The kernel depends only on public data: the start, the images and the codec.
+It refuses a network with layers other than ``build_unet`` makes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from common.codecs import shapes
 from common.codecs.codec import LinearCodec
 
 MAX_ROWS = 4096
-"""A kernel's rows at most: of so many volumes that their codes together are longer, the leading coordinates count. Each
-row costs a backward pass, and the kernel's directions the cube of their number."""
+"""Largest number of rows of a kernel. If all codes together are longer, only leading coordinates are used.
+
+Each row costs a backward pass, and the decomposition costs the cube of the number of rows.
+"""
 
 MAX_WEIGHTS = 1 << 15
-"""Of a larger network this many weights, drawn at random, stand for all."""
+"""Largest number of weights used; of a larger network so many are drawn at random."""
 
 _DRAW = 0
 
 ROWS_AT_ONCE = 16
-"""More of them need more memory and are no faster."""
+"""Rows computed in one backward pass; more need more memory and are no faster."""
 
 Convolution: TypeAlias = torch.nn.Conv3d | torch.nn.ConvTranspose3d
 
@@ -42,10 +44,20 @@ def tangent_kernel(
     temperature: float,
     on_volume: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, "k k"]:
-    """The kernel [n·m, n·m] over the first m = :func:`coordinates` of the volumes' codes in turn.
+    """Return the kernel [n·m, n·m] over the first m = :func:`coordinates` of each volume's code.
 
-    ``temperature`` sharpens the predictions as the teachers' are. ``on_volume`` is called with the number of volumes
-    done. The model is not changed.
+    Args:
+        model: The public start; it is not changed.
+        images: Public volumes, float [n, c, x, y, z].
+        codec: The study's codec.
+        temperature: Sharpens the predictions, as for the teachers.
+        on_volume: Called with the number of volumes done.
+
+    Returns:
+        Float64 array, symmetric.
+
+    Raises:
+        TypeError: If the network has other layers than :func:`~common.models.unet.build_unet` makes.
     """
     device = next(model.parameters()).device
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -69,15 +81,24 @@ def tangent_kernel(
 
 
 def coordinates(dimension: int, *, volumes: int) -> int:
-    """How many leading coordinates of each volume's code a kernel covers: all, or as many as fit :data:`MAX_ROWS`."""
+    """Return how many leading coordinates of each volume's code a kernel covers, within :data:`MAX_ROWS`.
+
+    Args:
+        dimension: Length of a code.
+        volumes: Number of volumes.
+
+    >>> coordinates(64, volumes=128)
+    32
+    """
     return max(1, min(dimension, MAX_ROWS // volumes))
 
 
 def _slopes(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: LinearCodec, *, size: int, temperature: float
 ) -> Float[torch.Tensor, "m k x y z"]:
-    """What the ``size`` leading coordinates of ``codec.encode`` of the sharpened prediction, up to a constant, change
-    with the network's logits."""
+    """Return the derivatives of the first ``size`` code coordinates of the sharpened prediction by the network's
+    logits.
+    """
     scale = np.sqrt(codec.powers / codec.variances)[:size]
     rows = codec.basis[:size].astype(np.float64) * codec.metric * scale.reshape(-1, 1, 1, 1, 1)
     factor = codec.grid[0] // codec.metric.shape[0]
@@ -94,11 +115,21 @@ def _slopes(
 def weight_gradients(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], slopes: Float[torch.Tensor, "r k x y z"]
 ) -> dict[torch.nn.Parameter, Float[torch.Tensor, "r w"]]:
-    """Of every weight, flattened, its gradient for each of r gradients of the logits, as r backward passes have it.
+    """Return the gradients of all weights for each of r gradients of the logits, as r backward passes would.
 
-    The image passes each convolution once, the r gradients pass it together, and a layer's weights take one product of
-    matrices (``make bench PARTS=kernel`` says what that saves). TypeError for a network with other layers than
-    :func:`~common.models.unet.build_unet` makes.
+    The image passes each convolution once and the r gradients pass it together; a layer's weights take one matrix
+    product (``make bench PARTS=kernel`` measures the gain).
+
+    Args:
+        model: The network.
+        image: One volume [c, x, y, z].
+        slopes: Gradients of the logits, [r, k, x, y, z].
+
+    Returns:
+        For each weight, its flattened gradients [r, w].
+
+    Raises:
+        TypeError: If the network has other layers than :func:`~common.models.unet.build_unet` makes.
     """
     found: dict[torch.nn.Parameter, torch.Tensor] = {}
     whole: dict[torch.nn.Module, torch.Tensor] = {}
@@ -136,7 +167,9 @@ def weight_gradients(
 
 
 class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
-    """A convolution that all rows share, computed once; backward keeps each row's gradient of its weights."""
+    """A convolution whose output is the same for all rows and is computed once; backward records each row's weight
+    gradient.
+    """
 
     @staticmethod
     def forward(
@@ -170,7 +203,7 @@ class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _windows(volumes: Float[torch.Tensor, "n c x y z"], layer: Convolution) -> Float[torch.Tensor, "n w p"]:
-    """What a convolution's window sees of each volume at each of its places."""
+    """Return what a convolution's window covers at each of its places, for each volume."""
     padding = [n for side in reversed(layer.padding) for n in (side, side)]
     seen = torch.nn.functional.pad(volumes, padding)
     for axis, (size, step) in enumerate(zip(layer.kernel_size, layer.stride, strict=True), start=2):
@@ -179,7 +212,11 @@ def _windows(volumes: Float[torch.Tensor, "n c x y z"], layer: Convolution) -> F
 
 
 def drawn_weights(count: int) -> torch.Tensor:
-    """Which of a network's ``count`` weights the kernel is taken over: all of them, or a fixed draw."""
+    """Return the indices of the weights that the kernel uses: all of them, or a fixed draw.
+
+    Args:
+        count: Number of the network's weights.
+    """
     if count <= MAX_WEIGHTS:
         return torch.arange(count)
     return torch.as_tensor(np.random.default_rng(_DRAW).choice(count, MAX_WEIGHTS, replace=False))

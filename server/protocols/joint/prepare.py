@@ -11,7 +11,14 @@ from server.public.material import OnStage, Public
 
 
 def prepare(public: Public, codec: LinearCodec, *, sites: int, on_stage: OnStage | None = None) -> None:
-    """Train the public start, keep it as a public object, and keep the first round's frame for ``sites`` sites."""
+    """Train and publish the public start, and store the first round's frame.
+
+    Args:
+        public: What is public of the study.
+        codec: Its codec.
+        sites: Number of sites expected to answer, which determines the noise on the mean code.
+        on_stage: Called with the progress.
+    """
     study, images, tell = public.study, images_of(public), on_stage or (lambda _name, _done, _total: None)
     start = keep_start(public, codec, images, on_stage=on_stage)
     kernel = tangent_kernel(

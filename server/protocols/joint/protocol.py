@@ -1,7 +1,8 @@
-"""A joint query at the server: a public start and a frame before it, rounds about all volumes, the start trained on.
+"""The joint query at the server: a public start, rounds about all volumes at once, and a student that continues the
+start.
 
-Everything before the query is public, everything after it is post-processing of the stored answers. Refuses a study
-without a public start.
+``protocol_of`` creates it by name. Everything before the query is public; everything after it is post-processing of
+stored answers. It refuses to train without a public start, an answer or a label.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Joint(InRounds):
-    """See :class:`~server.protocols.query_protocol.QueryProtocol`."""
+    """The joint query; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         from server.protocols.joint.prepare import prepare  # torch, where a student is trained anyway
@@ -44,21 +45,27 @@ class Joint(InRounds):
         return SaidTogether(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
-        """The public start trained on from what is believed after all rounds of the volumes whose labels stand.
+        """Return the training of the student or a control.
 
-        A control is trained on from what :func:`~server.protocols.joint.belief.control` reads in place of the answers.
+        The student is the public start, trained on the codes estimated after all rounds, for volumes whose labels are
+        not rejected. A control is trained on the codes that :func:`~server.protocols.joint.belief.control` returns.
         """
         if network == STUDENT:
             return _training(lesson, None)
         training = _training(lesson, network)
-        if network == "public_only" and lesson.paired is None:  # the zero code's student by another name
+        if network == "public_only" and lesson.paired is None:  # identical to the zero_code control
             return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
         return training
 
 
 @dataclass(frozen=True, slots=True)
 class SaidTogether(Said):
-    """What the answers of all rounds say of each volume, before any student has learnt from it."""
+    """Reads the answers of all rounds of a joint query: what they say about each volume, before a student is trained.
+
+    Attributes:
+        public: What is public of the study.
+        rounds: The stored answers, one a round.
+    """
 
     public: Public
     rounds: Sequence[Answer]
@@ -94,7 +101,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     start = public.kept.read(START_FILE)
     if start is None:
         raise InvalidInput("public start is missing from the study", remedy="restore it, or fit the codec anew")
-    trainings = 2 if control is None and lesson.paired is not None else 1  # controls find the pairs' network trained
+    trainings = 2 if control is None and lesson.paired is not None else 1  # the network of the pairs is trained once
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.public_start import counted_on, read_start, refine, refine_finer
@@ -136,7 +143,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
 
 
 def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept: Sequence[int], start: bytes) -> str:
-    """Digest of all that shapes a network, the constants of its recipe among it."""
+    """Return the digest of everything that determines a network, including the constants of its recipe."""
     from common.models.fit import NEAR
     from server.protocols.public_start import STUDENT_PASSES
 
@@ -158,7 +165,7 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
 
 
 def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
-    """The study's pairs and the network of them alone, which is trained once for student and controls."""
+    """Return the paired cases and the network trained on them alone, which is trained once for student and controls."""
     from server.protocols.public_start import Beside, read_start, refine_paired
 
     if lesson.paired is None:

@@ -1,4 +1,4 @@
-"""A joint query rehearsed: its public start, and the student that nobody's answers make."""
+"""Rehearses a joint query: its public start, and the student that learns without any hospital's answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from server.protocols.rehearsal import PublicCases
 def begin(
     cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-    """See :data:`~server.protocols.rehearsal.Begin`: the start refined from its own codes, or made of the pairs."""
+    """Begin a joint query on public cases; see :class:`~server.protocols.rehearsal.Begin`.
+
+    The control is the start trained on its own codes or, with pairs, the start itself, which is trained on the pairs.
+    """
     known = None
     if pairs is not None:
         known = Paired(cases.images[pairs], cases.labels[pairs], len(cases.data.labels))
