@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
-# How many tests run at once. Of the slow ones one more, since daemons mostly wait for one another; a file of those stays
+# How many tests run at once. Of the slow ones two more, since daemons mostly wait for one another; a file of those stays
 # with one process, for its tests share a federation, a browser or networks that take long to train. Their priority is low,
 # for what the dashboard makes at the lowest of all would wait for the others' processor for minutes.
 JOBS ?= 2
-SLOW_JOBS ?= 3
+SLOW_JOBS ?= 4
 TESTS ?= tests
 
 # Stamps live inside the environment, so deleting it deletes them. The dev stamp implies the other.
@@ -63,8 +63,8 @@ bench: $(DEV)  ## speed and size by part (PARTS="core ledger"), held against wha
 test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchange in every configuration; ten minutes
 	CONSILIUM_SENSITIVITY=all $(BIN)/python -m pytest tests/sensitivity
 
-test-fuzz: $(DEV)  ## 20,000 messages of every kind at worker and core, ten minutes of files at every parser; half an hour
-	CONSILIUM_FUZZ=20000 $(BIN)/python -m pytest tests/attacks/test_schema_fuzz.py
+test-fuzz: $(DEV)  ## 20,000 messages of every kind at worker and core, 20,000 damaged images, ten minutes of files at every parser; half an hour
+	CONSILIUM_FUZZ=20000 $(BIN)/python -m pytest tests/attacks/test_schema_fuzz.py tests/common/data/test_mutations.py
 	CONSILIUM_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/attacks/test_parser_fuzz.py
 
 test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root, and gcore for one test; about half an hour

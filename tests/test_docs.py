@@ -133,7 +133,7 @@ def site(tmp_path_factory):
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr

@@ -292,7 +292,7 @@ def test_bench_in_a_clone_takes_no_foreign_package_called_research(tmp_path: Pat
         env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -349,7 +349,7 @@ def test_importing_the_privacy_path_loads_no_torch() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -85,7 +85,7 @@ class Door:
     async def ask(self, site: str, *, body: bytes = b"", path: str = "/v1/fleet/pull-messages") -> int:
         """The status a site is answered on a connection of its own; 0 where it was cut off."""
         try:
-            async with asyncio.timeout(60), self.connect() as (reader, writer):
+            async with asyncio.timeout(600), self.connect() as (reader, writer):
                 writer.write(self.head(site, "POST", path, length=len(body)) + body)
                 return await status(reader)
         except OSError:

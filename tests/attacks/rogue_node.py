@@ -152,7 +152,7 @@ def main() -> None:
             ids = names(tree)
             body = body_in([rogue.pull(message.metadata.run_id, name) for name in ids], ids)
             rogue.confirm(message.metadata.run_id, ids[0])
-            reply = call_worker(given.socket, body, timeout_s=60)
+            reply = call_worker(given.socket, body, timeout_s=600)
             try:
                 (attack if asks_for_codes(body) else rogue.honest)(message, reply)
             except httpx.HTTPStatusError as error:

@@ -142,7 +142,7 @@ def test_no_public_volume_ends_a_worker_in_the_memory_of_its_container(tmp_path:
 
                 def say(message: Offer | CodesRequest) -> object:
                     body = asked(encode(message), sign=sign, site="north")
-                    return decode(body_of(call_worker(socket, body, timeout_s=120)))
+                    return decode(body_of(call_worker(socket, body, timeout_s=600)))
 
                 to = {"study": study.id, "ledger": "e" * 32, "batch": "b" * 64}
                 offered = say(Offer(**to, queries=queries, issued=time.time_ns() // 1_000_000))

@@ -118,7 +118,7 @@ def test_a_run_ends_with_the_honest_answers_and_names_the_hospital(
     started, empty = time.monotonic(), link.size()
     federation.core().run(RelayTransport(core))
     send(core, RelayFrame(Kind.END))
-    thread.join(10)
+    thread.join(600)
     core.close()
     serverapp.close()
     answers = federation.core().answers()

@@ -519,7 +519,7 @@ def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
     )
 
     async def ask(gateway: Door, number: int) -> None:
-        async with asyncio.timeout(60), gateway.connect() as (reader, writer):
+        async with asyncio.timeout(600), gateway.connect() as (reader, writer):
             writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\n" + tricks[number % len(tricks)] + b"\r\n\r\n")
             assert await status(reader) in (400, 401)
 

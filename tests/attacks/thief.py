@@ -84,7 +84,7 @@ class Attacker:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,
         )
         return done.stdout + done.stderr
 
@@ -98,7 +98,7 @@ class Attacker:
 def described_routes(server: FlowerServer) -> tuple[str, ...]:
     """Every route that SuperLink says it has."""
     context = ssl.create_default_context(cafile=str(server.identity.authority))
-    with urllib.request.urlopen(f"https://{server.address}/openapi.json", context=context, timeout=10) as answer:
+    with urllib.request.urlopen(f"https://{server.address}/openapi.json", context=context, timeout=600) as answer:
         return tuple(json.load(answer)["paths"])
 
 
@@ -115,7 +115,7 @@ def open_routes(server: FlowerServer) -> set[str]:
                 f"https://{server.address}{path}", data=b"", headers=headers | said, method="POST"
             )
             try:
-                with urllib.request.urlopen(request, context=context, timeout=10) as answer:
+                with urllib.request.urlopen(request, context=context, timeout=600) as answer:
                     found |= {path} if answer.read() else set()
             except urllib.error.HTTPError as error:
                 found |= set() if error.code == 401 else {path}

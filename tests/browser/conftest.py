@@ -48,7 +48,7 @@ class Dashboard:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def health(self) -> dict:
-        with urllib.request.urlopen(f"{self.url}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/healthz", timeout=600) as answer:
             return json.load(answer)
 
 
@@ -66,7 +66,7 @@ def serving(
     study: Path,
     state: Path,
     *extra: str,
-    timeout_s: float = 60.0,
+    timeout_s: float = 600.0,
     command: tuple[str, ...] = (sys.executable,),
     port: int = 0,
     readable: bool = True,
@@ -100,7 +100,7 @@ def serving(
     finally:
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -153,6 +153,7 @@ def open_page(browser) -> Iterator[Callable]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", base_url=url
         )
+        context.set_default_timeout(600_000)  # nothing here says how fast a machine is
         page = context.new_page()
         watched = Watched([], [], [])
         page.on(

@@ -32,7 +32,7 @@ ssh_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="need
 
 
 def say(*command: str | Path) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600, check=False)
     return done.stdout + done.stderr
 
 

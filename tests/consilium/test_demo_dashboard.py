@@ -23,7 +23,7 @@ def test_it_serves_the_study_and_ends_with_the_block(tmp_path):
         name, password = re.fullmatch(r"sign in as (\S+) with (\S+)", said[1]).groups()
         body = urllib.parse.urlencode({"name": name, "password": password}).encode()
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        with opener.open(f"{url}login", data=body, timeout=30) as answer:
+        with opener.open(f"{url}login", data=body, timeout=600) as answer:
             assert "hippocampus-demo" in answer.read().decode()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=2)

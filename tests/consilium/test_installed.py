@@ -22,7 +22,7 @@ def run(*arguments: str, cwd: Path, first: Path) -> subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

@@ -233,7 +233,7 @@ def test_a_simulation_that_was_killed_goes_on_and_its_report_says_what_it_is(tmp
     lay(tmp_path / "set", "nnunet")
     out = tmp_path / "out"
     first = start(out, tmp_path / "set")
-    until = time.monotonic() + 300
+    until = time.monotonic() + 600
     while time.monotonic() < until and first.poll() is None:
         events = list(read_events(out / "server" / "events.jsonl"))
         if any(event["event"] == "stage-finished" and event["stage"] == "collect" for event in events):
@@ -245,7 +245,7 @@ def test_a_simulation_that_was_killed_goes_on_and_its_report_says_what_it_is(tmp
     with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
         before = {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(workspace.study().id)}
     again = start(out, tmp_path / "set")
-    stdout, stderr = again.communicate(timeout=400)
+    stdout, stderr = again.communicate(timeout=600)
     assert again.returncode == 0, stderr[-2000:]
     report = json.loads(stdout)
     with Ledger.open(workspace.ledger_file) as ledger:

@@ -60,7 +60,7 @@ class Road:
     def events(self, kind: str) -> list[dict]:
         return [event for event in read_events(self.workspace.events_file) if event["event"] == kind]
 
-    def wait(self, kind: str, *, timeout_s: float = 120.0) -> dict:
+    def wait(self, kind: str, *, timeout_s: float = 600.0) -> dict:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if found := self.events(kind):
@@ -69,7 +69,7 @@ class Road:
             time.sleep(0.05)
         raise AssertionError(f"no {kind} event within {timeout_s} s")
 
-    def consilium(self, *arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess:
+    def consilium(self, *arguments: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 

@@ -24,7 +24,7 @@ UP = ("killed", "slow", "well-a", "well-b")
 COLLECTION = CollectionConfig(batch_size=QUERIES // 2, offer_deadline_s=20.0, deadline_s=5.0, patience_s=25.0)
 
 
-def until(ready: Callable[[], bool], *, timeout_s: float = 240.0) -> None:
+def until(ready: Callable[[], bool], *, timeout_s: float = 600.0) -> None:
     end = time.monotonic() + timeout_s
     while not ready():
         assert time.monotonic() < end, "it did not come to that"

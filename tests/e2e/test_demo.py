@@ -43,18 +43,18 @@ def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "out"
     process = start(out)
     events = out / "server" / "events.jsonl"
-    until = time.monotonic() + 400
+    until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         if any(event["event"] == "batch-dispatched" for event in read_events(events)):
             break
         time.sleep(0.2)
     assert process.poll() is None, process.communicate()[1][-2000:]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=90)
+    process.communicate(timeout=600)
     time.sleep(1)
     left = processes_naming(str(out))
     again = start(out)
-    stdout, stderr = again.communicate(timeout=500)
+    stdout, stderr = again.communicate(timeout=600)
     assert again.returncode == 0, stderr[-3000:]
     return out, process.returncode, left, stdout
 
@@ -133,6 +133,6 @@ def test_another_demo_in_the_same_directory_is_refused(demo):
         "--seed",
         "9",
     ]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 2
     assert "other options" in result.stderr

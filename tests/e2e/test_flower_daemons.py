@@ -135,7 +135,7 @@ def foreign_app(folder: Path) -> Path:
     return folder
 
 
-def finished(group: ProcessGroup, server: FlowerServer, run: int, *, timeout_s: float = 120.0) -> RunStatus:
+def finished(group: ProcessGroup, server: FlowerServer, run: int, *, timeout_s: float = 600.0) -> RunStatus:
     """How a run ended, once it has."""
     deadline = time.monotonic() + timeout_s
     while not (status := run_status(server, run)).finished:
@@ -203,7 +203,7 @@ def test_a_node_that_trusts_another_authority_never_gets_through(tmp_path: Path)
         register_node(federation.server, right.keys.public, name="A")
         wrong = replace(right, root_certificates=create_authority(tmp_path / "other").certificate)
         with pytest.raises(DaemonFailed, match=r"without an answer|neither admitted nor refused"):
-            expect_refused(group, wrong, timeout_s=20)
+            expect_refused(group, wrong, timeout_s=600)
         assert [node.status for node in list_nodes(federation.server)] == ["registered"]
 
 
@@ -279,7 +279,7 @@ def test_nobody_without_the_node_s_secret_is_handed_its_messages(tmp_path: Path)
         submit(server, foreign_app(tmp_path / "app"), {"out": str(tmp_path / "out"), "nodes": 1})
         while "Receiving" not in site.log.read_text():
             time.sleep(0.2)
-        assert intruder.wait(30) is not None, log.read_text()
+        assert intruder.wait(600) is not None, log.read_text()
         assert not list(tmp_path.rglob("foreign-code-ran"))
 
 
@@ -311,15 +311,15 @@ def test_no_flower_process_outlives_its_parent(tmp_path: Path, signum: signal.Si
     root, here = str(Path(__file__).parents[2]), str(Path(__file__).parent)
     code = CTRL_C.format(root=root, here=here, where=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL) as parent:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not (tmp_path / "submitted").exists() or not any("serverapp" in line for line in commands(tmp_path)):
             assert time.monotonic() < deadline, "the federation did not start"
             time.sleep(0.1)
         assert len(commands(tmp_path)) >= 5  # superlink, superexec, supernode, launcher, the ServerApp
         parent.send_signal(signum)
-        parent.wait(30)
+        parent.wait(600)
     if signum == signal.SIGKILL:  # nobody is left to wait for them: Flower's own shutdown takes its time
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while commands(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.1)
     assert commands(tmp_path) == []

@@ -50,13 +50,13 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[su
     for daemon in reversed(started):
         daemon.send_signal(signal.SIGTERM)
     for daemon in started:
-        daemon.wait(60)
+        daemon.wait(600)
 
 
 def up(command: str, log: Path, said: str) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         daemon = subprocess.Popen([*MAIN, *shlex.split(command)[1:]], stdout=out, stderr=out)
-    end = time.monotonic() + 180
+    end = time.monotonic() + 600
     while said not in log.read_text():
         assert daemon.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < end, log.read_text()[-3000:]
@@ -68,7 +68,7 @@ def run(command: str) -> str:
     """What a command printed. In this process, but for `study run`, which leaves a process of its own behind."""
     words = shlex.split(command)[1:]
     if words[:2] == ["study", "run"]:
-        return subprocess.run([*MAIN, *words], stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+        return subprocess.run([*MAIN, *words], stdout=subprocess.PIPE, text=True, check=True, timeout=600).stdout
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, (command, done.output, done.exception)
     return done.stdout

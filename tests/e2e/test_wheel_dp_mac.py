@@ -76,12 +76,12 @@ def installed(folder: Path) -> Path:
     shutil.copytree(REPOSITORY, source, ignore=skip)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     built = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run([*pip, *built], check=True, timeout=300)
+    subprocess.run([*pip, *built], check=True, timeout=600)
     shutil.rmtree(source)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True, timeout=600)
     python = folder / "venv" / "bin" / "python"
     (wheel,) = folder.glob("consilium-*.whl")
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, timeout=300)
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, timeout=600)
     purelib = next((folder / "venv" / "lib").glob("python3*/site-packages"))
     (purelib / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
     where = "import client.training.private.mac as m; print(m.__file__)"
@@ -111,7 +111,7 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
         command, cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert first.stdout is not None
-    until = time.monotonic() + 300
+    until = time.monotonic() + 600
     while not (journals := list(site.glob("teachers/voter-000/journal-*.jsonl"))) or _lines(journals[0]) < 4:
         assert first.poll() is None, first.stdout.read().decode()
         assert time.monotonic() < until
@@ -154,13 +154,13 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     told = json.loads(status.stdout)["trainings"]
     assert (told["count"], told["strategies"]) == (1, ["dp-mac"])
     assert told["guarantees"][0]["epsilon"] == pytest.approx(wanted, rel=2e-3)
     refused = subprocess.run(
-        [*command, "--temperature", "1"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [*command, "--temperature", "1"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--temperature of dp-mac" in refused.stderr

@@ -270,7 +270,7 @@ def test_workers_of_two_studies_write_one_ledger_at_once_and_pass_no_cap(
     processes = [context.Process(target=_accept_many, args=(*one, results)) for one in both]
     for process in processes:
         process.start()
-    accepted = sum(results.get(timeout=60) for _ in processes)
+    accepted = sum(results.get(timeout=600) for _ in processes)
     for process in processes:
         process.join()
     assert verify(north / "site-ledger.sqlite").kinds["reservation"] == accepted

@@ -85,7 +85,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 600
     while not server.started:
         assert thread.is_alive()
         assert time.monotonic() < until
@@ -98,7 +98,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
         (folder / "ca.crt").write_bytes(identity.authority.read_bytes())
     yield federation
     server.should_exit = True
-    thread.join(10)
+    thread.join(600)
     federation.close()
 
 

@@ -143,7 +143,7 @@ def monai_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str
     """MONAI's own command line, in a process of its own; it needs the package fire, which is in the dev extra."""
     pytest.importorskip("fire", reason="MONAI's command line needs fire; it is in the dev extra")
     command = [sys.executable, "-W", "ignore", "-m", "monai.bundle", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
 
 
 def verify_command(bundle: Path, schema: Path) -> subprocess.CompletedProcess[str]:

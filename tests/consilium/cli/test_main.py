@@ -65,7 +65,7 @@ def test_no_help_swallows_a_default_in_brackets() -> None:
 def test_version_needs_no_torch():
     code = "import sys; sys.argv=['consilium','--version']\nfrom consilium.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'monai' not in sys.modules"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("consilium ")
 
@@ -226,10 +226,10 @@ def test_the_new_ledger_verifies(study):
 def test_the_installed_command_is_main_and_completes_in_a_shell():
     program = [sys.executable, "-c", "from consilium.cli.main import main; main()"]
     asked = {"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium st", "COMP_CWORD": "1"}
-    result = subprocess.run(program, env=asked, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(program, env=asked, capture_output=True, text=True, timeout=600, check=False)
     assert "study" in result.stdout
     refused = subprocess.run(
-        [*program, "study", "show", "/none"], capture_output=True, text=True, timeout=120, check=False
+        [*program, "study", "show", "/none"], capture_output=True, text=True, timeout=600, check=False
     )
     assert refused.returncode == 2, refused.stderr
     assert "Traceback" not in refused.stderr

@@ -139,7 +139,7 @@ def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) 
         f"sys.argv = ['consilium', 'predict', {str(tmp_path / 'nowhere')!r}, '--model', 'x', '--out', 'y']\n"
         "try: main()\nexcept SystemExit as end: print(end.code, 'torch' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert found.stdout.split() == ["2", "False"]
 
 

@@ -104,7 +104,7 @@ def client(collected: Recorded, state: Path, clock: Clock) -> Iterator[TestClien
 
 def until_followed(client: TestClient) -> None:
     """Wait for the first look at the study."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 600
     while not client.get("/healthz").json()["up_to_date"]:
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -29,14 +29,14 @@ def address(collected, state, monkeypatch) -> Iterator[tuple[str, int]]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 600
     while not server.started:
         assert thread.is_alive()
         assert time.monotonic() < until
         time.sleep(0.01)
     yield server.servers[0].sockets[0].getsockname()
     server.should_exit = True
-    thread.join(10)
+    thread.join(600)
 
 
 def ended(connection: socket.socket) -> bytes:
