@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.restores.harness import Moment, cases, files, look_at, mixed, unclassified
+from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, unclassified
 from tests.restores.server_life import HARMLESS, PARTS, Facts, live, look
 
 SHARES = 4 if os.environ.get("CONSILIUM_RESTORES") == "all" else 1
@@ -32,6 +32,14 @@ def test_every_file_of_a_study_is_a_part_or_named_as_harmless(moments: list[Mome
     last = files(moments[-1].folder)
     assert [part.name for part in PARTS if not any(map(part.holds, last))] == []
     assert unclassified(moments[-1].folder, PARTS[1:], HARMLESS) == ["ledger.sqlite"], "a file of no part is noticed"
+
+
+def test_some_restores_make_no_draw_free(moments: list[Moment[Facts]], tmp_path: Path) -> None:
+    """A machine rolled back, told by receipts; an older ledger, told by its standing; and one without a standing."""
+    machine = ("ledger", "standing")
+    some = [Case(machine, 0, 1), Case(machine, 1, 5), Case(("ledger",), 1, 2), Case(("ledger",), 2, 5, ("standing",))]
+    outcomes = look_at(iter(some), PARTS, moments, tmp_path / "study", partial(look, tmp_path, moments))
+    assert outcomes == {"stopped by what sites hold": 2, "refused": 1, "refused, all charged": 1}
 
 
 @pytest.mark.slow

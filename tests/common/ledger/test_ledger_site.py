@@ -26,6 +26,7 @@ from common.privacy.mechanism import AccountantName, Budget
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.common.ledger import ledger_world
 from tests.common.ledger.ledger_world import (
     BUDGET,
     MECHANISM,
@@ -454,6 +455,26 @@ def test_a_released_query_is_declined_when_it_is_asked_again_and_charged_again_a
     site.ledger.reserve(world.study.id, queries(1))
     assert site.ledger.spent().releases == 3
     assert verify(site.path).ok
+
+
+def test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_query_once(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    """Two noises on one sum are two releases, also where the server did not ask the site again."""
+    key, copy = world.key.public_key(), ledger_world.saved(world, tmp_path / "copy")
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    ledger_world.rolled_back(world, copy)
+    world.reopen()
+    assert world.ledger.recover(site.ledger.receipts()) == 1
+    site.ledger.recover(world.ledger.ledger_id)
+    world.release(queries(1), batch="b2")
+    assert len(world.answers.drawn) == 2
+    site.ledger.record_receipt(receipt_for(world, "b2"), public_key=key)
+    one = MECHANISM.mu_squared(site.caps.protection)
+    for ledger in (site.ledger, SiteLedger.read(site.path)):
+        assert ledger.spent() == ledger.spent(site.study.id) == Spend(2 * one, 2, 2 * MECHANISM.dimension)
+    ledger.close()
+    assert verify(site.path, server_key=key).ok
 
 
 def test_an_old_backup_is_noticed_recovered_from_and_understates_nothing(

@@ -37,9 +37,10 @@ def silent(size: int, _: Fraction) -> np.ndarray:
     return np.zeros(size, dtype=np.int64)
 
 
-def sealed_study(**privacy: object):  # type: ignore[no-untyped-def]
+def sealed_study(*, patience_s: int = 1, **privacy: object):  # type: ignore[no-untyped-def]
     terms = {"quorum": 3, "planned_queries": 3, "aggregation": "sealed-sum", "spare_draws": 2} | privacy
-    return replace(make_study(**terms), collection=CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1))
+    collection = CollectionConfig(batch_size=2, patience_s=patience_s, offer_deadline_s=1)
+    return replace(make_study(**terms), collection=collection)
 
 
 @pytest.fixture
@@ -131,7 +132,8 @@ def test_what_the_server_opens_is_neither_a_code_nor_near_one(world: Federation)
             assert np.abs(words.astype(float)).max() > 2.0**50
 
 
-def test_a_site_that_is_late_completes_the_draw(world: Federation) -> None:
+def test_a_site_that_is_late_completes_the_draw(tmp_path: Path) -> None:
+    world = Federation(tmp_path, study=sealed_study(patience_s=600), sites=SITES)  # it is asked again at once
     asked = 0
 
     def late(node: int, body: bytes, reply: bytes) -> bytes | None:
@@ -146,6 +148,7 @@ def test_a_site_that_is_late_completes_the_draw(world: Federation) -> None:
     assert len(world.core().answers()) == 3
     assert not world.events("draw-lost")
     assert world.ledger.spent("pool-2").releases == 3
+    world.close()
 
 
 def test_a_site_that_dies_in_the_middle_costs_one_draw_and_the_rest_go_on_without_it(world: Federation) -> None:
