@@ -1,1 +1,1 @@
-"""Every command, one file a group."""
+"""Defines the command line, with one file for each group of commands."""

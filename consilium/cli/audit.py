@@ -1,7 +1,7 @@
-"""``consilium audit``: a study attacked as it runs, and everything that came out held against its claim.
+"""Defines ``consilium audit``: runs a study many times and compares everything it releases with its claim.
 
-The table and JSON go to stdout, the progress bar to stderr. Ends with exit code 1 when a test broke its limit, with 2
-and one line when a setting makes no sense.
+The table and JSON go to stdout, the progress bar to stderr. Exit code 1: a test exceeded its limit. 2: a setting is
+invalid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 MEMORY_CONFIDENCE = 0.9999
-"""Of each pair of worlds in memory: with it an audit as a whole alarms falsely at most once in 1,500."""
+"""Confidence for each pair of worlds in memory; a whole audit then raises a false alarm at most once in 1,500."""
 
 _MEMORY_QUERIES = 4
 _MEMORY_DIMENSION = 4
@@ -81,7 +81,9 @@ def audit_command(
     ] = 2000,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a running study, ledgers and workers included, and compare with its claim. Exit code 1: exceeded.
+    """Attack a running study, ledgers and workers included, and compare the result with the study's claim.
+
+    Exit code 1: a measurement exceeds the claim.
 
     Example: consilium audit --epsilon 8 --delta 1e-3 --hospitals 8 --rounds 4
 
@@ -132,7 +134,7 @@ def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str,
     from common.privacy.audit import audit
     from consilium.audit.run import audit_service
 
-    with _mute("client"), counting("audit", show=show) as told:  # voters fail on purpose, and workers say so
+    with _mute("client"), counting("audit", show=show) as told:  # voters fail on purpose; mute the workers
         reports: dict[str, ServiceReport | AuditReport] = {
             "service": audit_service(subject, draws=draws, progress=told)
         }

@@ -1,4 +1,4 @@
-"""``consilium bench``: research on recipes. Its commands lie in a clone's ``research/`` and in no wheel."""
+"""Defines ``consilium bench``: research on recipes. Its commands are in a clone's ``research/``, not in the wheel."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CLONE = Path(__file__).resolve().parents[2]
 
 
 def commands(clone: Path) -> typer.Typer:
-    """The benchmarks of a clone; without one, a command that says where they are.
+    """Return the benchmarks of a clone; without a clone, a command that says where they are.
 
-    The clone comes first on the path: a package called ``research`` that somebody else installed is not taken for it.
+    The clone is put first on the import path, so that another installed package called ``research`` is not used.
     """
     if not (clone / "research" / "command.py").is_file():
         return _absent()

@@ -1,4 +1,4 @@
-"""``consilium certificate``: what a study released, at which ε and with whom, as PDF and JSON to file."""
+"""Defines ``consilium certificate``: what a study released, at which ε and with whom, as PDF and JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def certificate(
     ] = None,
     public_key: PublicKey = None,
 ) -> None:
-    """Write a study's privacy certificate for filing. Exit code 5: the ledger does not verify, so there is none.
+    """Write a study's privacy certificate for filing. Exit code 5: no certificate, because the ledger does not verify.
 
     Example: consilium certificate study --out certificate --public-key 3f1c…e9
     """

@@ -1,4 +1,4 @@
-"""``consilium codec …``: the study's codec."""
+"""Defines ``consilium codec …``: fit the study's codec."""
 
 from __future__ import annotations
 

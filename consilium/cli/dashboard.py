@@ -1,4 +1,4 @@
-"""``consilium dashboard``: serve the operator's dashboard, and say who may sign in to it."""
+"""Defines ``consilium dashboard``: serve the operator's dashboard, and manage who may sign in."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def remove(name: Name, state: State = Path("dashboard")) -> None:
 
 @user_app.command("list")
 def list_users(state: State = Path("dashboard")) -> None:
-    """List who may sign in, and in which role.
+    """List the users who may sign in, with their roles.
 
     Example: consilium dashboard user list --state trial-dashboard
     """
@@ -134,14 +134,33 @@ def list_users(state: State = Path("dashboard")) -> None:
 
 
 def certificate_command(study: Path, out: Path, reports: Path) -> Sequence[str]:
-    """The command that writes a study's certificate into ``out``, at low priority; ``reports`` were handed in."""
+    """Return the command that writes a study's certificate into ``out`` at low priority.
+
+    Args:
+        study: The study's directory.
+        out: Folder for the certificate.
+        reports: Folder of the reports that hospitals sent to the dashboard.
+
+    Returns:
+        The command's words.
+    """
     program = "import os; os.nice(15); from consilium.cli.main import main; main()"
     words = ["certificate", str(study), "--out", str(out), "--reports", str(reports)]
     return [sys.executable, "-P", "-c", program, *words]
 
 
 def read_token(path: Path) -> str:
-    """A metrics token from its file: at least 16 characters, white space around it does not count."""
+    """Read a metrics token from its file, without surrounding white space.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The token.
+
+    Raises:
+        InvalidInput: If the file cannot be read, or the token has fewer than 16 characters.
+    """
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``consilium data …``: make phantoms, and deal a dataset to hospitals, the public, validation and test."""
+"""Defines ``consilium data …``: make phantoms; split a dataset into hospitals, public, validation and test cases."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def synth(
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Write an MSD dataset of 3D phantoms: shapes vary by patient, scanners by hospital. Or raw BraTS folders.
+    """Write synthetic 3D cases: an MSD dataset of phantoms or, with --tumours, raw BraTS folders.
 
+    Shapes vary by patient, scanners by hospital.
     Example: consilium data synth --out phantoms --cases 108 --seed 1 --hospitals 4
     Example: consilium data synth --out brats --cases 60 --seed 1 --tumours
     """

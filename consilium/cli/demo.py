@@ -1,4 +1,4 @@
-"""``consilium demo``: one command from nothing to a report."""
+"""Defines ``consilium demo``: a whole study from data to report with one command."""
 
 from __future__ import annotations
 
@@ -147,8 +147,9 @@ def watching(console: Console) -> Iterator[Watch]:
 
 
 def summary(out: Path) -> str:
-    """What came out, in plain sentences: what the student gained and over what, the bound, the guarantee; then what
-    speaks against the student, if anything does."""
+    """Summarise the result in sentences: the student's gain and over what, the bound, the guarantee, and any
+    objections.
+    """
     from common.data.dataset import Problem, left_out_lines
 
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
@@ -168,7 +169,7 @@ def summary(out: Path) -> str:
 
 
 def _gained(worth: dict[str, Any] | None, student: float | None) -> str:
-    """What the hospitals' answers were worth, by the word that every text of a study uses."""
+    """Describe the gain from the hospitals' answers, with the verdict word that all texts of a study use."""
     if worth is None:
         return f"The student has Dice {_figure(student)}; what the answers are worth could not be measured."
     within = "no interval: it takes two cases"
@@ -195,7 +196,7 @@ def _figure(value: float | None) -> str:
 
 
 def _at_home(out: Path) -> list[str]:
-    """The newest figures a hospital has of the student on its own cases: in a real study they would stay there."""
+    """Return one hospital's newest scores of the student on its own cases; in a real study they would stay there."""
     found = sorted(out.glob("sites/*/evaluation/*/evaluation.json"))
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""``consilium dispute …``: which hospital spoiled or bent a draw of a sealed sum, found by an auditor they chose."""
+"""Defines ``consilium dispute …``: an auditor finds which hospital spoiled or distorted a draw of a sealed sum."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ app = typer.Typer(
 )
 
 BLAMED = 11
-"""Exit code where something speaks against a hospital."""
+"""Exit code if a finding is against a hospital."""
 
 Keys = Annotated[Path, typer.Option("--keys", help="The auditor's folder of keys.")]
 
 
 @app.command("keys")
 def keys(folder: Annotated[Path, typer.Argument(help="The new folder of the auditor's keys.")]) -> None:
-    """Make an auditor's keys; auditor.json is for the hospitals, the rest stays with the auditor.
+    """Make an auditor's keys. auditor.json is for the hospitals; all other files stay with the auditor.
 
     Example: consilium dispute keys auditor
     """
@@ -51,7 +51,7 @@ def evidence(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The auditor's new file; evidence-DRAW.json by default.")] = None,
 ) -> None:
-    """List a study's draws, or write down what one draw's sites signed, for the auditor.
+    """List a study's draws, or write what the sites signed in one draw to a file for the auditor.
 
     Example: consilium dispute evidence trial 3f9a1c04b7d2 --out evidence.json
     """
@@ -88,10 +88,10 @@ def judge(
     out: Annotated[Path, typer.Option(help="The new file for the signed judgement.")],
     as_json: AsJson = False,
 ) -> None:
-    """Judge for each hospital of a draw whether its part could come from an honest hospital, and sign it.
+    """Judge for each hospital of a draw whether its part could come from an honest hospital, and sign the judgement.
 
-    Compare the fingerprints with the hospitals: the judgement is about whoever holds these keys.
-    Exit code 11: something speaks against a hospital.
+    Compare the fingerprints with the hospitals: the judgement is about the owners of these keys.
+    Exit code 11: a finding is against a hospital.
     Example: consilium dispute judge evidence.json disclosure-*.json --keys auditor --peers peers.json --out judged.json
     """
     from common.disclosure import SealedDisclosure
@@ -134,7 +134,7 @@ def show(
     auditor: Annotated[Path, typer.Option(help="The auditor.json of the auditor the hospitals chose.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check an auditor's judgement and show it. Exit code 11: something speaks against a hospital.
+    """Check an auditor's judgement and show it. Exit code 11: a finding is against a hospital.
 
     Example: consilium dispute show judged.json --auditor auditor.json
     """
@@ -150,7 +150,7 @@ def show(
 
 
 def _lines(found: Judgement) -> list[str]:
-    """A judgement for a reader."""
+    """Format a judgement for a reader."""
     said = {
         "within": "what it sent is within what an honest site sends",
         "outside": "WHAT IT SENT IS NO HONEST CODE WITH ITS NOISE",

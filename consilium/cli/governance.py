@@ -1,4 +1,4 @@
-"""``consilium governance``: the papers that a hospital and its ethics board ask for, from the study's facts."""
+"""Defines ``consilium governance``: drafts of the papers that a hospital and its ethics board ask for."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def governance(
     directory: StudyDir,
     out: Annotated[Path, typer.Option(help="Folder for the papers: each as .md, .json and .pdf.")],
 ) -> None:
-    """Write drafts of the papers that data protection asks for; blanks are marked and are for people to fill in.
+    """Write drafts of the papers that data protection asks for. People fill in the marked blanks.
 
     dpia (impact assessment), nist-800-226 (checklist), registry (entry for a registry of deployments), egress (what
-    left, when, under which charge), processing (record of processing). Facts only from the ledger and the study. Exit
-    code 5: the ledger does not verify, so there are none.
+    left, when, at which charge), processing (record of processing). All facts come from the ledger and the study. Exit
+    code 5: no papers, because the ledger does not verify.
 
     Example: consilium governance trial --out papers
     """

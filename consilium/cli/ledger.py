@@ -1,7 +1,7 @@
-"""``consilium verify`` and ``consilium ledger …``: check, read, back up and recover a privacy ledger, offline.
+"""Defines ``consilium verify`` and ``consilium ledger …``: check, read, back up and recover a privacy ledger, offline.
 
-Exit codes: 0 everything holds, 2 there is no such file or a wrong argument, 5 the ledger is damaged or contradicts a
-head or receipt somebody kept.
+Exit codes: 0 everything holds, 2 the file does not exist or an argument is wrong, 5 the ledger is damaged or
+contradicts a kept head or receipt.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: cha
 
 
 def _ledger_file(path: Path) -> Path:
-    """A ledger's file, also by the directory of the study or the site that keeps it, or whose pool's books it is."""
+    """Return a ledger's file; the argument may also be the directory of a study or a site."""
     from client.policy import load_site
 
     if not path.is_dir():
         return path
-    if (path / "site.toml").exists():  # a site has a copy of its study.toml
+    if (path / "site.toml").exists():  # tested first, because a site also has a study.toml
         return load_site(path).ledger_file
     if (path / "study.toml").exists():
         return Workspace(path).ledger_file
@@ -72,10 +72,10 @@ def verify_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a whole ledger offline and name the first bad row, or the evidence of an older copy in its place.
+    """Verify a whole ledger offline; name the first bad row, or the evidence that the file is an older copy.
 
-    Exit code 0: everything holds. 2: no such file, wrong argument. 5: damaged, older than the standing beside it, or
-    contradicts a kept head or one that a witness countersigned.
+    Exit code 0: everything holds. 2: the file does not exist, or an argument is wrong. 5: the ledger is damaged, older
+    than the standing beside it, or contradicts a kept head or one that a witness countersigned.
 
     Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
     """
@@ -101,7 +101,7 @@ def verify_command(
 
 @app.command("head")
 def head_command(ledger: LedgerPath) -> None:
-    """Print the newest signed head as JSON. Kept elsewhere, it shows later if the ledger was cut or rewritten.
+    """Print the newest signed head as JSON. Keep it elsewhere: it shows later whether the ledger was cut or rewritten.
 
     Example: consilium ledger head study/ledger.sqlite > head.json
     """
@@ -119,7 +119,7 @@ def log_command(
     last: Annotated[int, typer.Option(min=1, help="How many of the newest rows.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest rows: number, time, kind and what they concern.
+    """List the newest rows: number, time, kind and subject.
 
     Example: consilium ledger log study/ledger.sqlite --last 50
     """
@@ -145,7 +145,8 @@ def log_command(
 
 @app.command("receipts")
 def receipts_command(ledger: LedgerPath) -> None:
-    """Print the receipts in a site's ledger, one a line: fit to be shown to others, unlike the ledger with its codes.
+    """Print the receipts in a site's ledger, one on each line. Unlike the ledger they contain no codes and may be
+    shown.
 
     Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
     """
@@ -165,9 +166,9 @@ def compare_command(
         typer.Option(help="The server's public key: 64 hex digits or a PEM file. Repeat it after a rotation."),
     ],
 ) -> None:
-    """Find out whether the server showed two sites two different ledgers, and from which row on.
+    """Find out whether the server showed two sites different ledgers, and from which row on.
 
-    Exit code 0: their views agree wherever both have one. 5: a fork, or a receipt that is not genuine.
+    Exit code 0: the two agree on every row that both have seen. 5: a fork, or a receipt that is not genuine.
 
     Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
     """
@@ -190,9 +191,9 @@ def backup_command(
     ledger: LedgerPath,
     out: Annotated[Path, typer.Argument(help="Where the copy goes; an existing file is refused.")],
 ) -> None:
-    """Copy a ledger while it is in use, check the copy, and print its head. Private keys are not in it.
+    """Copy a ledger while it is in use, check the copy, and print its head. The copy contains no private keys.
 
-    A site's ledger holds codes, which are sensitive: so is its copy. Keep the printed head elsewhere.
+    A site's ledger contains codes, which are sensitive, and so does its copy. Keep the printed head elsewhere.
 
     Example: consilium ledger backup study/ledger.sqlite backups/ledger-2025-03-01.sqlite
     """
@@ -227,10 +228,10 @@ def recover_command(
         ),
     ] = False,
 ) -> None:
-    """After an old copy was restored, enter every charge that receipts or the standing show as spent.
+    """Recover a ledger restored from an older copy: enter every charge that receipts or the standing show as spent.
 
-    Give every site's receipts; what the standing shows beyond them was drawn before a receipt arrived. Pools the copy
-    does not know are declared again. The answers are gone; asked again, such a query costs again.
+    Give every site's receipts. Charges that only the standing shows were made before a receipt arrived. Pools that the
+    copy does not know are declared again. The lost answers cannot be recovered; asking such a query again costs again.
     Then each site ends its alarm with `consilium site recover`.
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
@@ -278,10 +279,10 @@ def rotate_key_command(
     key: Annotated[Path, typer.Option(help="File of the current signing key; afterwards it holds the new key.")],
     new_key: Annotated[Path, typer.Option(help="The next key, from `consilium ledger new-key`.")],
 ) -> None:
-    """Rotate the signing key: a ledger row names the next key, and the old key file is kept aside.
+    """Rotate the signing key: a ledger row names the next key, and the old key file is kept under another name.
 
-    Sites that do not list the new key under `more_signing_keys` refuse receipts until they do; none is lost.
-    Interrupted, it is finished by running it again. Stop the study first.
+    Sites that do not list the new key under `more_signing_keys` refuse receipts until they do; no receipt is lost.
+    An interrupted rotation is completed by running the command again. Stop the study first.
 
     Example: consilium ledger rotate-key study/ledger.sqlite --key study/keys/ledger.key --new-key study/keys/next.key
     """

@@ -1,9 +1,8 @@
-"""The ``consilium`` command: every party's verbs under one roof, one friendly line for every deliberate error, and for
-what the system refuses.
+"""Defines the ``consilium`` command with all groups of commands, and prints every expected error as one line.
 
 Results go to stdout (``--json`` for machines), progress and errors to stderr. Exit codes are those of
-``common.errors``: 0 done, 1 unexpected, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged,
-6 refused by policy, 7 a daemon failed, 130 interrupted.
+``common.errors``: 0 done, 1 unexpected, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged, 6
+refused by policy, 7 a daemon failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -66,15 +65,15 @@ _ROLES = {
     "Whoever checks": ("verify", "ledger", "plan", "audit", "dispute"),
     "Anybody": ("demo", "simulate", "predict", "data", "bench"),
 }
-"""Who needs which command, in the order of the root's help."""
+"""The commands that each role needs, in the order of the main help."""
 
 
 _TAG = re.compile(r"\[(?=[a-zA-Z#/@])")
-"""What rich would take for markup and leave out."""
+"""Text in brackets that rich would read as markup and not print."""
 
 
 def _keep_brackets(command: click.Command) -> None:
-    """Have the help of a command and of those below it print brackets as they stand."""
+    """Escape brackets in the help of a command and of its subcommands, so that they are printed."""
     if getattr(command, "rich_markup_mode", None) is not None:
         for parameter in command.params:
             if words := getattr(parameter, "help", None):
@@ -84,7 +83,7 @@ def _keep_brackets(command: click.Command) -> None:
 
 
 class _LazyGroup(TyperGroup):
-    """Loads a group's module when it is asked for, so that ``consilium --version`` imports no torch."""
+    """Imports a group's module when it is used, so that ``consilium --version`` does not import torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_GROUPS})
@@ -102,7 +101,7 @@ class _LazyGroup(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # click would end with 130 and no word
+        except KeyboardInterrupt:  # click would exit with 130 without a message
             say("interrupted", err=True)
             raise typer.Exit(130) from None
 
@@ -116,7 +115,7 @@ app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
-    pretty_exceptions_enable=False,  # they would print local variables
+    pretty_exceptions_enable=False,  # pretty exceptions print local variables
     help="Consilium: federated PATE for 3D MRI segmentation that proves what it released.",
 )
 
@@ -134,7 +133,7 @@ def _print_version(value: bool) -> None:
 
 
 def _others_with_our_names() -> list[str]:
-    """Distributions that claim a package's name of ours: pip lets the later one overwrite files of the earlier."""
+    """Return other distributions with a package of the same name, since pip lets the later one overwrite our files."""
     owners = packages_distributions()
     claims = {owner for name in ("client", "common", "consilium", "server") for owner in owners.get(name, ())}
     return sorted(claims - {"consilium"})
@@ -150,7 +149,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; deliberate errors end with their own exit code and one line."""
+    """Run the command line; an expected error prints one line and ends with its own exit code."""
     sys.excepthook = say_unexpected
     arguments = sys.argv[1:]
     verbose = "--verbose" in arguments
@@ -164,22 +163,22 @@ def main() -> None:
         say(f"error: {_refusal(error)}", err=True)
         raise SystemExit(StorageFailed.exit_code if error.errno in _DISK else 1) from None
     except Exception as error:
-        sqlite3 = sys.modules.get("sqlite3")  # which help and Tab do without
+        sqlite3 = sys.modules.get("sqlite3")  # help and completion do not import it
         if sqlite3 is None or not isinstance(error, sqlite3.Error):
             raise
         from common.ledger.sqlite_file import ledger_error
 
-        # of a file that was given as a ledger and is none
+        # the file was given as a ledger and is not one
         refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
         _fail(refused, code=refused.exit_code, verbose=verbose)
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What a disk that is full or failing answers."""
+"""Errors of a full or failing disk."""
 
 
 def _refusal(error: OSError) -> str:
-    """What the system refused, where, and what to do about it."""
+    """Describe an error of the operating system: where it happened, what was refused, and what to do."""
     where = "" if error.filename is None else f"{plain(os.fspath(error.filename))}: "
     match error.errno:
         case errno.EACCES | errno.EPERM | errno.EROFS:

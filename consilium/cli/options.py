@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have in the same words, and the bar they count on."""
+"""Defines options and arguments that several commands share, and the progress bar they use."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ LOG_TO: Any = typer.Option(
 )
 
 PLAIN: dict[str, Any] = {"show_default": False}
-"""Where the help text says the default, in the same words as for the others."""
+"""For options whose help text states the default itself."""
 
 Jointly = Annotated[
     bool | None,
@@ -90,12 +90,31 @@ Paired = Annotated[int, typer.Option("--paired", help="Number of public cases th
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas; none of an empty text."""
+    """Split a comma-separated list of names.
+
+    Args:
+        text: The list; may be empty.
+
+    Returns:
+        The names.
+    """
     return tuple(text.split(",")) if text else ()
 
 
 def triple(text: str, kind: type, *, what: str) -> Any:
-    """Three numbers separated by commas."""
+    """Parse three comma-separated numbers.
+
+    Args:
+        text: The numbers.
+        kind: ``int`` or ``float``.
+        what: Name of the option in errors.
+
+    Returns:
+        A tuple of three numbers.
+
+    Raises:
+        InvalidInput: If there are not three numbers.
+    """
     try:
         values = tuple(kind(part) for part in text.split(","))
     except ValueError as error:
@@ -109,7 +128,17 @@ def triple(text: str, kind: type, *, what: str) -> Any:
 def counting(
     title: str, *, total: int | None = None, show: bool = True, of_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """A bar on stderr; what is yielded takes how many are done and, where it is known by then, of how many."""
+    """Show a progress bar on stderr, from the first count on.
+
+    Args:
+        title: Text before the bar.
+        total: What there is to do; None if it is not known yet.
+        show: Whether to show a bar.
+        of_bytes: The counts are bytes.
+
+    Yields:
+        A function of the number done and, if known by then, the total.
+    """
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -128,7 +157,7 @@ def counting(
     bar = Bars(TextColumn(plain(title), markup=False), BarColumn(), *columns, console=console(stderr=True), show=show)
 
     def on_done(done: int, of: int | None = total) -> None:
-        if not bar.task_ids:  # at the first count: not above an error
+        if not bar.task_ids:  # start at the first count, so that an early error has no bar above it
             bar.add_task(plain(title), total=of)
         bar.update(bar.task_ids[0], completed=done, total=of)
 
@@ -145,7 +174,17 @@ Absent = Annotated[
 
 
 def read_file(path: Path) -> bytes:
-    """A file somebody named; InvalidInput where it cannot be read."""
+    """Read a file that the user named.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        InvalidInput: If it cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

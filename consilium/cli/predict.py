@@ -1,4 +1,4 @@
-"""``consilium predict``: a student on any NIfTI file or folder, label maps on each file's own voxels, scores."""
+"""Defines ``consilium predict``: label maps by a student for any NIfTI file or folder, with scores."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def predict(
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Segment volumes with a student; write label maps on each file's own voxels; score them where labels are given.
+    """Segment volumes with a student. Label maps have each file's own voxels; they are scored if labels are given.
 
-    Dice and HD95 (mm) are taken on the file's own voxels, so what lies outside the study's grid counts as missed. Exit
-    code 2: not one file could be used, or the DICOM series was refused.
+    Dice and HD95 (mm) are computed on the file's own voxels, so anything outside the study's grid counts as missed.
+    Exit code 2: no file could be used, or the DICOM series was refused.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
     """
@@ -70,7 +70,7 @@ def predict(
         raise InvalidInput("--series and --even-if-unlike", limit="with --dicom")
     assert images is not None
     for what, path in (("images", images), ("--model", model), ("--labels", labels), ("--label-map", label_map)):
-        if path is not None and not path.exists():  # before anything that takes long is loaded
+        if path is not None and not path.exists():  # check before slow imports
             raise InvalidInput(what, value=str(path), limit="a file or folder that is there")
 
     from consilium.predict import predict_images

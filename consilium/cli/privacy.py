@@ -1,7 +1,7 @@
-"""``consilium plan``: what a budget buys, and the settings that ``consilium audit`` shares with it.
+"""Defines ``consilium plan``: what a privacy budget buys; and the settings it shares with ``consilium audit``.
 
-Tables and JSON go to stdout. Ends with exit code 2 and one line when a setting makes no sense. No option has a range of
-its own: the privacy core refuses.
+Tables and JSON go to stdout. Exit code 2: a setting is invalid. Options have no ranges of their own; the privacy code
+refuses invalid values.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def plan_command(
 
 
 def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patients: int | None) -> Rehearsal:
-    """Of what is advised, on public cases, with as many patients a teacher as a voter has."""
+    """Rehearse the recommended protocol on public cases, with as many patients for each teacher as a voter has."""
     import numpy as np
 
     from client.data.layouts import open_dataset
@@ -213,7 +213,7 @@ def _print(result: Plan, advised: Recommendation, *, patients: int | None, as_js
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The settings as flags gave them, None where one was left out."""
+    """The settings given on the command line; None for one that was left out."""
 
     epsilon: float | None
     delta: float | None
@@ -228,11 +228,27 @@ class Flags:
     spare_draws: int | None = None
 
     def given(self) -> list[str]:
+        """Return the flags that were given.
+
+        Returns:
+            Their names.
+        """
         return [f"--{field.name.replace('_', '-')}" for field in fields(self) if getattr(self, field.name) is not None]
 
 
 def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]:
-    """The privacy settings and C, from the study file or from flags, never from a mixture."""
+    """Return the privacy settings and the clipping norm C, either from the study file or from flags.
+
+    Args:
+        study: The study file; None to use the flags.
+        flags: The flags.
+
+    Returns:
+        The settings and C.
+
+    Raises:
+        InvalidInput: If both are given, or a setting is invalid.
+    """
     if study is not None:
         if extra := flags.given():
             raise InvalidInput(

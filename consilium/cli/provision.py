@@ -1,4 +1,6 @@
-"""``consilium provision …`` and ``consilium server …``: certificates, kits, admission, and the server's daemons."""
+"""Defines ``consilium provision …`` and ``consilium server …``: certificates, kits, admission, and the server's
+daemons.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def kit(
     site: SiteName,
     out: Annotated[Path, typer.Option(help="Where to write the kit.")],
 ) -> None:
-    """Write one site's startup kit: its name, public keys, address, CA, study. Nothing in it is secret.
+    """Write one site's startup kit: its name, public keys, address, CA and study. It contains no secret.
 
     Example: consilium provision kit trial north --out kits/north
     """
@@ -98,7 +100,7 @@ def approve(
         ),
     ] = None,
 ) -> None:
-    """Admit a site: its node key, its patient pool, its name. SuperLink must be up.
+    """Admit a site: register its node key, its patient pool and its name. SuperLink must be running.
 
     Example: consilium provision approve trial request.json --site north --pool north --fingerprint SHA256:mVPwvez...
     """
@@ -130,7 +132,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     from server.operations import provision
 
     workspace = Workspace(directory)
-    workspace.endpoint()  # says what to do where the server is not set up
+    workspace.endpoint()  # raises an error with the remedy if the server is not set up
     shown = provision.certificate(workspace, now=datetime.now(UTC))
     sites, broken_off = provision.standings(workspace, nodes=_nodes(workspace)), provision.broken_off(workspace)
     if as_json:
@@ -148,7 +150,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
 
 
 def _nodes(workspace: Workspace) -> dict[int, str]:
-    """What SuperLink says of each node; nothing while it is not up."""
+    """Return SuperLink's information about each node; empty if it is not running."""
     from server.operations.daemons import list_nodes
     from server.operations.supervisor import flower_server
 
@@ -168,7 +170,7 @@ def peers(
 ) -> None:
     """List the admitted sites with the fingerprints of their keys, which the sites read out to each other.
 
-    In a study with a sealed sum the list is published where sites fetch it. No site believes it: each confirms the
+    In a study with a sealed sum the list is published for the sites. A site does not trust it: each site confirms the
     others with `consilium site peers`.
     Example: consilium provision peers trial --out peers.json
     """
@@ -194,7 +196,7 @@ def renew(
     directory: StudyDir,
     days: Annotated[int, typer.Option(help="How long the new certificate is valid.")] = 365,
 ) -> None:
-    """Renew the server's certificate with the same CA. Nothing is restarted and no site changes anything.
+    """Renew the server's certificate with the same CA. Nothing is restarted, and sites need not change anything.
 
     Example: consilium provision renew trial
     """
@@ -220,16 +222,16 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
     if workspace.study().gate.verdicts:
         from server.postprocess.bundle import publish_verdicts
 
-        publish_verdicts(workspace)  # its verdict on the student counts no more
+        publish_verdicts(workspace)  # the revoked site's verdict no longer counts
     if not whole:
         say("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
 
 
 @provision_app.command("forget")
 def forget(directory: StudyDir, site: SiteName) -> None:
-    """Delete what the server holds of a site that left, and print what must stay and why. Revoke it first.
+    """Delete what the server has about a site that left, and print what must stay and why. Revoke the site first.
 
-    The server's daemons must be stopped meanwhile: their logs go, too. Backups and archives are yours to delete.
+    Stop the server's daemons before, because their logs are deleted too. Delete it from backups and archives yourself.
     Example: consilium provision forget trial north
     """
     from server.operations.leaving import STAYS, forget
@@ -254,9 +256,9 @@ def up(
     gateway: Annotated[bool, typer.Option(help="Also run the gateway here.")] = True,
     log_to: Annotated[list[str] | None, LOG_TO] = None,
 ) -> None:
-    """Run the server's daemons in the foreground: core, SuperLink, SuperExec, gateway; one that dies restarts.
+    """Run the server's daemons in the foreground: core, SuperLink, SuperExec, gateway. One that dies is restarted.
 
-    SuperLink listens on loopback and takes orders only from who can read the study's flower/operator.secret.
+    SuperLink listens on loopback and accepts commands only with the study's flower/operator.secret.
     Example: consilium server up trial
     """
     from server.operations import supervisor
@@ -285,10 +287,10 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Show each server daemon's state, why one ended, and whether the ledger is the newest copy.
+    """Show the state of each server daemon, why one ended, and whether the ledger is the newest copy.
 
-    Exit code 5: the ledger does not hold, or its standing shows an older copy. 7: not all daemons are ready, or the
-    certificate ran out.
+    Exit code 5: the ledger does not verify, or its standing shows an older copy. 7: a daemon is not ready, or the
+    certificate has expired.
 
     Example: consilium server status trial
     """

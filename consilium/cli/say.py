@@ -1,6 +1,6 @@
-"""Prints a command's output; the only way to a terminal, so that nothing from elsewhere acts on it.
+"""Prints a command's output; the only module that writes to the terminal, so that foreign text is always escaped.
 
-Refuses a test of the sources: no other module of the command line writes to stdout or stderr.
+A test of the sources refuses any other module of the command line that writes to stdout or stderr.
 """
 
 from __future__ import annotations
@@ -19,12 +19,26 @@ if TYPE_CHECKING:
 
 
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print lines, to stderr with ``err``, without the last line end unless ``nl``."""
+    """Print text with control characters escaped.
+
+    Args:
+        text: The text.
+        err: Print to stderr.
+        nl: End with a line break.
+    """
     typer.echo(plain_lines(text), err=err, nl=nl)
 
 
 def console(*, stderr: bool = False, **options: Any) -> Console:
-    """A console of rich that takes no markup, and shows every text as :func:`say` does."""
+    """Return a rich console without markup, whose texts are escaped as in :func:`say`.
+
+    Args:
+        stderr: Print to stderr.
+        options: Further options of rich.
+
+    Returns:
+        The console.
+    """
     from rich.console import Console
     from rich.text import Text
 

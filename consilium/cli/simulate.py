@@ -1,4 +1,6 @@
-"""``consilium simulate``: what a study would be worth on a researcher's own data, before anybody installs anything."""
+"""Defines ``consilium simulate``: what a study would be worth on a researcher's own data, before anything is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,9 @@ def simulate(
 ) -> None:
     """Simulate a whole study on your own data in one process: teachers, codes, noise, ledgers, student, report.
 
-    The protocol, the noise and the books are those of a federation; one person plays every party, so what comes out is
-    a figure and no promise, and no certificate is made of it. `consilium demo` is the one with real daemons.
-    Stop it at any time; the same command goes on.
+    Protocol, noise and ledgers are those of a federation. One person plays every party, so the result is an estimate
+    without a guarantee, and there is no certificate. `consilium demo` runs real daemons.
+    Stop it at any time; run the same command again to resume.
     Example: consilium simulate --data Task04_Hippocampus --hospitals 8 --out sim
     Example: consilium simulate --phantoms --out sim
     """

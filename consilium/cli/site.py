@@ -1,4 +1,4 @@
-"""``consilium site …``: what a hospital runs."""
+"""Defines ``consilium site …``: the commands of a hospital."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def init(
 ) -> None:
     """Create a site's directory: its node key, its policy (site.toml), its copy of the study and its join request.
 
-    It also creates the patient pool's ledger, once for life. For another study of these patients use `site join`.
+    It also creates the patient pool's ledger, which serves all its studies. For another study of these patients use
+    `site join`.
     Example: consilium site init --kit kit --data /data/north --site-dir /srv/consilium
     """
     from client.site.enrolment import SiteKit, create_site
@@ -75,7 +76,7 @@ def join(
 ) -> None:
     """Take part in another study with the same patients: all studies of a patient pool share one ledger.
 
-    The new directory has its own node key, teachers and daemons; ledger, caps and withdrawals stay the pool's.
+    The new directory has its own node key, teachers and daemons; ledger, caps and withdrawals belong to the pool.
     Example: consilium site join --from /srv/consilium --kit kit
     """
     from client.site.enrolment import SiteKit, join_site
@@ -106,7 +107,7 @@ def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> N
     study = load_study(kit.study_file)
     try:
         check_index(load_site(site_dir), study.data)
-    except InvalidInput as error:  # may be put right later: the request is the same
+    except InvalidInput as error:  # can be fixed later; the request does not change
         say(f"warning: {error}", err=True)
     say(joining_text(study, file=site_dir / "study.toml"))
     say(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
@@ -124,7 +125,7 @@ def cases(
 ) -> None:
     """List the cases that the last training left out, and why. Only for staff of this site.
 
-    Exit code 6: --for-server, and `case_counts` of the table share in site.toml is not true.
+    Exit code 6: with --for-server, if `case_counts` in the table `share` of site.toml is not true.
     Example: consilium site cases --site-dir /srv/consilium
     """
     from client.data.cases import counts_for_server, load_cases
@@ -170,9 +171,9 @@ def doctor(
 ) -> None:
     """Check what could stop this site from taking part, and print what to do about it. Changes nothing.
 
-    With --site-dir: keys, network, proxy, certificate, clock, admission, disk, GPU memory. With --data: the layout, who
-    counts as a patient, every case. The terminal names cases; the report and the JSON number them. Exit code 8: at
-    least one check failed; each such line says what to do.
+    With --site-dir: keys, network, proxy, certificate, clock, admission, disk, GPU memory. With --data: the layout,
+    what counts as a patient, every case. The terminal names cases; the report and the JSON number them. Exit code 8: at
+    least one check failed; its line says what to do.
     Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
     from client.operations import findings as findings_of
@@ -195,7 +196,7 @@ def serve(
         Path | None, typer.Option(help="Path of the Unix socket; by default worker.sock in the site's directory.")
     ] = None,
 ) -> None:
-    """Run the teacher worker, which answers for codes on a Unix socket until it is stopped.
+    """Run the teacher worker, which answers requests for codes on a Unix socket, until it is stopped.
 
     Example: consilium site serve --site-dir /srv/consilium
     """
@@ -248,7 +249,7 @@ def up(
         say(f"connected: {config.site} to {config.server.superlink}" if config and not only else "up", err=True)
 
     if config is not None:
-        threading.Thread(target=look, daemon=True).start()  # an absent server takes its time, and keeps nobody waiting
+        threading.Thread(target=look, daemon=True).start()  # an unreachable server must not delay the start
     parts = PARTS if only is None else (only,)
     site_up(site_dir, parts=parts, others=others, on_ready=ready, log_to=log_to or ())
 
@@ -269,12 +270,12 @@ def status(
     from client.site.enrolment import signed_status, site_status
 
     facts, daemons = site_status(site_dir), daemon_standings(site_dir)
-    if as_json:  # fit to be handed over, so it does not tell how many patients the site has
+    if as_json:  # may leave the site, so it omits the number of patients
         said = {**facts, "daemons": {one.daemon: one.state for one in daemons}}
         say(json.dumps(signed_status(site_dir, said), indent=1))
         return
     say(status_text(facts))
-    with read_books(load_site(site_dir)) as ledger:  # in no JSON: it may be handed over
+    with read_books(load_site(site_dir)) as ledger:  # not in the JSON, which may leave the site
         left, least = len(ledger.withdrawn_patients()), "at least " if facts.get("at_least") else ""
     say(f"patients withdrawn: {least}{left}{', counted once for each deal they were in' if left else ''}")
     say(joined(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else ["daemons: never started"]))
@@ -287,7 +288,9 @@ def status(
 
 
 def joining_text(study: Study, *, file: Path) -> str:
-    """What a hospital is promised by the study it is about to ask to join, in lines for a person; ``file`` holds it."""
+    """Explain to a person what a hospital is promised by the study it is about to ask to join; ``file`` contains the
+    study.
+    """
     from common.privacy.accounting import max_mu_squared
     from common.privacy.consent import guess_sentence
     from common.study_mechanism import pool_sentence
@@ -306,7 +309,7 @@ def joining_text(study: Study, *, file: Path) -> str:
 
 
 def status_text(facts: dict[str, Any]) -> str:
-    """The site's standing in lines for a person; every ε with its accountant, δ, unit and relation."""
+    """Format a site's status for a person; every ε has its accountant, δ, unit and relation."""
     spent = [
         f"  ε = {epsilon_text(found['epsilon'])} ({name}), δ = {delta_text(found['delta'])}, unit {found['unit']}, "
         f"relation {found['relation']}"
@@ -338,7 +341,7 @@ def status_text(facts: dict[str, Any]) -> str:
 
 
 def training_lines(trainings: dict[str, Any]) -> list[str]:
-    """What the site's private trainings cost each patient, all composed; nothing where there is none."""
+    """Describe what all of the site's private trainings together cost each patient; empty without any."""
     if not trainings["count"]:
         return []
     head = f"trainings on record: {trainings['count']} ({', '.join(trainings['strategies'])})"

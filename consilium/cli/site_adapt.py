@@ -1,4 +1,4 @@
-"""``consilium site adapt``: a network of the hospital's own, made from the student on its own cases."""
+"""Defines ``consilium site adapt``: make a network of the hospital's own from the student on its own cases."""
 
 from __future__ import annotations
 
@@ -57,13 +57,14 @@ def adapt(
     threads: Annotated[int, typer.Option(help="Processor threads of a training.", min=1)] = 1,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Adapt the student to this hospital's own patients, at home: no budget is spent and nothing is sent.
+    """Adapt the student to this hospital's own patients, at the hospital. No budget is spent and nothing is sent.
 
-    The network it writes has seen patients: it has no guarantee and must not leave, and its name says so. Stop it with
-    Ctrl-C; run it again to go on. Exit code 6: a training or a withdrawal is writing here.
+    The network has seen patients and has no guarantee: it must not leave, and its name says so. Stop the command with
+    Ctrl-C; run it again to resume. Exit code 6: a training or a withdrawal is in progress here.
 
-    With --strategy it makes one that may leave under the (ε, δ) of that training beside the student's: patients pay for
-    it, the site's ledger has the charge before the first step, and nothing is chosen on patients.
+    With --strategy the network is trained with differential privacy and may leave, under the (ε, δ) of this training in
+    addition to the student's. Patients are charged in the site's ledger before the first step, and nothing is chosen on
+    patients.
     Example: consilium site adapt --site-dir /srv/consilium
     Example: consilium site adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
     """
@@ -128,7 +129,7 @@ def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path 
 
 @contextmanager
 def _steps(total: int) -> Iterator[Callable[[int, float], None]]:
-    """One bar over the steps of all trainings."""
+    """Show one bar over the steps of all trainings."""
     with counting("training steps", total=total) as show:
         done = 0
 

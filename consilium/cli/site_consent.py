@@ -1,4 +1,4 @@
-"""``consilium site consent``: the consent sheet, the question, and the answer on record, before anything is served."""
+"""Defines ``consilium site consent``: show the consent sheet, ask, and record the answer before anything is served."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def consent(
 ) -> None:
     """Show the consent sheet, ask for consent, and record who consented and when.
 
-    Nothing is served or charged before it is on record, and no daemon starts; afterwards `site pause` ends it.
+    Before consent is on record nothing is served or charged, and no daemon starts. `site pause` suspends it later.
     Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
     """
     from client.operations import staff_decisions as control
@@ -47,7 +47,9 @@ def consent(
 
 
 def consent_sheet(study: Study, *, patients: int | None) -> str:
-    """What a hospital reads before it consents, with its own number of patients, how long it lasts and how it ends."""
+    """Write the consent sheet for a hospital: the study with its own number of patients, how long it lasts, how it
+    ends.
+    """
     from server.study.consent_text import for_site
 
     many = "not known: the dataset cannot be read now" if patients is None else f"{patients}, by your dataset"
@@ -67,7 +69,7 @@ YOUR SITE, HOW LONG IT LASTS AND HOW IT ENDS
 
 
 def patients_of(config: SiteConfig, study: Study) -> int | None:
-    """How many patients the site's dataset has by its index; None where that cannot be read."""
+    """Count the site's patients from the dataset's index; None if it cannot be read."""
     from client.data.layouts import indexed
 
     try:

@@ -1,4 +1,4 @@
-"""``consilium site pause``, ``withdraw-patient``, ``recover`` … : what a hospital's staff decide."""
+"""Defines ``consilium site pause``, ``withdraw-patient``, ``recover`` and other decisions of a hospital's staff."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def withdraw(
 ) -> None:
     """Leave a study permanently: this site never answers it again. Past releases stay released and charged.
 
-    It asks first at a terminal, since nothing takes it back; elsewhere it wants --yes.
+    It asks for confirmation at a terminal, because it cannot be undone; without a terminal --yes is required.
     Example: consilium site withdraw trial --site-dir /srv/consilium
     """
     if not yes:
@@ -99,8 +99,9 @@ def recover(
 ) -> None:
     """End an alarm after a person looked into it: the server's ledger was restored, or this site's own was.
 
-    The server's: after it has re-entered this site's receipts. The site's own: what the copy forgot is charged, and
-    every study is paused until `consilium site resume`; the server sends the lost receipts again by itself.
+    The server's ledger: run this after the server has entered this site's receipts again. The site's own
+    (--own-ledger): what the older copy lost is charged, and every study is paused until `consilium site resume`; the
+    server then sends the lost receipts again.
 
     Example: consilium site recover --site-dir /srv/consilium --own-ledger
     """
@@ -127,7 +128,7 @@ def take_sealing_key(
     notice: Annotated[Path, typer.Argument(help="The server's notice, from `consilium ledger rotate-sealing-key`.")],
     site_dir: SiteDir,
 ) -> None:
-    """Seal codes to the server's new key, if a signing key this site knows signed the notice.
+    """Seal codes to the server's new key. The notice must be signed by a signing key in site.toml.
 
     Example: consilium site take-sealing-key notice.json --site-dir /srv/consilium
     """
@@ -178,7 +179,7 @@ def heads(
 
 
 def _ask_for_good(study: str) -> None:
-    """InvalidInput unless somebody at a terminal says yes."""
+    """Ask at a terminal for a final decision; InvalidInput unless the answer is yes."""
     asked = f"withdraw from {study} for good? This site can never answer it again; `consilium site pause` can be ended"
     if not sys.stdin.isatty() or not typer.confirm(plain(asked)):
         raise InvalidInput(

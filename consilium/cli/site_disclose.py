@@ -1,4 +1,4 @@
-"""``consilium site disclose``: one draw of a sealed sum shown to an auditor this hospital chose."""
+"""Defines ``consilium site disclose``: disclose one draw of a sealed sum to an auditor this hospital chose."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def disclose(
 ) -> None:
     """Disclose one draw of a sealed sum to an auditor, who determines which hospital spoiled or distorted it.
 
-    The auditor gets this site's code with its share of the noise, of every query of that draw, and nothing else; the
-    file is sealed to their key and goes to them alone. The site's ledger records to whom, and what it would cost the
-    patient pool if the auditor told. Compare the fingerprint with the auditor first.
+    The auditor learns this site's code with its own noise share for every query of that draw, and nothing else. The
+    file is sealed to the auditor's key. The site's ledger records to whom it goes, and what it would cost the patient
+    pool if the auditor passed it on. Compare the key's fingerprint with the auditor first.
     Example: consilium site disclose 3f9a1c04b7d2 --to auditor.json --site-dir /srv/consilium
     """
     from client.policy import load_site
@@ -58,7 +58,7 @@ def disclose(
 
 
 def auditor_key(given: str) -> str:
-    """The auditor's sealing key (hex), as typed or from the file ``auditor.json``."""
+    """Return the auditor's sealing key in hex, as typed or from the file ``auditor.json``."""
     if len(given) == 64 and not set(given) - set("0123456789abcdef"):
         return given
     from consilium.audit.auditor import read_auditor

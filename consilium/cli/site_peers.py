@@ -1,4 +1,4 @@
-"""``consilium site peers``: the other hospitals' keys, shown by their fingerprints and confirmed by a person."""
+"""Defines ``consilium site peers``: show the other hospitals' key fingerprints, and record confirmations."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def peers(
     distrust: Annotated[str | None, typer.Option(help="Take back this site's confirmation, at once.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the study's other hospitals by key fingerprint, each as confirmed here, not confirmed, or changed.
+    """List the study's other hospitals by key fingerprint: confirmed here, not confirmed, or changed.
 
-    In a study with a sealed sum this site answers only together with sites it confirmed. Call each of them, at a number
-    you did not get from the consortium, and have it read its fingerprint out. Lists and offers alone prove nothing.
+    In a study with a sealed sum this site answers only together with sites that were confirmed here. Call each hospital
+    at a number that you did not get from the consortium, and let it read its fingerprint out. Lists and offers prove
+    nothing.
     Example: consilium site peers --site-dir /srv/consilium --fetch --confirm south
     """
     from client.site import peers as known
@@ -65,7 +66,14 @@ def peers(
 
 
 def consent_to_peers(site_dir: Path) -> str:
-    """The part of a consent sheet that says with whom this site's codes are added up."""
+    """Write the part of a consent sheet that says with which sites this site's codes are summed.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The text.
+    """
     from client.site.peers import look
 
     said = "\n".join(f"  {line}" for line in peers_text(look(site_dir)).splitlines())
@@ -77,7 +85,7 @@ WITH WHOM YOUR CODES ARE ADDED UP
 
 
 def peers_text(view: PeersView) -> str:
-    """One key a line, and what is to be done."""
+    """Format one key on each line, followed by what must be done."""
     from common.peers import fingerprint
 
     width = max(len(name) for name in (view.own.site, *(known.peer.site for known in view.peers)))

@@ -1,4 +1,4 @@
-"""``consilium site student pull`` and ``site evaluate``: the study's student at this site."""
+"""Defines ``consilium site student pull`` and ``site evaluate``: the study's student at this site."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def pull(
 ) -> None:
     """Fetch the study's student and verify it: signature, hash, study, and this site's receipts.
 
-    A study with a gate releases its student once enough hospitals found it better: until then, exit code 6.
-    Exit code 5: the server signed what contradicts this site's receipts. Interrupted, run it again.
+    If the study has a gate, its student is released once enough hospitals found it better; exit code 6 until then.
+    Exit code 5: the server signed something that contradicts this site's receipts. After an interruption, run it again.
     Example: consilium site student pull --site-dir /srv/consilium
     """
     from client.teachers.pulled_student import pull as pull_student
@@ -76,7 +76,7 @@ def pull(
 
 
 def _say_gate(site_dir: Path, pulled: Pulled) -> None:
-    """What hospitals said, and whether this one's word is among it."""
+    """Print the hospitals' verdicts, and whether this site's is among them."""
     from client.teachers.verdict import own_verdict
 
     say(pulled.gate)
@@ -110,14 +110,15 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score the student on this site's own labelled cases. Figures and pictures stay here; nothing is sent.
+    """Score the student on this site's own labelled cases. Scores and pictures stay here; nothing is sent.
 
-    --verdict writes one word (better, not-better, worse), which you may send: it is made of your cases, under no ε.
-    --figures writes each structure's mean Dice in hundredths, of 5 patients or more, which you may send likewise.
+    The public start (or the codec's mean shape) and this site's teachers are scored on the same cases. A warning says
+    if the student is worse than public data, or has lost a structure.
 
-    Beside it stand the public start (or the codec's mean shape) and this site's teachers on the same cases: a student
-    below public data, or one that lost a structure, is said plainly.
-    Exit code 10: --strict, and the student is worse than what public data alone gives, or a structure is gone.
+    --verdict writes one word (better, not-better, worse) that you may send. It depends on your cases and has no ε.
+    --figures writes each structure's mean Dice in hundredths, over 5 patients or more, with the same caution.
+
+    Exit code 10: with --strict, if the student is worse than public data alone, or a structure is lost.
     Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen
     """
     from datetime import UTC, datetime

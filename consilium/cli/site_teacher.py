@@ -1,4 +1,4 @@
-"""`consilium site teacher add` and `remove`: a teacher that the hospital has already."""
+"""Defines `consilium site teacher add` and `remove`: use a model that the hospital already has as a teacher."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def add(
 ) -> None:
     """Add a hospital's own model as a teacher: a MONAI bundle, a TorchScript file, or a program such as nnU-Net.
 
-    It is tried once on a made-up volume, its hash goes into the site's ledger, and the worker asks it about public
-    volumes from its next start on: without network, reading its own files, writing nowhere else, its output checked.
-    Only for studies of unit hospital: which patients such a model has seen nobody can say.
+    The model is tried on a synthetic volume, and its hash is recorded in the site's ledger. From its next start the
+    worker asks it about public volumes. It runs without network, reads only its own files, writes nowhere else, and its
+    output is checked. Only for studies of unit hospital: nobody can say which patients such a model has seen.
     Example: consilium site teacher add liver-bundle.zip --site-dir /srv/consilium --labels background,liver
     Example: consilium site teacher add --site-dir /srv/consilium --labels background,liver --model /models/nnunet
-    --command 'env nnUNet_results=/models/nnunet nnUNetv2_predict -i {input_dir} -o {output_dir} -d 4 -c 3d_fullres
-    -npp 0 -nps 0'
+    --command 'env nnUNet_results=/models/nnunet nnUNetv2_predict -i {input_dir} -o {output_dir} -d 4 -c 3d_fullres -npp
+    0 -nps 0'
     """
     from client.foreign.bring import Brought
     from client.foreign.bring import add as add_teacher
@@ -120,7 +120,7 @@ def remove(
     site_dir: SiteDir,
     voter: Annotated[int, typer.Option(help="Number of the voter that this teacher answers for.", min=0)] = 0,
 ) -> None:
-    """Remove a teacher that was added. A trained teacher that it replaced answers again.
+    """Remove a teacher that was added. A trained teacher that it replaced is used again.
 
     Example: consilium site teacher remove --site-dir /srv/consilium
     """

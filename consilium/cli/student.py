@@ -1,4 +1,4 @@
-"""``consilium student …``: the student, its controls and its bundle, from stored answers, and publishing it."""
+"""Defines ``consilium student …``: train the student and its controls from stored answers, export and publish it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def student_train(
         typer.Option(help="The dashboard's decisions.jsonl; labels rejected in it are left out from now on."),
     ] = None,
 ) -> None:
-    """Decode the stored answers, train the student and its controls on them; free of privacy cost, repeatable.
+    """Decode the stored answers, and train the student and its controls on them. It costs no privacy and can be
+    repeated.
 
     Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
     """
@@ -86,8 +87,9 @@ def student_publish(
 ) -> None:
     """Collect student, model card and privacy certificate in one folder, signed with the consortium's key.
 
-    Refused (exit code 6) while the study's gate is shut: `student verdict` takes in what hospitals say.
-    Who gets it checks it with openssl and sha256sum, as docs/deployment.md says, against the key in any site's kit.
+    Exit code 6: the study's gate has not released the student; `student verdict` reads the hospitals' verdicts.
+    Recipients check the folder with openssl and sha256sum, as docs/deployment.md says, against the key in any site's
+    kit.
     Example: consilium student publish trial --out trial-student
     """
     from consilium.reports.publication import publish_student

@@ -1,4 +1,4 @@
-"""``consilium study …``: define, publish, run and follow a study."""
+"""Defines ``consilium study …``: define, publish, run and follow a study."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def init(
 
 
 def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> str:
-    """The protocol's name, as said or as the planner chooses it by public label maps."""
+    """Return the protocol's name, as given or as the planner chooses it from public label maps."""
     from server.planning.public_shapes import mean_shape_dice, read_maps
     from server.planning.recommend import protocol_for
 
@@ -268,7 +268,7 @@ def publish(
 
     if images is None and (validation is None or paired is not None):
         raise InvalidInput("--images is missing", limit="a folder of public volumes", remedy="--images public/images")
-    labelled = None if validation is None else read_dataset(validation)  # before anything is written
+    labelled = None if validation is None else read_dataset(validation)  # read before anything is written
     if labelled is not None:
         say_left_out("validation", labelled)
     if images is not None:
@@ -305,12 +305,12 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", help="Spend the budget even where the plan says not to.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run the study over Flower until it is finished; an interrupted run is resumed by running again.
+    """Run the study over Flower until it is finished. If the run is interrupted, run the command again.
 
-    The run goes on at the server when this command ends, and is submitted again should it die: `study watch` attaches
-    again, `study stop` ends it. The first spoiled draw of a sealed study ends the run with a question. Where the plan
-    says not to spend the budget, a terminal is asked first.
-    Exit code 3: it ended without all its answers. 4, 6: as the error says.
+    The run continues at the server when this command ends, and is restarted if it dies. `study watch` attaches to it
+    again, `study stop` ends it. In a sealed study the first spoiled draw ends the run and asks for a decision. If the
+    plan says not to spend the budget, the command asks first at a terminal. Exit code 3: it ended without all its
+    answers. 4, 6: see the error.
     Example: consilium study run trial
     """
     from server.operations import supervisor
@@ -338,7 +338,7 @@ study_app.command("evaluate")(evaluate)
 
 @study_app.command("watch")
 def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
-    """Follow the current run from any terminal: stages, ETA, what sites decline. Changes nothing.
+    """Follow the current run from any terminal: stages, time left, declined offers. Changes nothing.
 
     Example: consilium study watch trial
     """
@@ -351,7 +351,7 @@ def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
 
 @contextmanager
 def _following(directory: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Bars for a run's events; who is interrupted is told that the run is not."""
+    """Show bars for a run's events; after Ctrl-C, say that the run itself continues."""
 
     from server.aggregation.progress import StudyProgress, stage_bars
 
@@ -427,9 +427,9 @@ def archive(
     directory: options.StudyDir,
     out: Annotated[Path, typer.Option(help="The new file, .tar.gz, readable by you alone.")],
 ) -> None:
-    """Pack a finished study into one file: all that verifies it and reproduces its results, without keys.
+    """Pack a finished study into one file with everything that verifies it and reproduces its results, without keys.
 
-    Deletes nothing. `consilium verify` and `consilium certificate` work on what is unpacked from it.
+    Deletes nothing. `consilium verify` and `consilium certificate` work on the unpacked archive.
     Example: consilium study archive trial --out trial.tar.gz
     """
     from consilium.reports.publication import KEPT_OUT, archive_study

@@ -1,4 +1,4 @@
-"""``consilium study evaluate``: the student as hospitals measured it on their own cases, by their consent."""
+"""Defines ``consilium study evaluate``: the student's scores on the hospitals' own cases, given with their consent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def evaluate(
     files: Annotated[list[Path] | None, typer.Argument(help="Figures that hospitals sent, a file each.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take in hospitals' signed figures of the student, and say what they amount to: mean, worst hospital, interval.
+    """Read hospitals' signed scores of the student, and print their mean, the worst hospital and the interval.
 
-    A hospital makes them with `site evaluate --figures` and sends them if it consents; those that sent none are named.
-    They stand in the model card of `student publish`.
+    A hospital makes them with `site evaluate --figures` and sends them if it consents; hospitals without scores are
+    named. The scores appear in the model card of `student publish`.
     Example: consilium study evaluate trial north-figures.json south-figures.json
     """
     from server.aggregation.pipeline import locked_events

@@ -1,4 +1,4 @@
-"""Words what `consilium study` prints of a study's plan, its state, and how its run ended."""
+"""Prints what `consilium study` says about a study's plan, its state, and how its run ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AnswersMissing(ConsiliumError):
-    """A run came to its end and the study does not have all its answers."""
+    """A run ended and the study does not have all its answers."""
 
     exit_code = BudgetExceeded.exit_code
 
@@ -35,7 +35,15 @@ class AnswersMissing(ConsiliumError):
 
 
 def ask_about_spoiled(workspace: Workspace, *, go_on: bool) -> None:
-    """Refuse to begin while a spoiled draw waits for a decision; with ``go_on`` put the decision down."""
+    """Refuse to start while a spoiled draw waits for a decision.
+
+    Args:
+        workspace: The study's directory.
+        go_on: Record the decision to continue.
+
+    Raises:
+        Refused: If a decision is missing.
+    """
     from server.ledger.server_ledger import Ledger
     from server.study.spoiled import accept_spoiled, check_answered
 
@@ -48,6 +56,15 @@ def ask_about_spoiled(workspace: Workspace, *, go_on: bool) -> None:
 
 
 def print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
+    """Print a study's state.
+
+    Args:
+        workspace: The study's directory.
+        as_json: Print JSON.
+
+    Returns:
+        The state.
+    """
     from server.study.status import study_status
 
     status = study_status(workspace)
@@ -56,7 +73,11 @@ def print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
 
 
 def print_end(workspace: Workspace, *, as_json: bool) -> None:
-    """Print where the study stands now that its run has ended, and what its student is worth.
+    """Print the study's state after its run ended, and what its student is worth.
+
+    Args:
+        workspace: The study's directory.
+        as_json: Print JSON.
 
     Raises:
         AnswersMissing: If the run ended by itself and planned queries have no answer.
@@ -88,7 +109,12 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
 
 
 def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
-    """Say which patients' pools of the study's ledger cannot answer all of it; with ``whole`` of every pool."""
+    """Print which patient pools cannot answer the whole study with their remaining budget.
+
+    Args:
+        workspace: The study's directory.
+        whole: Print every pool.
+    """
     from server.ledger.server_ledger import Ledger
     from server.study.pools import rooms
 
@@ -103,7 +129,14 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
 
 
 def has_answers(workspace: Workspace) -> bool:
-    """Whether the study's budget was begun to be spent."""
+    """Tell whether some of the study's budget was spent.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        True if so.
+    """
     from server.ledger.server_ledger import Ledger
 
     with Ledger.open(workspace.ledger_file) as ledger:
@@ -111,10 +144,15 @@ def has_answers(workspace: Workspace) -> bool:
 
 
 def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
-    """What `consilium plan` says of this study: the verdict on what it asks, and what is recommended in its place.
+    """Print what `consilium plan` says about this study: the verdict, and a better recommendation if there is one.
 
-    ``dimension``: of a code, once it is fitted; until then the most it may have. False where the plan says not to
-    spend the budget.
+    Args:
+        study: The study.
+        hospitals: Number of hospitals.
+        dimension: Dimension of a code; None before the codec is fitted, for the largest allowed.
+
+    Returns:
+        False if the plan says not to spend the budget.
     """
     from server.planning.planner import Outlook, plan
     from server.planning.recommend import recommend
@@ -145,7 +183,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
             dimension=dimension or study.codec.max_dimension,
             spare_draws=privacy.spare_draws,
         )
-    except InvalidInput as error:  # said, and no reason to end: nothing hangs on it
+    except InvalidInput as error:  # print it and continue, since nothing depends on it
         say(f"plan: {error}")
         return True
     say(f"plan: {found.summary}")
@@ -155,9 +193,13 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
 
 
 def ask_to_spend(*, go_on: bool) -> None:
-    """Ask at a terminal whether to spend a budget that the plan says not to spend; elsewhere warn and go on.
+    """Ask at a terminal whether to spend a budget although the plan advises against it; without a terminal only warn.
 
-    InvalidInput where the answer is no.
+    Args:
+        go_on: Do not ask.
+
+    Raises:
+        InvalidInput: If the answer is no.
     """
     doubt = "the plan above says not to spend this budget, and what is spent never comes back"
     if not go_on and sys.stdin.isatty():
@@ -172,7 +214,13 @@ def ask_to_spend(*, go_on: bool) -> None:
 
 
 def say_left_out(what: str, dataset: Dataset, *, err: bool = False) -> None:
-    """Say how many cases of a public dataset are used, which are left out and why."""
+    """Print how many cases of a public dataset are used, and which are left out and why.
+
+    Args:
+        what: Name of the dataset.
+        dataset: The dataset.
+        err: Print to stderr.
+    """
     unlabelled = len(dataset.cases) - len(dataset.labelled)
     for line in left_out_lines(len(dataset.labelled), dataset.problems):
         say(plain(f"{what} {line}"), err=err)
@@ -181,14 +229,27 @@ def say_left_out(what: str, dataset: Dataset, *, err: bool = False) -> None:
 
 
 def say_files(what: str, folder: Path, *, err: bool = False) -> None:
-    """Say how many files of a folder of public NIfTI files are used, what else lies there, and why it is left out."""
+    """Print how many public NIfTI files of a folder are used, and what else is in the folder and why it is left out.
+
+    Args:
+        what: Name of the files.
+        folder: The folder.
+        err: Print to stderr.
+    """
     others = other_files(folder)
     for line in left_out_lines(len(nifti_files(folder, what=f"folder of {what}")), others, of="files"):
         say(plain(f"{what}, {line}"), err=err)
 
 
 def create_and_say(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
-    """Create a study's directory, then say its terms, its outlook, and what it takes of patients' pools."""
+    """Create a study's directory, then print its terms, its outlook, and what it takes from patient pools.
+
+    Args:
+        directory: The new directory.
+        study: The study.
+        ledger: A ledger to share; None for its own.
+        standing: Standing of that ledger.
+    """
     from server.study import consent_text as describe
     from server.study import create_study as setup
 

@@ -1,4 +1,4 @@
-"""``consilium site train``: train this site's teachers, with progress, to be interrupted and run again at will."""
+"""Defines ``consilium site train``: train this site's teachers, with progress; it can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -98,13 +98,14 @@ def train(
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to go on.
+    """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to resume.
 
-    How many are trained at once changes no weight. Each training goes into the site's ledger before its first step,
-    with a private strategy charged in full, and its teacher's hash at its end; a step that was interrupted stays spent.
-    Teachers from a backup that is older than what was drawn go on only with --again, which charges them anew.
-    Learning rate, clip, prior and penalty are the strategy's unless given: choose them on public data, not on patients.
-    Exit code 6: another training or a withdrawal is writing here. 7: a voter's process died; the others are done.
+    The number of parallel trainings does not change the weights. Each training is recorded in the site's ledger before
+    its first step, a private one with its full charge, and at its end with its teacher's hash; an interrupted step
+    stays spent. Teachers restored from a backup that is older than the last drawn step continue only with --again,
+    which charges them anew. Learning rate, clip, prior and penalty default to the strategy's: choose others on public
+    data, not on patients. Exit code 6: another training or a withdrawal is in progress here. 7: a voter's process died;
+    the others are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --noise-multiplier 2.449
@@ -131,7 +132,7 @@ def train(
 
 @contextmanager
 def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
-    """One bar over all voters' steps on stderr, with rate, loss and time left."""
+    """Show one bar over all voters' steps on stderr, with rate, loss and time left."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text
