@@ -1,7 +1,8 @@
-"""Hands the mask key of one draw to an auditor, and records before that what the auditor's telling it would cost.
+"""Hands the mask key of one draw to an auditor, and records this before, with its cost.
 
-`consilium site disclose` calls it. Refuses a draw in which this site sent nothing, a draw masked by a version that did
-not record its batch, and a draw whose code contains a patient who was withdrawn since.
+The recorded cost is what the pool would have spent in addition if the auditor passed the key on. `consilium site
+disclose` calls it. Refuses a draw in which this site sent nothing, a draw masked by a version that did not record its
+batch, and a draw whose code contains a patient who was withdrawn since.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _unknown(config: SiteConfig) -> Checkup:
 
 
 def proxy_name(proxy: str) -> str:
-    """Host and port of a proxy's address, never the password that may stand in it.
+    """Return host and port of a proxy's address, without a password in it.
 
     >>> proxy_name("http://ward:secret@proxy.hospital.example:3128")
     'proxy.hospital.example:3128'

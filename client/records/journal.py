@@ -92,7 +92,14 @@ class Witness(Protocol):
         ...
 
     def claim(self, steps: int) -> None:
-        """Count all steps up to ``steps`` as drawn, on disk, before the last of them is drawn."""
+        """Count all steps up to ``steps`` as drawn, on disk, before the last of them is drawn.
+
+        Args:
+            steps: Number of steps that count as drawn from now on.
+
+        Raises:
+            Refused: If another run has drawn steps that this one does not know.
+        """
         ...
 
 

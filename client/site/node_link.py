@@ -1,4 +1,6 @@
-"""Writes a small file with what a site's node needs of ``site.toml``, which its process may not read."""
+"""Writes ``node/link.json``: the values of ``site.toml`` that a site's node needs, since its process may not read the
+file.
+"""
 
 from __future__ import annotations
 

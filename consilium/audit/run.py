@@ -285,9 +285,7 @@ class _Audit:
         self._lived()
 
     def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
-        """Measure the largest distance between first answers in two worlds; for neighbouring worlds it may be at most
-        Δ.
-        """
+        """Measure the largest distance between first answers in two neighbouring worlds; it may be at most Δ."""
         zero_out = str(subject.study.privacy.relation) == "zero-out"
         moved = 0.0
         for one, other in combinations(answers, 2):

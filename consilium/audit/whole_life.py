@@ -64,7 +64,15 @@ class EventfulWire(Wire):
     _asked: set[str] = field(default_factory=set)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Deliver the messages and return the replies that are not lost."""
+        """Deliver the messages and return the replies that are not lost.
+
+        Args:
+            bodies: Message by node id.
+            timeout_s: Not used here.
+
+        Returns:
+            The replies.
+        """
         asked = {part.batch for body in bodies.values() for part in parts_of(body_of(body), CodesRequest)}
         if asked - self._asked:
             self.before_codes()

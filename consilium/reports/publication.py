@@ -109,7 +109,8 @@ def _measured(workspace: Workspace) -> str:
 def archive_study(workspace: Workspace, out: Path) -> Archive:
     """Write a study without its keys into an archive, with a verified copy of its ledger.
 
-    The copy verifies, and gives labels, student and certificate again; nobody can release or decrypt with it.
+    From the unpacked archive the ledger can be verified, and labels, student and certificate made again. Nobody can
+    release or decrypt with it, because it contains no key.
 
     Args:
         workspace: The study's directory.

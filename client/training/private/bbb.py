@@ -195,7 +195,11 @@ class PosteriorDescent:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore a saved state.
+
+        Args:
+            state: What :meth:`state` returned.
+        """
         with torch.no_grad():
             for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
                 leaf.copy_(saved)

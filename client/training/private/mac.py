@@ -228,7 +228,14 @@ class VolumeMac(VolumeSgd):
         self.parts = self.blocks.parts(clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum over these slots, with μ of this step."""
+        """Return the clipped integer sum over these slots, with μ of this step. # sensitive until noised
+
+        Args:
+            batch: Slots of the step, int64 [b].
+
+        Returns:
+            int64 sums by parameter name.
+        """
         mu = self.penalty.at(self.turn + 1, self.steps)
         self.gradients = per_patient(mac_loss(self.blocks, soft_dice_ce, mu=mu, how=self.penalty), self.method)
         return super().total(batch)

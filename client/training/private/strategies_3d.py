@@ -211,14 +211,27 @@ class VolumeSgd:
         """None: DP-SGD has no posterior."""
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum over the patients in these slots. # sensitive until noised"""
+        """Return the clipped integer sum over the patients in these slots. # sensitive until noised
+
+        Args:
+            batch: Slots of the step, int64 [b].
+
+        Returns:
+            int64 sums by parameter name.
+        """
         self.turn += 1
         return total_over(
             self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn
         )
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        """Take one Adam step along the private mean."""
+        """Take one Adam step along the private mean.
+
+        Args:
+            mean: Private mean by parameter name.
+            step: Number of the step, from 0.
+            steps: Number of planned steps.
+        """
         descend(
             list(self.leaves.values()), [mean[name] for name in self.leaves], self.optimizer, self.rate(step, steps)
         )
@@ -229,7 +242,11 @@ class VolumeSgd:
         return {"weights": weights, "optimizer": self.optimizer.state_dict(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore a saved state.
+
+        Args:
+            state: What :meth:`state` returned.
+        """
         with torch.no_grad():
             for name, leaf in self.leaves.items():
                 leaf.copy_(state["weights"][name])
@@ -295,13 +312,26 @@ class VolumeBbb:
         return {name: deviation(rho).detach().float() for name, rho in self.posterior.rho.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum at a new weight sample. # sensitive until noised"""
+        """Return the clipped integer sum at a new weight sample. # sensitive until noised
+
+        Args:
+            batch: Slots of the step, int64 [b].
+
+        Returns:
+            int64 sums by parameter name.
+        """
         sample = {name: w.float() for name, w in self.descent.sample().items()}
         self.turn += 1
         return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        """Move the posterior along the private mean."""
+        """Move the posterior along the private mean.
+
+        Args:
+            mean: Private mean by parameter name.
+            step: Number of the step, from 0.
+            steps: Number of planned steps.
+        """
         self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
@@ -309,7 +339,11 @@ class VolumeBbb:
         return {**self.descent.state(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore a saved state.
+
+        Args:
+            state: What :meth:`state` returned.
+        """
         self.descent.restore(state)
         self.turn = int(state["turn"])
 

@@ -50,7 +50,14 @@ class LedgerWitness:
         return self._drawn
 
     def claim(self, steps: int) -> None:
-        """Record steps up to ``steps``, and those of the same row, as drawn."""
+        """Record steps up to ``steps``, and those of the same row, as drawn.
+
+        Args:
+            steps: Number of steps that must count as drawn.
+
+        Raises:
+            Refused: ``training-busy`` if another run is drawing the same steps.
+        """
         upto = min(self._steps, steps + steps_a_row(self._steps) - 1)
         self._ledger.record_drawn(self._training_id, upto, after=self._drawn)
         self._drawn = upto
