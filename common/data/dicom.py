@@ -1,30 +1,25 @@
 """A folder with one DICOM series → a volume, by SimpleITK (``pip install 'SimpleITK>=2.4'``).
 
-Refuses a folder without a series or with several, and slices that are not evenly spaced: a gap that nobody sees would
-shift everything behind it. SimpleITK is an extra because most sites have NIfTI files; it is chosen over pydicom
+Refuses a folder without a series or with several, files whose headers promise more than there is room for
+(:mod:`common.data.dicom_header`), and slices that are not evenly spaced: a gap that nobody sees would shift everything
+behind it. SimpleITK is an extra because most sites have NIfTI files; it is chosen over pydicom
 because it decodes every common transfer syntax and sorts the slices by their position.
 """
 
 from __future__ import annotations
 
 import importlib
-import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from common.data.dicom_header import read_pixels
 from common.data.geometry import check_affine
 from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
 from common.errors import InvalidInput
 
 GAP_TOLERANCE = 0.01  # of the slice spacing
-_DEFLATED = b"1.2.840.10008.1.2.1.99"
-_META_GROUP, _TRANSFER_SYNTAX = b"\x02\x00", b"\x10\x00"
-_LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
-"""Kinds of values whose length is four bytes, after two that are empty."""
-_META_BYTES = 1 << 16
-"""Of a file's own header, before the scan's; hundreds in files of scanners."""
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -34,18 +29,12 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
 
     Raises InvalidInput with one remedy; InvalidInput too where SimpleITK is not installed.
     """
-    _check_not_deflated(folder)
+    _check_headers(folder, room)
     sitk = _simpleitk()
     series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if not series:
         raise InvalidInput("folder holds no DICOM series", remedy="give a NIfTI file, or the folder of one series")
-    if len(series) > 1:
-        raise InvalidInput(
-            "folder holds several DICOM series",
-            value=len(series),
-            limit="one",
-            remedy="give each series its own folder",
-        )
+    _check_one(len(series))
     reader = sitk.ImageSeriesReader()
     files = reader.GetGDCMSeriesFileNames(str(folder), series[0])
     reader.SetFileNames(files)
@@ -89,37 +78,32 @@ def _simpleitk() -> Any:
         ) from error
 
 
-def _check_not_deflated(folder: Path) -> None:
-    """A file may be packed as a whole, header and all, so that no size is known before all of it is unpacked."""
+def _check_headers(folder: Path, room: VoxelRoom) -> None:
+    """Every file by its header, before SimpleITK sees one: one series, slices of one size, together within the room."""
+    series, sizes, voxels = set(), set(), 0
     for path in folder.iterdir():
-        if path.is_file():
-            with path.open("rb") as stream:
-                _check_meta(stream)
-        elif not path.is_dir():  # a pipe or a device has no end
+        if path.is_dir():
+            continue
+        if not path.is_file():  # a pipe or a device has no end
             raise InvalidInput("folder holds something that is no file", remedy="give the series its own folder")
+        with path.open("rb") as stream:
+            pixels = read_pixels(stream)
+        if pixels is not None:
+            series.add(pixels.series)
+            sizes.add((pixels.rows, pixels.columns))
+            voxels += pixels.voxels
+    _check_one(len(series))
+    if len(sizes) > 1:
+        raise InvalidInput("slices of the DICOM series differ in size", remedy="export the whole series again")
+    if voxels > room.voxels:
+        raise InvalidInput("voxels in a DICOM series", limit=f"at most {room.voxels}", remedy=room.remedy)
 
 
-def _check_meta(stream: BinaryIO) -> None:
-    """Read the file's own header, element by element, up to the first of another group."""
-    if stream.read(132)[128:] != b"DICM":
-        stream.seek(0)  # some files have no preamble
-    left = _META_BYTES
-    while (head := stream.read(8))[:2] == _META_GROUP and len(head) == 8:
-        kind = head[4:6]
-        if kind in _LONG:
-            (length,) = struct.unpack("<I", stream.read(4).ljust(4, b"\0"))
-        elif kind.isalpha() and kind.isupper():
-            (length,) = struct.unpack("<H", head[6:])
-        else:  # without the kind
-            (length,) = struct.unpack("<I", head[4:])
-        left -= length
-        if left < 0:
-            raise InvalidInput(
-                "header of a DICOM file", limit=f"at most {_META_BYTES} bytes", remedy="export the series again"
-            )
-        value = stream.read(length)
-        if head[2:4] == _TRANSFER_SYNTAX and value.strip(b"\0 ") == _DEFLATED:
-            raise InvalidInput("DICOM file is deflated", remedy="export the series without compression")
+def _check_one(series: int) -> None:
+    if series > 1:
+        raise InvalidInput(
+            "folder holds several DICOM series", value=series, limit="one", remedy="give each series its own folder"
+        )
 
 
 def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:

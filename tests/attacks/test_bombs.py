@@ -6,6 +6,7 @@
 | few voxels far apart become many at the study's spacing | the field of view has a bound of the same kind |
 | what fits a large machine ends a worker in a small container | voxels are held against the memory that is free |
 | members of an archive share their bytes | their sizes together are those of the archive |
+| a DICOM slice unpacks without end, or ends its reader's process | its header is checked before a library reads it |
 | a table, a JSON or a TOML text of nothing but separators | its values are counted before it is read |
 """
 
@@ -29,14 +30,14 @@ import pytest
 from client.foreign import bring
 from common.bundle_archive import from_archive
 from common.config import DataConfig
-from common.data import volume
+from common.data import dicom, volume
 from common.data.dicom import read_series
 from common.data.nifti import GZIP_RATIO, VoxelRoom, read_nifti
 from common.data.patients import read_table
 from common.data.volume import example_from_bytes, load_volume, volume_from_bytes
 from common.errors import InvalidInput
 from common.reading import parse_json, parse_toml
-from tests.attacks.bombs import bomb
+from tests.attacks.bombs import bomb, codestream, dicom_slice, element, picture, run_lengths
 from tests.attacks.costs import peak_bytes
 from tests.common.data.corpus import ONE, packed, scan
 
@@ -188,3 +189,46 @@ def test_a_deflated_dicom_file_is_refused_unread(tmp_path: Path, padding: int) -
         bytes(128) + b"DICM" + group + meta + packer.compress(bytes(64 << 20)) + packer.flush()
     )
     refused_cheaply(lambda: read_series(tmp_path), "deflated" if padding < 1 << 16 else "header of a DICOM file")
+
+
+RUN_LENGTH, JPEG, JPEG_2000 = b"1.2.840.10008.1.2.5", b"1.2.840.10008.1.2.4.50", b"1.2.840.10008.1.2.4.90"
+DEEP_SEQUENCE = struct.pack("<HH2s2xIHHI", 0x0022, 0x0001, b"SQ", 0xFFFFFFFF, 0xFFFE, 0xE000, 0xFFFFFFFF)
+SMALL = {"rows": 64, "columns": 64}
+DICOM_BOMBS = {
+    "a slice of 3.6 billion pixels": (
+        {"rows": 60_000, "columns": 60_000, "pieces": [run_lengths(b"\x81\0" * 4_000)]},
+        "voxels in a DICOM series",
+    ),
+    "a slice longer than its pixels": (SMALL | {"pieces": [run_lengths(b"\x81\0" * (1 << 19))]}, "compressed pixels"),
+    "thousands of empty pieces": (SMALL | {"pieces": [b""] * 13_000}, "pieces of compressed pixels"),
+    "a frame of no planes": (SMALL | {"pieces": [run_lengths(b"", planes=0)]}, "cannot be read"),
+    "planes outside the frame": (SMALL | {"pieces": [run_lengths(b"\0")[:64]]}, "cannot be read"),
+    "a frame without a header": (SMALL | {"pieces": [b"\0\0"]}, "cannot be read"),
+    "a large picture in a small slice": (
+        SMALL | {"syntax": JPEG_2000, "pieces": [codestream(60_000, 60_000)]},
+        "another size",
+    ),
+    "a large JPEG in a small slice": (SMALL | {"syntax": JPEG, "pieces": [picture(65_500, 65_500)]}, "another size"),
+    "sequences without end": (SMALL | {"pieces": [], "more": DEEP_SEQUENCE * 10_000}, "depth of a DICOM file"),
+    "elements without end": (
+        SMALL | {"pieces": [], "more": element(0x00220001, b"US", b"") * 20_000},
+        "elements of a DICOM file",
+    ),
+    "two sizes": (
+        SMALL | {"pieces": [run_lengths(b"\0")], "more": element(0x00280010, b"US", b"\xff\xff")},
+        "does not say once how large it is",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DICOM_BOMBS)
+def test_a_dicom_slice_is_refused_by_its_header_before_a_library_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """28 MB of run lengths did not end in 150 s, 2 KB of a frame without a header ended the process by a signal."""
+    monkeypatch.setattr(dicom, "_simpleitk", lambda: pytest.fail("SimpleITK has seen the file"))
+    made, match = DICOM_BOMBS[kind]
+    for number in (1, 2):
+        (tmp_path / f"{number}.dcm").write_bytes(dicom_slice(**({"syntax": RUN_LENGTH, "number": number} | made)))
+    with pytest.raises(InvalidInput, match=match):
+        read_series(tmp_path)

@@ -1,0 +1,367 @@
+"""What the header of a DICOM file says of its pixels, read in bounded time and memory, before a library decodes them.
+
+SimpleITK unpacks compressed slices while it still looks for series, follows sequences as deep as they go, and ends its
+process at some malformed headers. These checks come first, in this order:
+
+1. The file's own header (group 2) has at most :data:`META_BYTES`, and the file is not deflated as a whole.
+2. The elements up to the pixels are at most :data:`MAX_ELEMENTS`, nested at most :data:`MAX_DEPTH` deep, and end
+   within the file.
+3. Pixels say their rows and columns exactly once.
+4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces, which together are no longer than twice the pixels.
+5. A run-length coded frame has one piece, whose header names the planes that the pixels have.
+6. A JPEG, JPEG-LS or JPEG 2000 frame has the rows and columns of the file's header.
+
+Reads no value of a patient. A message names no file.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from common.errors import InvalidInput
+
+META_BYTES = 1 << 16
+"""Of a file's own header, before the scan's; hundreds in files of scanners."""
+MAX_ELEMENTS, MAX_DEPTH = 1 << 14, 32
+"""Scanners write hundreds of elements, some thousands in private sequences, fewer than ten deep."""
+MAX_FRAGMENTS = 4096
+LARGEST_PACKING = 2
+"""What a compressed frame takes at most, as a multiple of its pixels; run-length coding takes 1.01 times at worst."""
+PACKING_SLACK = 1 << 16
+"""Bytes that a compressed frame may take in any case: a codestream's own header."""
+_CODESTREAM_BYTES = 1 << 20
+"""How far into a frame its size is looked for; pictures may carry a colour profile before it."""
+
+DEFLATED = "1.2.840.10008.1.2.1.99"
+_IMPLICIT = ("1.2.840.10008.1.2", "1.2.840.113619.5.2")
+_BIG_ENDIAN = "1.2.840.10008.1.2.2"
+_RUN_LENGTH = "1.2.840.10008.1.2.5"
+_PICTURES = "1.2.840.10008.1.2.4."
+"""The JPEG family."""
+_LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
+"""Kinds of values whose length is four bytes, after two that are empty."""
+_UNDEFINED = 0xFFFFFFFF
+_ITEM, _ITEM_END, _SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD
+_PIXELS = 0x7FE00010
+_SYNTAX = 0x00020010
+_NUMBERS = {
+    0x00280002: "samples",
+    0x00280010: "rows",
+    0x00280011: "columns",
+    0x00280100: "bits",
+}
+_TEXTS = {0x00280008: "frames", 0x0020000E: "series"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """How many pixels a file holds: [frames, rows, columns] of ``samples`` values of ``bits`` bits; its series' UID."""
+
+    rows: int
+    columns: int
+    series: str = ""
+    frames: int = 1
+    samples: int = 1
+    bits: int = 8
+
+    @property
+    def voxels(self) -> int:
+        return self.frames * self.rows * self.columns
+
+    @property
+    def planes(self) -> int:
+        """Bytes of one pixel, each of which run-length coding packs on its own."""
+        return self.samples * ((self.bits + 7) // 8)
+
+
+def read_pixels(stream: BinaryIO) -> Pixels | None:
+    """Read a file's header and check that its pixels are what the header says (see the module).
+
+    Args:
+        stream: The file, seekable.
+
+    Returns:
+        Its pixels, or None where it has none or is no DICOM file.
+
+    Raises:
+        InvalidInput: Where a check of the module fails.
+    """
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    preamble = stream.read(132)[128:] == b"DICM"
+    if not preamble:
+        stream.seek(0)
+    syntax, known = _read_meta(stream)
+    if syntax == DEFLATED:
+        raise InvalidInput("DICOM file is deflated", remedy="export the series without compression")
+    coding = _coding(stream, syntax)
+    if coding is None:
+        if preamble or known:
+            raise _damaged()
+        return None
+    try:
+        walk = _Walk(stream, size, *coding)
+        walk.read()
+        return _checked(walk, syntax)
+    except struct.error as error:
+        raise _damaged() from error
+
+
+def _damaged() -> InvalidInput:
+    return InvalidInput("DICOM series cannot be read", remedy="export the series again")
+
+
+def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
+    """Read group 2 to its end; its transfer syntax, and whether there is such a group."""
+    syntax, left, known = "", META_BYTES, False
+    while True:
+        start = stream.tell()
+        head = stream.read(8)
+        if head[:2] != b"\x02\x00" or len(head) < 8:
+            stream.seek(start)
+            return syntax, known
+        known = True
+        tag = int.from_bytes(head[:2], "little") << 16 | int.from_bytes(head[2:4], "little")
+        kind = head[4:6]
+        if kind in _LONG:
+            (length,) = struct.unpack("<I", stream.read(4).ljust(4, b"\0"))
+        elif kind.isalpha() and kind.isupper():
+            (length,) = struct.unpack("<H", head[6:])
+        else:  # without the kind
+            (length,) = struct.unpack("<I", head[4:])
+        left -= length
+        if left < 0:
+            raise InvalidInput(
+                "header of a DICOM file", limit=f"at most {META_BYTES} bytes", remedy="export the series again"
+            )
+        value = stream.read(length)
+        if tag == _SYNTAX:
+            syntax = value.strip(b"\0 ").decode("ascii", "replace")
+
+
+def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
+    """Whether elements name their kind, and the byte order; None where what follows is no element.
+
+    Files without a transfer syntax are read as their first element shows.
+    """
+    start = stream.tell()
+    head = stream.read(8)
+    stream.seek(start)
+    if len(head) < 8:
+        return None
+    named = head[4:6].isalpha() and head[4:6].isupper()
+    if syntax == _BIG_ENDIAN:
+        return True, ">"
+    if syntax:
+        return syntax not in _IMPLICIT, "<"
+    if head[:2] == b"\x00\x08":
+        return named, ">"
+    if head[1] or not head[0] or head[0] % 2:
+        return None
+    return named, "<"
+
+
+class _Walk:
+    """The elements of a data set, one after the other: those that :class:`Pixels` is made of, and where pixels lie."""
+
+    def __init__(self, stream: BinaryIO, size: int, named: bool, order: str) -> None:
+        self._stream, self._size = stream, size
+        self._named, self._order = named, order
+        self._ends: list[
+            tuple[int | None, bool]
+        ] = []  # of open sequences and items: their end, whether kinds are named
+        self._left = MAX_ELEMENTS
+        self.noted: dict[str, Any] = {}
+        self.twice = False
+        self.pixels: int | None = None  # length of the pixels; the stream is at their start
+
+    def read(self) -> None:
+        """Up to the pixels or the end of the file."""
+        while self._size - self._stream.tell() >= 8:
+            self._close()
+            if self._one():
+                return
+
+    def _close(self) -> None:
+        while self._ends and self._ends[-1][0] is not None and self._stream.tell() >= self._ends[-1][0]:
+            self._named = self._ends.pop()[1]
+
+    def _one(self) -> bool:
+        """Read one element's head, and go into it or behind it; whether it was the pixels."""
+        self._left -= 1
+        if self._left < 0:
+            raise InvalidInput(
+                "elements of a DICOM file", limit=f"at most {MAX_ELEMENTS}", remedy="export the series again"
+            )
+        group, element = struct.unpack(f"{self._order}HH", self._stream.read(4))
+        tag = group << 16 | element
+        if group == 0xFFFE:
+            (length,) = struct.unpack(f"{self._order}I", self._stream.read(4))
+            if tag == _ITEM:
+                self._open(length)
+            elif not self._ends:
+                raise _damaged()
+            else:
+                self._named = self._ends.pop()[1]
+            return False
+        kind, length = self._kind_and_length()
+        if tag == _PIXELS and not self._ends:
+            self.pixels = length
+            return True
+        if length == _UNDEFINED and kind in (b"OB", b"OW"):  # a compressed icon
+            self.pieces()
+            return False
+        if length == _UNDEFINED or kind == b"SQ":
+            self._open(length)
+            if kind == b"UN":
+                self._named = False  # PS3.5 6.2.2: what is unknown and of undefined length is coded without kinds
+            return False
+        start = self._stream.tell()
+        if length > self._size - start:
+            raise _damaged()
+        if not self._ends:
+            self._note(tag, length)
+        self._stream.seek(start + length)
+        return False
+
+    def _kind_and_length(self) -> tuple[bytes, int]:
+        if not self._named:
+            (length,) = struct.unpack(f"{self._order}I", self._stream.read(4))
+            return b"", length
+        kind = self._stream.read(2)
+        if not (kind.isalpha() and kind.isupper()):
+            raise _damaged()
+        if kind in _LONG:
+            (length,) = struct.unpack(f"{self._order}2xI", self._stream.read(6))
+        else:
+            (length,) = struct.unpack(f"{self._order}H", self._stream.read(2))
+        return kind, length
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Start and length of the pieces of compressed pixels, from where the stream is; it is behind them then."""
+        found: list[tuple[int, int]] = []
+        while True:
+            group, element, length = struct.unpack(f"{self._order}HHI", self._stream.read(8))
+            tag = group << 16 | element
+            if tag == _SEQUENCE_END:
+                return found
+            start = self._stream.tell()
+            if tag != _ITEM or length > self._size - start:
+                raise _damaged()
+            found.append((start, length))
+            if len(found) > MAX_FRAGMENTS:
+                raise InvalidInput(
+                    "pieces of compressed pixels", limit=f"at most {MAX_FRAGMENTS}", remedy="export the series again"
+                )
+            self._stream.seek(start + length)
+
+    def take(self, at: int, count: int) -> bytes:
+        """``count`` bytes from a place in the file."""
+        self._stream.seek(at)
+        return self._stream.read(count)
+
+    def _open(self, length: int) -> None:
+        """Go into a sequence or an item."""
+        if len(self._ends) >= MAX_DEPTH:
+            raise InvalidInput("depth of a DICOM file", limit=f"at most {MAX_DEPTH}", remedy="export the series again")
+        end = None if length == _UNDEFINED else self._stream.tell() + length
+        if end is not None and end > self._size:
+            raise _damaged()
+        self._ends.append((end, self._named))
+
+    def _note(self, tag: int, length: int) -> None:
+        """Keep the value if the module asks for it; the first, where there are several."""
+        name = _NUMBERS.get(tag) or _TEXTS.get(tag)
+        if name is None:
+            return
+        if name in self.noted:
+            self.twice = True
+            return
+        value = self._stream.read(min(length, 64))
+        text = value.strip(b"\0 ").decode("ascii", "replace")
+        if name == "series":
+            self.noted[name] = text
+        elif name == "frames":
+            if text and not (text.isascii() and text.isdigit() and len(text) < 10):
+                raise _damaged()
+            self.noted[name] = int(text or 1)
+        elif length == 2:
+            (self.noted[name],) = struct.unpack(f"{self._order}H", value)
+        else:
+            raise _damaged()
+
+
+def _checked(walk: _Walk, syntax: str) -> Pixels | None:
+    """The pixels, after checks 3 to 6 of the module."""
+    if walk.pixels is None:
+        return None
+    if walk.twice or not {"rows", "columns"} <= walk.noted.keys():
+        raise InvalidInput(
+            "a slice of the DICOM series does not say once how large it is", remedy="export the series again"
+        )
+    pixels = Pixels(**walk.noted)
+    if walk.pixels != _UNDEFINED:
+        return pixels
+    pieces = walk.pieces()
+    most = LARGEST_PACKING * pixels.voxels * pixels.planes + PACKING_SLACK * pixels.frames
+    if sum(length for _, length in pieces) > most:
+        raise InvalidInput(
+            "compressed pixels of a DICOM file", limit=f"at most {most} bytes", remedy="export the series again"
+        )
+    frames = pieces[1:]  # the first is a table of offsets
+    if not syntax.startswith((_RUN_LENGTH, _PICTURES)):
+        return pixels
+    if syntax == _RUN_LENGTH or pixels.frames > 1:
+        whole = len(frames) == pixels.frames
+    else:
+        whole, frames = len(frames) > 0, frames[:1]
+    if not whole:
+        raise _damaged()
+    for at, length in frames:
+        start = walk.take(at, min(length, _CODESTREAM_BYTES))
+        if syntax == _RUN_LENGTH:
+            _check_run_length(start, length, pixels.planes)
+        elif _picture_size(start) != (pixels.rows, pixels.columns, pixels.samples):
+            raise InvalidInput(
+                "a compressed slice has another size than its DICOM header says", remedy="export the series again"
+            )
+    return pixels
+
+
+def _check_run_length(frame: bytes, length: int, planes: int) -> None:
+    """PS3.5 G.5: the number of planes, and where each starts, behind this header and behind the one before."""
+    if len(frame) < 64:
+        raise _damaged()
+    count, *starts = struct.unpack("<16I", frame[:64])
+    used = starts[:planes]
+    if count != planes or planes > 15 or used[0] != 64 or used != sorted(set(used)) or used[-1] >= length:
+        raise _damaged()
+
+
+def _picture_size(start: bytes) -> tuple[int, int, int] | None:
+    """Rows, columns and samples that the codestream itself says; None where it says none."""
+    if start[:3] == b"\xff\xd8\xff":
+        return _jpeg_size(start)
+    at = start.find(b"\xff\x4f\xff\x51")
+    if at < 0 or len(start) < at + 42:
+        return None
+    right, bottom, left, top = struct.unpack(">4I", start[at + 8 : at + 24])
+    (samples,) = struct.unpack(">H", start[at + 40 : at + 42])
+    return bottom - top, right - left, samples
+
+
+def _jpeg_size(start: bytes) -> tuple[int, int, int] | None:
+    at = 2
+    while at + 10 <= len(start) and start[at] == 0xFF:
+        marker = start[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+        elif marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+            rows, columns, samples = struct.unpack(">HHB", start[at + 5 : at + 10])
+            return rows, columns, samples
+        else:
+            (length,) = struct.unpack(">H", start[at + 2 : at + 4])
+            at += 2 + length
+    return None
