@@ -95,18 +95,23 @@ class Witnessing:
         key, note = peers.get(head.site), _read(head.note, "")
         if key is None or note is None:
             return HeadSaid(head.site, b"", "unknown" if key is None else "unsigned", 0)
-        size = self.memory.size(note.origin)
         if not note.origin.startswith(origin_of("site", "")) or not note.is_signed(key):
-            return HeadSaid(head.site, b"", "unsigned", size)
-        problem = "contradicts" if self.memory.other_ledger(note, key) else self.memory.judge(note, head.growths)
+            return HeadSaid(head.site, b"", "unsigned", self.memory.size(note.origin))
+        if note.origin == origin_of("site", self._ledger.ledger_id):
+            return HeadSaid(head.site, b"", self._told("contradicts", note), 0)  # this site's own, by another's key
+        others = [other for site, other in peers.items() if site != head.site]
+        name = self.memory.place(note, key, others=others)
+        size = self.memory.size(name)
+        other = self.memory.other_ledger(note, key, name=name)
+        problem = "contradicts" if other else self.memory.judge(note, head.growths, name=name)
         if problem:
             return HeadSaid(head.site, b"", self._told(problem, note), size)
-        line = self._cosign(note)
-        self.memory.keep(note)
+        line = self._cosign(note, name=name)
+        self.memory.keep(note, name=name)
         return HeadSaid(head.site, line, "", note.size)
 
-    def _cosign(self, note: CheckpointNote) -> bytes:
-        self.memory.remember(note)  # before the signature leaves
+    def _cosign(self, note: CheckpointNote, *, name: str = "") -> bytes:
+        self.memory.remember(note, name=name)  # before the signature leaves
         return note.cosign(
             self._ledger.sign,
             name=witness_name(self._site),

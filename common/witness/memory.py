@@ -10,7 +10,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,10 +75,22 @@ class HeadMemory:
         known = self.known(origin)
         return 0 if known is None else known.size
 
-    def judge(self, note: CheckpointNote, growths: tuple[Growth, ...]) -> str:
+    def place(self, note: CheckpointNote, key: str, *, others: Iterable[str]) -> str:
+        """Return the name under which a head that ``key`` signed is remembered: its ledger's name, as a rule.
+
+        A ledger is free to name itself as another does. Where the head that is kept under that name was signed by one
+        of the keys of ``others``, this one is remembered apart, and neither is held against the other.
+        """
+        kept = self.note(note.origin)
+        if kept is None or kept.is_signed(key) or not any(kept.is_signed(other) for other in others):
+            return note.origin
+        return apart(note.origin, key)
+
+    def judge(self, note: CheckpointNote, growths: tuple[Growth, ...], *, name: str = "") -> str:
         """A word of :data:`~common.witness.messages.PROBLEMS` for a head that its ledger signed; empty if it may follow
-        the one known. ``contradicts`` is kept as a conflict: with the proof the same key signed two histories."""
-        known = self.known(note.origin)
+        the one known. ``contradicts`` is kept as a conflict: with the proof the same key signed two histories.
+        ``name``: where it is remembered, if not under its ledger's name."""
+        known = self.known(name or note.origin)
         if known is None or (known.size, known.root) == (note.size, note.root.hex()):
             return ""
         if note.size < known.size:
@@ -90,17 +102,17 @@ class HeadMemory:
         root = bytes.fromhex(known.root)
         if grew(proof, old=known.size, old_root=root, new=note.size, new_root=note.root):
             return ""
-        self.keep_conflict(note)
+        self.keep_conflict(note, of=name)
         return "contradicts"
 
-    def other_ledger(self, note: CheckpointNote, key: str) -> bool:
+    def other_ledger(self, note: CheckpointNote, key: str, *, name: str = "") -> bool:
         """Whether ``key`` signed a head of another ledger before, which is kept as a conflict of that one.
 
         A key signs for one ledger all its life. Without this a site could show every peer a ledger of another name, and
         none of them would be held against another.
         """
         known = self._all()
-        if note.origin in known:
+        if (name or note.origin) in known:
             return False
         for origin in known:
             kept = self.note(origin)
@@ -109,11 +121,11 @@ class HeadMemory:
                 return True
         return False
 
-    def remember(self, note: CheckpointNote) -> None:
+    def remember(self, note: CheckpointNote, *, name: str = "") -> None:
         """Put a head on record as the newest that was countersigned here; durable when this returns."""
-        known = self._all()
-        if known.get(note.origin) != (now := KnownHead(note.size, note.root.hex())):
-            self._save({**known, note.origin: now})
+        known, name = self._all(), name or note.origin
+        if known.get(name) != (now := KnownHead(note.size, note.root.hex())):
+            self._save({**known, name: now})
 
     def forget(self, origin: str) -> None:
         """Drop what is known of a ledger, its note and its conflicts: a person has looked into it."""
@@ -123,10 +135,10 @@ class HeadMemory:
         for path in (self.folder / f"{_file(origin)}.note", *self.folder.glob(f"{_file(origin)}.conflict-*")):
             path.unlink(missing_ok=True)
 
-    def keep(self, note: CheckpointNote) -> None:
+    def keep(self, note: CheckpointNote, *, name: str = "") -> None:
         """Keep a note with its signatures, in the place of an earlier one of the ledger."""
-        path = self.folder / f"{_file(note.origin)}.note"
-        if (before := self.note(note.origin)) is None or before.render() != note.render():
+        path = self.folder / f"{_file(name or note.origin)}.note"
+        if (before := self.note(name or note.origin)) is None or before.render() != note.render():
             write_atomically(path, note.render().encode())
 
     def note(self, origin: str) -> CheckpointNote | None:
@@ -192,5 +204,10 @@ def read_note(path: Path) -> CheckpointNote | None:
         return None
 
 
+def apart(origin: str, key: str) -> str:
+    """Where a ledger is remembered that names itself as another one does; no ledger can give itself such a name."""
+    return f"{origin}@{key[:16]}"
+
+
 def _file(origin: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "=", origin)
+    return re.sub(r"[^A-Za-z0-9._@-]", "=", origin)

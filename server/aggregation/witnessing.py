@@ -20,7 +20,7 @@ from common.errors import InvalidInput
 from common.events import EventLog
 from common.objects import write_atomically
 from common.reading import parse_json
-from common.witness.memory import HeadMemory
+from common.witness.memory import HeadMemory, apart
 from common.witness.merkle import prove_growth, prove_leaf, root
 from common.witness.messages import MAX_SIZES, Growth, PeerHead, WitnessReply, WitnessRequest
 from common.witness.notes import CheckpointNote, note_in, origin_of, parse_signature, witness_name
@@ -70,6 +70,7 @@ class Witnesses:
         self._note = note.with_signatures(before.signatures) if before is not None and before.same_head(note) else note
         self._heads = {name: head for name, one in self._known.items() if (head := self.memory.note(one.own))}
         self._growths: dict[str, tuple[Growth, ...]] = {}
+        self._sizes: dict[str, tuple[int, ...]] = {}
         self._said: dict[str, WitnessReply] = {}
         self._strays: set[str] = set()
         self._proofs: dict[int, tuple[str, ...]] = {}
@@ -102,7 +103,8 @@ class Witnesses:
         since = known.sizes.get(self._note.origin, 0)
         own = self._heads.get(site.name)
         others = [(name, note) for name, note in sorted(self._heads.items()) if name != site.name]
-        sizes = set() if own is None else {one.sizes.get(own.origin, 0) for one in self._known.values()}
+        sizes = set() if own is None else {one.sizes.get(known.own, 0) for one in self._known.values()}
+        self._sizes[site.name] = tuple(sorted(sizes - {0})[-MAX_SIZES:])
         return WitnessRequest(
             study=self._study,
             ledger=self._ledger.ledger_id,
@@ -112,7 +114,7 @@ class Witnesses:
             held=tuple(prove_leaf(self._leaves, known.held_row - 1)),
             heads=tuple(PeerHead(name, note.render().encode(), self._growths.get(name, ())) for name, note in others),
             own=b"" if own is None else own.render().encode(),
-            own_since=tuple(sorted(sizes - {0})[-MAX_SIZES:]),
+            own_since=self._sizes[site.name],
         )
 
     def _proof(self, since: int) -> tuple[str, ...]:
@@ -137,7 +139,7 @@ class Witnesses:
         for said in reply.heads:
             if (head := self._heads.get(said.site)) is None or said.site == site.name:
                 continue
-            sizes[head.origin] = said.size
+            sizes[self._known[said.site].own] = said.size
             if said.line:
                 self._heads[said.site] = _signed_by(site, head, said.line)
         own = known.own
@@ -146,12 +148,24 @@ class Witnesses:
         if other and before is not None and before.is_signed(site.answer_key):
             self._strays.add(site.name)  # a key signs for one ledger: keep the head of the first
         elif note is not None:
-            own = note.origin
+            known_as = known.own if before is not None and before.origin == note.origin else ""
+            own = known_as or self._name(site, note)
+            if own != note.origin:  # it has named its ledger as another site's
+                self._strays.add(site.name)
             same = before is not None and before.same_head(note)
             self._heads[site.name] = before if same and before is not None else note
-            if reply.own_growths or not same:
-                self._growths[site.name] = reply.own_growths
+            growths = {one.since: one for one in reply.own_growths if one.since in self._sizes.get(site.name, ())}
+            if growths or not same:
+                self._growths[site.name] = tuple(growths.values())
         self._known[site.name] = SiteKnown(own, reply.held_row, sizes)
+
+    def _name(self, site: Site, note: CheckpointNote) -> str:
+        """Where the head of a site's own ledger is remembered: apart if another site's ledger has the same name.
+
+        Ledgers are named at random, so that the one that comes second has copied the name.
+        """
+        taken = any(one.own == note.origin for name, one in self._known.items() if name != site.name)
+        return apart(note.origin, site.answer_key) if taken else note.origin
 
     def _tell(self, site: Site) -> None:
         """Log what a site's last reply means: countersigned, missing, or in disagreement."""
@@ -176,9 +190,10 @@ class Witnesses:
         """Store the heads; a head without countersignature does not replace a countersigned one, which is the
         evidence.
         """
-        for note in (self._note, *self._heads.values()):
-            if len(note.signatures) > 1 or self.memory.note(note.origin) is None:
-                self.memory.keep(note)
+        named = ((self._known[name].own, head) for name, head in self._heads.items())
+        for name, note in ((self._note.origin, self._note), *named):
+            if len(note.signatures) > 1 or self.memory.note(name) is None:
+                self.memory.keep(note, name=name)
         text = json.dumps({name: one.to_json() for name, one in sorted(self._known.items())}, indent=1)
         write_atomically(self.memory.folder / _SITES, (text + "\n").encode())
 

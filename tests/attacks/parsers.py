@@ -43,7 +43,10 @@ from common.peers import Peer, Peers, read_peers
 from common.pki import create_node_keys, expires, parse_node_key, read_node_public_key
 from common.protocols.frame import Frame, plan_frame
 from common.sealing_rotation import SealingNotice
+from common.site_figures import SiteFigures, StructureFigure
+from common.site_verdict import BETTER, SiteVerdict
 from common.student_statement import StudentStatement
+from common.witness.notes import CheckpointNote, origin_of
 from consilium.cli import ledger as ledger_commands
 from consilium.cli import privacy as privacy_commands
 from server.dashboard import auth, oidc
@@ -357,6 +360,15 @@ def parsers(root: Path) -> dict[str, Parser]:
     file("json", "head.json", ledger_commands._read_head, json.dumps(head).encode())
     users = json.dumps(auth._Users((auth._NOBODY,)).to_json()).encode()
     found["users"] = Parser(users, auth._parse, "json")
+    of_student = {"study_id": study.id, "bundle": "b" * 64, "site": "north", "time_utc": "2026-11-25T00:00:00.000000Z"}
+    verdict = SiteVerdict(**of_student, word=BETTER).signed(key)
+    found["verdict"] = Parser(verdict.render(), SiteVerdict.parse, "json")
+    figures = SiteFigures(**of_student, dice=(StructureFigure("a", 71),)).signed(key)
+    found["figures"] = Parser(figures.render(), SiteFigures.parse, "json")
+    note = CheckpointNote(origin_of("site", "north"), 7, bytes(32)).signed(key.sign, key=public_hex(key.public_key()))
+    found["head-note"] = Parser(
+        note.render().encode(), lambda data: CheckpointNote.parse(data.decode("utf-8", "replace")), "text"
+    )
     model = to_archive({"configs/inference.json": b"{}", "configs/metadata.json": b"{}", "models/model.pt": b"x"})
     file("zip", "model.zip", lambda path: bring._copied(path, fresh(root / "copied")), model)
     return found

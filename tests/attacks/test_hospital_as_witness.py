@@ -1,0 +1,155 @@
+"""An admitted hospital that lies as a witness: about the heads of ledgers, its own and the others'.
+
+| threat | what stands against it |
+|---|---|
+| it names its ledger as an honest hospital's, so that this one looks forked | a head is remembered by who signed it |
+| it does so first, so that the honest head comes too late | the same, whoever came first |
+| it says that it knows more rows than there are | proofs are made for rows that there are |
+| it sends two megabytes of proofs, which go to every other hospital | only proofs that were asked for go on |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client.witnessing import Witnessing
+from common.events import EventLog
+from common.messages import WitnessReply, WitnessRequest, decode, encode
+from common.witness.memory import SHOWN, blinded
+from common.witness.merkle import MAX_PROOF
+from common.witness.messages import MAX_WITNESSES, Growth, PeerHead
+from common.witness.notes import MAX_SIZE, CheckpointNote, origin_of
+from common.witness.verify import Countersigned, countersigned
+from server.aggregation.witnessing import Witnesses
+from tests.federation import Federation, make_study
+
+HONEST, LIAR, THIRD = "site-0", "site-1", "site-2"
+
+
+class Watched(Federation):
+    """Three hospitals that are witnesses, of which :data:`LIAR` may be made to lie."""
+
+    def __init__(self, root: Path) -> None:
+        study = make_study(quorum=3, planned_queries=3, aggregation="sealed-sum", spare_draws=2)
+        super().__init__(root, study=study, sites=3)
+        self.witnesses: dict[str, Witnessing] = {}
+        for site in self.sites:
+            worker = self.workers[site.node_id]
+            self.witnesses[site.name] = worker._witness = Witnessing(
+                self.root / site.name / "witnesses",
+                site=site.name,
+                ledger=self.site_ledgers[site.name],
+                server_keys=worker._config.server.signing_public_keys,
+                now=lambda: 1_800_000_000.0,
+            )
+        self.requests: dict[str, WitnessRequest] = {}
+        self.transport.intercept = self.heard
+        self.lie = lambda reply: reply
+
+    def heard(self, node: int, body: bytes, reply: bytes) -> bytes:
+        name = next(site.name for site in self.sites if site.node_id == node)
+        if isinstance(asked := decode(body), WitnessRequest):
+            self.requests[name] = asked
+            if name == LIAR and isinstance(said := decode(reply), WitnessReply):
+                self.said = self.lie(said)
+                return encode(self.said)
+        return reply
+
+    def countersign(self) -> None:
+        events = EventLog(self.events_file, study=self.study.id)
+        made = Witnesses(self.root / "witnesses", study=self.study.id, ledger=self.ledger, events=events)
+        made.ask(self.sites, self.transport)
+
+    def verified(self, name: str) -> Countersigned:
+        """What `consilium verify` finds of a hospital's own ledger, with the others' keys."""
+        ledger, folder = self.site_ledgers[name], self.root / name
+        keys = {one.name: one.answer_key for one in self.sites if one.name != name}
+        leaves = blinded(ledger.row_hashes(kinds=SHOWN), folder / "witnesses")
+        return countersigned(folder, ledger.head(), leaves, signers=[ledger.public_key], witnesses=keys)
+
+    def false_head(self, *, longer: bool = True) -> bytes:
+        """A head of the honest hospital's ledger that never was, signed by the liar; else as long as the true one."""
+        ledger, honest = self.site_ledgers[LIAR], self.site_ledgers[HONEST]
+        size = 1 << 40 if longer else len(honest.row_hashes(kinds=SHOWN))
+        note = CheckpointNote(origin_of("site", honest.ledger_id), size, b"f" * 32)
+        return note.signed(ledger.sign, key=ledger.public_key).render().encode()
+
+    def told_of(self) -> set[tuple[str, ...]]:
+        return {(event["site"], *event["ledgers"]) for event in self.events("witness-disagrees")}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Watched]:
+    federation = Watched(tmp_path)
+    yield federation
+    federation.close()
+
+
+def assert_honest_ledger_is_whole(world: Watched) -> None:
+    """Both others countersigned its newest head, nobody holds anything against it."""
+    found = world.verified(HONEST)
+    assert (found.problems, found.size) == ((), found.rows)
+    assert THIRD in found.witnesses
+    origin = origin_of("site", world.site_ledgers[HONEST].ledger_id)
+    for name in (HONEST, THIRD):
+        assert origin not in world.witnesses[name].memory.conflicting()
+        assert not world.witnesses[name].memory.server_forked
+
+
+@pytest.mark.parametrize("longer", [True, False], ids=["longer", "as long"])
+@pytest.mark.parametrize("knew", [True, False], ids=["after it was seen", "before anybody saw it"])
+def test_a_ledger_that_is_named_as_an_honest_one_takes_nothing_from_it(
+    world: Watched, knew: bool, longer: bool
+) -> None:
+    """Its peers' `site status` said of the honest hospital's ledger that two histories of it were signed."""
+    world.lie = lambda reply: replace(reply, own=b"" if knew else world.false_head(longer=longer), own_growths=())
+    world.countersign()
+    world.lie = lambda reply: replace(reply, own=world.false_head(longer=longer), own_growths=())
+    world.countersign()
+    world.core().run(world.transport)
+    world.countersign()
+    assert_honest_ledger_is_whole(world)
+    assert any(LIAR in ledgers for _, *ledgers in world.told_of())
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
+def test_nor_where_a_server_is_in_league_and_carries_the_false_head_alone(world: Watched, first: bool) -> None:
+    """One that saw the false head first countersigned the honest hospital's no more."""
+    false = PeerHead(LIAR, world.false_head(), ())
+    world.lie = lambda reply: replace(reply, own=b"", own_growths=())
+    everybody = world.sites
+    if first:  # the others have seen no head of the honest hospital's
+        world.sites = tuple(site for site in everybody if site.name == THIRD)
+    world.countersign()
+    world.sites = everybody
+    for name in world.requests:
+        if name != LIAR:
+            world.witnesses[name].answer(replace(world.requests[name], heads=(false,)))
+    world.core().run(world.transport)
+    world.countersign()
+    assert_honest_ledger_is_whole(world)
+
+
+@pytest.mark.parametrize("rows", [MAX_SIZE, 1 << 40])
+def test_rows_that_there_are_not_end_no_run(world: Watched, rows: int) -> None:
+    world.lie = lambda reply: replace(
+        reply, size=rows, held_row=rows, heads=tuple(replace(one, size=rows) for one in reply.heads)
+    )
+    world.countersign()
+    world.core().run(world.transport)
+    world.countersign()
+    assert_honest_ledger_is_whole(world)
+
+
+def test_proofs_that_nobody_asked_for_go_to_nobody(world: Watched) -> None:
+    many = tuple(Growth(since, ("a" * 64,) * MAX_PROOF) for since in range(1, MAX_WITNESSES + 1))
+    world.lie = lambda reply: replace(reply, own_growths=many)
+    world.countersign()
+    world.core().run(world.transport)
+    world.countersign()
+    assert len(encode(world.requests[THIRD])) < 64 << 10 < len(encode(world.said))
+    assert_honest_ledger_is_whole(world)
