@@ -1,9 +1,9 @@
-"""Defines a site's join request: its name, its patient pool with its ledger's totals, and its public node key.
+"""Defines a site's join request: its name, its patient pool with its ledger's total, and its public node key.
 
-The signature proves that the sender holds the key; who the sender is, two people settle by reading the request's
-fingerprint to each other. It covers all that is asked, so that nobody is admitted under another name, for another pool
-or into another study than was read out. Refuses a request that was altered, a name that is more than one segment of a
-path, and a key that is spelled in another way than ours.
+Sites write requests; the server's operator reads and admits them. The signature proves that the sender holds the key.
+Who the sender is, two people find out by reading the request's fingerprint to each other. The signature covers
+everything that is requested, so nobody is admitted under another name, for another pool or into another study. Refuses
+an altered request, a name that is not a single path segment, and a key in another encoding than ours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
 
 @dataclass(frozen=True, slots=True)
 class KitFacts(Document):
-    """What a startup kit's kit.json says: the site's name, the server's public keys and addresses."""
+    """The facts in a startup kit's kit.json: the site's name, and the server's public keys and addresses."""
 
     objects_url: str
     sealing_key: str
@@ -49,9 +49,13 @@ class KitFacts(Document):
 
 @dataclass(frozen=True, slots=True)
 class StatedBooks(Document):
-    """What a site says of its pool's books: their ledger's id and key, and Σμ² spent so far under its protection.
+    """What a site states about the ledger of its pool.
 
-    ``answer_key`` (Ed25519, hex) is the key of that ledger, which signs all that the site replies.
+    Attributes:
+        ledger_id: Id of the site's ledger.
+        answer_key: Key (Ed25519, hex) of that ledger, which signs all replies of the site.
+        mu_squared: Σμ² spent so far, under ``protection``.
+        protection: Unit and relation.
     """
 
     ledger_id: str
@@ -69,7 +73,7 @@ class StatedBooks(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Document):
-    """What a site sends to the consortium; everything in it is public. Older sites say nothing of their ``books``."""
+    """What a site sends to the consortium to join a study. All of it is public. Older sites state no ``books``."""
 
     study: str
     site: str
@@ -88,21 +92,28 @@ class JoinRequest(Document):
 
     @property
     def fingerprint(self) -> str:
-        """``SHA256:…`` of all that is signed (study, site, pool, key), to be read out."""
+        """``SHA256:…`` over everything that is signed (study, site, pool, key), to be read out."""
         return fingerprint_of(_FINGERPRINT_DOMAIN + self.statement())
 
     def has_fingerprint(self, read_out: str) -> bool:
-        """Whether ``read_out`` is this request's fingerprint, with or without its ``SHA256:``."""
+        """Return whether a text is this request's fingerprint.
+
+        Args:
+            read_out: The fingerprint, with or without ``SHA256:``.
+
+        Returns:
+            True if it is.
+        """
         return is_fingerprint(read_out, self.fingerprint)
 
     def statement(self) -> bytes:
-        """What is signed."""
+        """Return the bytes that are signed."""
         return canonical_bytes({"join": 1, **self.to_json()})
 
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest(Document):
-    """The request as its file holds it; whether the signature holds is checked by :func:`read_request`."""
+    """A request as its file holds it. :func:`read_request` checks the signature."""
 
     request: Annotated[JoinRequest, FLAT]
     signature: str
@@ -111,7 +122,22 @@ class SignedRequest(Document):
 def write_request(
     path: Path, *, study: str, site: str, pool: str, node_key: Path, books: StatedBooks | None = None
 ) -> JoinRequest:
-    """Make and sign a request with the private key in ``node_key``."""
+    """Make a join request, sign it with the site's node key, and write it.
+
+    Args:
+        path: The file to write.
+        study: Id of the study.
+        site: Name of the site.
+        pool: Name of the patient pool.
+        node_key: File of the site's private node key.
+        books: What the site states about its ledger.
+
+    Returns:
+        The request.
+
+    Raises:
+        InvalidInput: If a name or the key is invalid.
+    """
     key = load_node_key(node_key)
     request = JoinRequest(study=study, site=site, pool=pool, node_key=node_key_line(key.public_key()), books=books)
     signature = b64encode(key.sign(request.statement(), ec.ECDSA(hashes.SHA384()))).decode()
@@ -121,7 +147,17 @@ def write_request(
 
 
 def read_request(path: Path) -> JoinRequest:
-    """A request whose signature holds; :class:`InvalidInput` for any other."""
+    """Read a join request and check its signature.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The request.
+
+    Raises:
+        InvalidInput: If the file is invalid or the signature is not the node key's.
+    """
     remedy = "ask the site for its request.json again"
     text = read_text(path, what="join request", most_bytes=MAX_REQUEST_BYTES, remedy=remedy)
     record = parse_json(text, what="join request", value=str(path), remedy=remedy)

@@ -1,8 +1,8 @@
-"""A bundle as one file, whose bytes depend on nothing but the names and contents of the files in it.
+"""Packs a bundle into one file whose bytes depend only on the names and contents of its files, and unpacks it.
 
-The archive is a ZIP without compression, dates or owners, so that the same student has the same SHA-256 wherever it is
-packed. Reading one refuses what an honest packer never writes: paths that are absolute, climb or hide, links, folders,
-a name twice, compression, encryption, more bytes than stated, and any byte that packing the same files would not write.
+Called by exports and by sites that receive a student. The archive is a ZIP without compression, dates or owners, so the
+same student has the same SHA-256 wherever it is packed. Refuses to read what :func:`to_archive` never writes: absolute
+or climbing paths, hidden files, links, folders, a repeated name, compression, encryption, and additional bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ _REGULAR_FILE = 0o100644 << 16
 
 
 def to_archive(files: Mapping[str, bytes]) -> bytes:
-    """The archive of ``files`` by relative path; equal files give equal bytes. InvalidInput for a path not allowed."""
+    """Return the archive of files. Equal files give equal bytes.
+
+    Args:
+        files: File contents by relative path.
+
+    Returns:
+        Bytes of a ZIP file.
+
+    Raises:
+        InvalidInput: If there are no files or too many, or a path is not allowed.
+    """
     if not files or len(files) > MAX_FILES:
         raise InvalidInput("files of a bundle", value=len(files), limit=f"1 to {MAX_FILES}")
     stream = io.BytesIO()
@@ -35,7 +45,17 @@ def to_archive(files: Mapping[str, bytes]) -> bytes:
 
 
 def from_archive(data: bytes) -> dict[str, bytes]:
-    """The files of an archive by relative path; InvalidInput for anything :func:`to_archive` would not have written."""
+    """Return the files of an archive.
+
+    Args:
+        data: Bytes of the archive.
+
+    Returns:
+        File contents by relative path.
+
+    Raises:
+        InvalidInput: For anything that :func:`to_archive` would not have written.
+    """
     files: dict[str, bytes] = {}
     with parsing("a bundle's archive cannot be read", remedy="fetch it again"):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -1,8 +1,8 @@
 """Measures how well a network's confidence is calibrated: reliability in bins, expected calibration error, entropy
 maps.
 
-Of a segmentation only the voxels are counted that the answer or the truth gives to a structure: everywhere else nearly
-every voxel is background and said to be so with certainty, and would hide the rest.
+Called by predictions and evaluations. In a segmentation only voxels are counted that belong to a structure in the
+prediction or in the truth. Nearly all other voxels are certain background, and would hide the rest.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Answers in :data:`BINS` equal bins of confidence: how many, the sum of their confidences, how many are right.
+    """Predictions in :data:`BINS` equal bins of confidence: their number, the sum of their confidences, how many are
+    right.
 
-    Cases add up; nothing of a voxel is kept.
+    Reliabilities of several cases are added with ``+``. Nothing about a single voxel is kept.
     """
 
     count: tuple[int, ...] = (0,) * BINS
@@ -34,24 +35,34 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: Σ share of a bin · |accuracy − mean confidence| (Guo et al. 2017)."""
+        """Expected calibration error: Σ share of a bin · |accuracy − mean confidence| (Guo et al. 2017); nan without
+        predictions.
+        """
         total = sum(self.count)
         gaps = (abs(right - sure) for right, sure in zip(self.right, self.confidence, strict=True))
         return math.fsum(gaps) / total if total else math.nan
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
-        """(mean confidence, accuracy) of every bin that holds anything: the reliability diagram."""
+        """(mean confidence, accuracy) of every bin that is not empty: the reliability diagram."""
         bins = zip(self.count, self.confidence, self.right, strict=True)
         return tuple((sure / count, right / count) for count, sure, right in bins if count)
 
 
 NOTHING = Reliability()
-"""Of no answer: its error is nan."""
+"""Reliability of no predictions; its error is nan."""
 
 
 def binned(confidence: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"]) -> Reliability:
-    """Answers with this confidence in [0, 1], right or wrong."""
+    """Return the reliability of predictions.
+
+    Args:
+        confidence: Confidences in [0, 1], [n].
+        right: Whether each is right, [n].
+
+    Returns:
+        The reliability.
+    """
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     count, good = (np.bincount(each, minlength=BINS).tolist() for each in (bins, bins[right]))
     sure = np.bincount(bins, weights=confidence.astype(np.float64), minlength=BINS).tolist()
@@ -59,13 +70,29 @@ def binned(confidence: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"]) -> 
 
 
 def reliability(probabilities: Float[np.ndarray, "k x y z"], truth: UInt8[np.ndarray, "x y z"]) -> Reliability:
-    """The most probable label's confidence in the voxels of a structure, in the answer or in the truth."""
+    """Return the reliability of a segmentation, in the voxels that belong to a structure in prediction or truth.
+
+    Args:
+        probabilities: Class probabilities, [k, x, y, z].
+        truth: Label map, [x, y, z].
+
+    Returns:
+        The reliability of the most probable label.
+    """
     found = probabilities.argmax(axis=0)
     counted = (found > 0) | (truth > 0)
     return binned(probabilities.max(axis=0)[counted], (found == truth)[counted])
 
 
 def entropy(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "x y z"]:
-    """In nats, voxel by voxel; over log k it is 0 where the answer is certain and 1 where nothing is known."""
+    """Return the entropy of each voxel's probabilities in nats. Divided by log k it is 0 (certain) to 1 (nothing
+    known).
+
+    Args:
+        probabilities: Class probabilities, [k, x, y, z].
+
+    Returns:
+        Array of shape [x, y, z].
+    """
     result: np.ndarray = -sum(p * np.log(np.maximum(p, 1e-30)) for p in probabilities)
     return result

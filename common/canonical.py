@@ -1,8 +1,9 @@
-"""One byte string for one value: the canonical form that is hashed, signed and stored.
+"""Defines the canonical encoding of values: one byte string for one value, which is hashed, signed and stored.
 
-Canonical JSON here is UTF-8 with sorted keys and no spaces, and holds only ``None``, booleans, integers of 64 bits,
-strings, lists and string-keyed mappings. Floats are refused, because two machines may print one differently: a rational
-travels as ``"numerator/denominator"``, a measured float as the string ``float.hex`` gives.
+Called wherever something is hashed, signed or stored in a ledger. Canonical JSON here is UTF-8 with sorted keys and no
+spaces. It contains only ``None``, booleans, 64-bit integers, strings, lists and string-keyed mappings. Refuses floats,
+because two machines may print one differently: a rational is written as ``"numerator/denominator"``, a measured float
+as the string of ``float.hex``.
 """
 
 from __future__ import annotations
@@ -23,21 +24,43 @@ MAX_INTEGER = 2**63 - 1
 """Largest integer of canonical JSON, in either sign: what a database column and every other reader can hold."""
 
 MAX_RATIONAL_DIGITS = 4_000
-"""Of a rational's numerator or denominator: below the 4,300 that Python itself reads and writes. Sums of rationals grow
-with every new denominator; what could not be written down is refused before it is charged."""
+"""Most digits of a rational's numerator or denominator, below the 4,300 that Python reads and writes. Sums of rationals
+grow with every new denominator. A sum that could not be written is refused before it is charged."""
 
 Json = object  # None | bool | int | str | list | dict with string keys, nested
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The canonical encoding of ``value``; equal values give equal bytes. Floats, NaN, sets, bytes and integers beyond
-    :data:`MAX_INTEGER` are refused."""
+    """Return the canonical encoding of a value. Equal values give equal bytes.
+
+    Args:
+        value: None, bool, int, str, list or mapping, nested.
+
+    Returns:
+        UTF-8 bytes.
+
+    Raises:
+        InvalidInput: For floats, sets, bytes, and integers beyond :data:`MAX_INTEGER`.
+
+    >>> canonical_bytes({"b": [1, None], "a": "x"})
+    b'{"a":"x","b":[1,null]}'
+    """
     _, data = _encoded(value)
     return data
 
 
 def canonical_text(value: Json) -> str:
-    """:func:`canonical_bytes` before they are encoded as UTF-8."""
+    """Return the text of :func:`canonical_bytes`.
+
+    Args:
+        value: As for :func:`canonical_bytes`.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: As :func:`canonical_bytes`.
+    """
     return _encoded(value)[0]
 
 
@@ -55,12 +78,29 @@ def _encoded(value: Json) -> tuple[str, bytes]:
 
 
 def canonical_members(members: Mapping[str, str]) -> str:
-    """The canonical text of a mapping whose values are given as their canonical texts already."""
+    """Return the canonical text of a mapping whose values are canonical texts already.
+
+    Args:
+        members: Canonical texts by key.
+
+    Returns:
+        The text.
+    """
     return "{" + ",".join(f"{_ENCODER.encode(key)}:{members[key]}" for key in sorted(members)) + "}"
 
 
 def parse_canonical(data: bytes | str) -> Json:
-    """Read canonical bytes or text back; anything that does not re-encode to exactly ``data`` is refused."""
+    """Read canonical bytes or text.
+
+    Args:
+        data: The encoding.
+
+    Returns:
+        The value.
+
+    Raises:
+        InvalidInput: If the value does not encode to exactly ``data``.
+    """
     try:
         text = data.decode() if isinstance(data, bytes) else data
         value: Json = _DECODER.decode(text)
@@ -74,24 +114,61 @@ def parse_canonical(data: bytes | str) -> Json:
 
 
 def digest(domain: str, value: Json) -> str:
-    """SHA-256 (hex) of ``consilium/<domain>/v1`` NUL canonical bytes: the domain keeps kinds of hash apart."""
+    """Return the SHA-256 of ``consilium/<domain>/v1``, NUL and canonical bytes. The domain separates kinds of hashes.
+
+    Args:
+        domain: Kind of the hash.
+        value: As for :func:`canonical_bytes`.
+
+    Returns:
+        The hash in hex.
+
+    Raises:
+        InvalidInput: As :func:`canonical_bytes`.
+    """
     return hashlib.sha256(f"consilium/{domain}/v1".encode() + b"\0" + canonical_bytes(value)).hexdigest()
 
 
 def sha256_bytes(data: bytes) -> str:
-    """SHA-256 of raw bytes in hex: the content hash of a public object."""
+    """Return the SHA-256 of bytes in hex, the content hash of a public object.
+
+    Args:
+        data: The bytes.
+
+    Returns:
+        64 hex digits.
+    """
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes in hex, read in blocks."""
+    """Return the SHA-256 of a file in hex, read in blocks.
+
+    Args:
+        path: The file.
+
+    Returns:
+        64 hex digits.
+    """
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def rational(value: Fraction) -> str:
-    """A fraction as its canonical string ``"numerator/denominator"`` in lowest terms; InvalidInput past
-    :data:`MAX_RATIONAL_DIGITS`."""
+    """Return a fraction as ``"numerator/denominator"`` in lowest terms.
+
+    Args:
+        value: The fraction.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: If it has more than :data:`MAX_RATIONAL_DIGITS` digits.
+
+    >>> rational(Fraction(6, 4))
+    '3/2'
+    """
     if max(abs(value.numerator), value.denominator).bit_length() > _RATIONAL_BITS:
         raise InvalidInput("digits of a rational number", limit=f"{MAX_RATIONAL_DIGITS} above and below the line")
     return f"{value.numerator}/{value.denominator}"
@@ -99,7 +176,17 @@ def rational(value: Fraction) -> str:
 
 @lru_cache(maxsize=256)
 def parse_rational(text: str) -> Fraction:
-    """Read what :func:`rational` wrote; any other spelling of the same number is refused."""
+    """Read the text that :func:`rational` wrote.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The fraction.
+
+    Raises:
+        InvalidInput: For anything else, including other spellings of the same number.
+    """
     numerator, _, denominator = text.partition("/")
     if max(len(numerator), len(denominator)) > MAX_RATIONAL_DIGITS:
         raise InvalidInput("digits of a rational number", value=len(text), limit=f"{MAX_RATIONAL_DIGITS} on each side")
@@ -113,7 +200,17 @@ def parse_rational(text: str) -> Fraction:
 
 
 def parse_float(text: str) -> float:
-    """Read a finite float written by ``float.hex``; any other spelling is refused."""
+    """Read a finite float that ``float.hex`` wrote.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The float.
+
+    Raises:
+        InvalidInput: For anything else, including other spellings.
+    """
     try:
         value = float.fromhex(text)
     except (ValueError, OverflowError):
@@ -124,14 +221,35 @@ def parse_float(text: str) -> float:
 
 
 def check_hash(text: object) -> str:
-    """Return ``text`` if it is a SHA-256 in lower-case hex, else refuse it."""
+    """Return a text if it is a SHA-256 in lower-case hex.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(text, str) or not _HASH.fullmatch(text):
         raise InvalidInput("content hash", value=text, limit="64 lower-case hex digits")
     return text
 
 
 def check_name(text: object, *, what: str) -> str:
-    """Return ``text`` if it can stand in a path as one segment and in a command as one word, else refuse it."""
+    """Return a text if it can be one path segment and one word of a command.
+
+    Args:
+        text: 1 to 64 letters, digits, ``-``, ``_`` and ``.``.
+        what: What it names, for the error.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         like = re.sub(r"[^A-Za-z0-9._-]+", "-", str(text)).strip("-._")[:64]
         raise InvalidInput(
@@ -144,7 +262,18 @@ def check_name(text: object, *, what: str) -> str:
 
 
 def check_pool(text: object, *, what: str) -> str:
-    """Return ``text`` if it names a patient pool, else refuse it: names with '/' between them, 64 characters in all."""
+    """Return a text if it names a patient pool: names with ``/`` between them, at most 64 characters in all.
+
+    Args:
+        text: The text.
+        what: What it names, for the error.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(text, str) or len(text) > 64 or not all(map(_NAME.fullmatch, text.split("/"))):
         limit = "names of letters, digits, '-', '_', '.', with '/' between them; 1 to 64 characters"
         raise InvalidInput(what, value=str(text)[:80], limit=limit)
@@ -152,7 +281,21 @@ def check_pool(text: object, *, what: str) -> str:
 
 
 def check_integer(what: str, value: object, *, least: int, most: int | None = None, limit: str = "") -> int:
-    """Return ``value`` if it is an integer (a bool is none) from ``least`` to ``most``, else refuse it."""
+    """Return a value if it is an integer within bounds. A bool is no integer.
+
+    Args:
+        what: What it is, for the error.
+        value: The value.
+        least: Lower bound.
+        most: Upper bound; None for none.
+        limit: Words for the bounds, for the error.
+
+    Returns:
+        The value.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"an integer from {least}" if most is None else f"{least} to {most}"
         raise InvalidInput(what, value=value, limit=limit or bounds)
@@ -160,7 +303,16 @@ def check_integer(what: str, value: object, *, least: int, most: int | None = No
 
 
 def check_schema(what: str, found: object, *, known: int) -> None:
-    """Refuse a format that is not ``known``; the remedy says on which side the older program is."""
+    """Refuse a format version that is not the known one. The remedy says which side must be upgraded.
+
+    Args:
+        what: What has the format.
+        found: The version found.
+        known: The known version.
+
+    Raises:
+        InvalidInput: If they differ.
+    """
     if type(found) is int and found == known:
         return
     remedy = "give a file that Consilium wrote; this one is damaged or from another program"
@@ -170,7 +322,18 @@ def check_schema(what: str, found: object, *, known: int) -> None:
 
 
 def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:
-    """The mapping ``data`` with exactly the keys and types of ``kinds``; anything else is refused."""
+    """Return a mapping if it has exactly the expected keys and types.
+
+    Args:
+        data: The mapping.
+        kinds: Type by key.
+
+    Returns:
+        A copy.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(data, dict):
         raise InvalidInput("record", value=type(data).__name__, limit="a mapping")
     if data.keys() != kinds.keys():

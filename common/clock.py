@@ -1,4 +1,4 @@
-"""Provides the production clock; every part that writes a time takes a clock as a parameter."""
+"""Provides the production clock. Every part that writes a time takes a clock as a parameter."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The production clock."""
+    """Return the current time in UTC: the production clock."""
     return datetime.now(UTC)

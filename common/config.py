@@ -1,8 +1,8 @@
-"""The study: one TOML file, frozen and validated, that says what is asked of whom under which guarantee.
+"""Defines a study: one TOML file, read into frozen and validated values, that states all terms of the study.
 
-Refuses unknown keys, wrong types and unsound combinations (unit ``patient`` with relation ``zero-out``). The study's
-hash stands in every ledger entry, so an edited study is another study to the ledger and buys no budget: budgets belong
-to the sites' patient pools.
+Called by every party. The study's hash is in every ledger entry. To the ledger an edited study is therefore another
+study. It gains no budget by that, because budgets belong to the sites' patient pools. Refuses unknown keys, wrong types
+and unsound combinations (unit ``patient`` with relation ``zero-out``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,17 @@ OPEN, SEALED_SUM = "open", "sealed-sum"
 
 
 def usual_aggregation(quorum: int) -> str:
-    """How a new study adds up unless it says otherwise: sealed where a colluder and two honest sites answer."""
+    """Return the aggregation of a new study that states none: sealed if a colluder and two honest sites can answer.
+
+    Args:
+        quorum: Least number of sites of a release.
+
+    Returns:
+        ``sealed-sum`` or ``open``.
+
+    >>> usual_aggregation(2), usual_aggregation(3)
+    ('open', 'sealed-sum')
+    """
     return SEALED_SUM if quorum >= 1 + HONEST_SITES else OPEN
 
 
@@ -103,7 +113,7 @@ class PrivacyConfig(StatedBudget):
 
     @property
     def sealed_colluders(self) -> int | None:
-        """t of a sealed sum; None in an open study."""
+        """Number t of colluders of a sealed sum; None in an open study."""
         return self.colluders if self.sealed else None
 
     @property
@@ -165,12 +175,12 @@ class CodecConfig:
 
     @property
     def protocol_name(self) -> str:
-        """The protocol by its name in :data:`~common.protocol_terms.PROTOCOLS`."""
+        """Name of the protocol in :data:`~common.protocol_terms.PROTOCOLS`."""
         return protocol_name(self)
 
     @property
     def terms(self) -> ProtocolTerms:
-        """What the protocol needs; InvalidInput for one that is not registered."""
+        """What the protocol needs; InvalidInput for a protocol that is not registered."""
         return terms_of(self.protocol_name)
 
     def to_table(self) -> dict[str, Any]:
@@ -242,9 +252,9 @@ class TrainingConfig:
             raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
 
     def to_table(self) -> dict[str, Any]:
-        """The section's keys and values.
+        """Return the section's keys and values.
 
-        A key of a later version is left out at its default, so the ids of earlier trainings stay the same.
+        Keys of later versions are left out at their default, so the ids of earlier trainings do not change.
         """
         return as_said(self, ("network", "modality_dropout"))
 
@@ -423,7 +433,9 @@ class Study:
 
     @property
     def pool_budget(self) -> Budget:
-        """What a pool that is first admitted to this study may spend in its life, by the study's accountant."""
+        """ε and δ that a pool may spend in its life if this study is the first to admit it, by the study's
+        accountant.
+        """
         return Budget(epsilon=self.pool.epsilon or self.privacy.epsilon, delta=self.privacy.delta)
 
     @property
@@ -519,7 +531,14 @@ def parse_study(text: str) -> Study:
 
 
 def render_study(study: Study) -> str:
-    """The study as the text of a study file; parsing it, as a draft too, gives an equal study back."""
+    """Return the text of a study file. Parsing it gives an equal study.
+
+    Args:
+        study: The study.
+
+    Returns:
+        TOML text.
+    """
     lines = [f"schema = {STUDY_SCHEMA}", f"name = {json.dumps(study.name)}"]
     for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
         lines += ["", f"[{section}]"]

@@ -1,4 +1,8 @@
-"""Defines the ``[data]`` section of a study: labels, spacing, grid and channels of every volume."""
+"""Defines the ``[data]`` section of a study: labels, spacing, grid and channels of every volume.
+
+Read as part of a study (:mod:`common.config`). Refuses names that are used twice, impossible sizes, and grids with too
+many voxels.
+"""
 
 from __future__ import annotations
 
@@ -66,26 +70,26 @@ class DataConfig:
 
     @property
     def student(self) -> DataConfig:
-        """What the student sees: the same field of view in ``finer`` times as many voxels on each axis."""
+        """The data settings of the student: the same field of view with ``finer`` times as many voxels on each axis."""
         (x, y, z), (u, v, w), n = self.grid, self.spacing_mm, self.finer
         finer = {"grid": (n * x, n * y, n * z), "spacing_mm": (u / n, v / n, w / n), "finer": 1}
         return self if n == 1 else dataclasses.replace(self, **finer)  # type: ignore[arg-type]
 
     @property
     def structures(self) -> tuple[str, ...]:
-        """What label maps are scored by, by name: the regions, or every label but the background."""
+        """Names of the structures that are scored: the regions, or every label but the background."""
         return region_names(self.regions) or self.labels[1:]
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The label values of every one of :attr:`structures`."""
+        """The label values of each of :attr:`structures`."""
         alone = tuple((value,) for value in range(1, len(self.labels)))
         return region_members(self.regions, self.labels) or alone
 
     def to_table(self) -> dict[str, Any]:
-        """The section's keys and values.
+        """Return the section's keys and values.
 
-        A key of a later version is left out at its default, so the ids of earlier studies stay the same.
+        Keys of later versions are left out at their default, so the ids of earlier studies do not change.
         """
         return as_said(self, ("regions", "normalisation", "finer"))
 

@@ -1,10 +1,10 @@
-"""Defines what a site discloses of one draw of a sealed sum, sealed to the auditor it chose.
+"""Defines what a site discloses about one draw of a sealed sum, sealed to the auditor it chose.
 
-It is the private half of the mask key that the site made for this draw alone. Its public half stands in the draw's
-roster under the site's signature, so a false one is seen, and all the site's pair secrets of the draw follow from it,
-whatever the other end says. With it and the site's words the auditor has the site's code with its share of the noise,
-of every query of the draw; nothing else of the site follows from it. Refuses what was sealed to another auditor, or is
-of another site or draw.
+Sites write disclosures; the dispute command opens them. A disclosure is the private half of the mask key that the site
+made for this draw alone. Its public half is in the draw's roster under the site's signature, so a false key is
+detected. From it follow all pair secrets of the site in this draw, whatever the other sites say. With it and the words
+that the site sent, the auditor gets the site's code plus its noise share for every query of the draw, and nothing else
+about the site. Refuses a disclosure that was sealed to another auditor, or belongs to another site or draw.
 """
 
 from __future__ import annotations
@@ -29,14 +29,30 @@ MAX_DISCLOSURE_BYTES = 4 << 20
 
 
 def auditor_fingerprint(sealing_key: str) -> str:
-    """``SHA256:…`` of an auditor's key, to be compared with the auditor by telephone."""
+    """Return the fingerprint of an auditor's key, to be compared by telephone.
+
+    Args:
+        sealing_key: X25519 public key in hex.
+
+    Returns:
+        ``SHA256:…``.
+    """
     return fingerprint_of(b"consilium/auditor/v1\0" + bytes.fromhex(sealing_key))
 
 
 @dataclass(frozen=True, slots=True)
 class Disclosure(Signed):
-    """``key`` is the private mask key (X25519, hex) of ``site`` for the draw with this ``roster`` id; ``auditor`` the
-    key it is sealed to; ``peers`` the identities that the site has confirmed in the study. # sensitive"""
+    """A site's mask key for one draw, signed. # sensitive
+
+    Attributes:
+        site: Name of the site.
+        roster: Id of the draw's roster.
+        auditor: Public key of the auditor.
+        key: The private mask key (X25519, hex).
+        peers: Identities that the site has confirmed in the study.
+        time_utc: When it was made.
+        signature: Signature by the site's ledger key.
+    """
 
     DOMAIN: ClassVar = b"consilium/disclosure/v1"
     SCHEMA: ClassVar = ("disclosure", 1)
@@ -52,7 +68,7 @@ class Disclosure(Signed):
 
 @dataclass(frozen=True, slots=True)
 class SealedDisclosure(Filed):
-    """A disclosure as a file: its auditor, its draw, and a part sealed to that auditor's key."""
+    """A disclosure as a file: site, draw and auditor in the open, the rest sealed to the auditor's key."""
 
     SCHEMA: ClassVar = ("sealed disclosure", 1)
     FILE: ClassVar = ("disclosure", MAX_DISCLOSURE_BYTES)
@@ -64,15 +80,31 @@ class SealedDisclosure(Filed):
 
     @classmethod
     def of(cls, disclosure: Disclosure) -> SealedDisclosure:
-        """Seal a signed disclosure to the auditor it names."""
+        """Seal a signed disclosure to the auditor that it names.
+
+        Args:
+            disclosure: The disclosure.
+
+        Returns:
+            The sealed one.
+        """
         made = cls(disclosure.site, disclosure.roster, disclosure.auditor, b"")
         key = sealing_public_key(disclosure.auditor)
         sealed = seal_bytes(canonical_bytes(disclosure.to_json()), public_key=key, info=made._info())
         return cls(disclosure.site, disclosure.roster, disclosure.auditor, sealed)
 
     def opened(self, private: X25519PrivateKey) -> Disclosure:
-        """What is sealed; its signature is not checked here. InvalidInput where this key does not open it, or where it
-        says another site, draw or auditor inside than outside."""
+        """Open the disclosure. Its signature is not checked.
+
+        Args:
+            private: The auditor's private key.
+
+        Returns:
+            The disclosure.
+
+        Raises:
+            InvalidInput: If the key does not open it, or it names another site, draw or auditor inside than outside.
+        """
         what = f"disclosure of {self.site}"
         try:
             text = open_bytes(self.sealed, private_key=private, info=self._info())

@@ -1,10 +1,11 @@
-"""One JSON form of a frozen dataclass, declared by its annotations: what is written and what is read cannot differ.
+"""Reads and writes frozen dataclasses as JSON, by a form that their annotations declare.
 
-A :class:`Document` is read from a mapping with exactly its fields, each of exactly its kind (a bool is no integer).
-Rationals, floats and bytes are strings as ``rational``, ``float.hex`` and base64 write them, members of a ``StrEnum``
-their words, tuples lists, other documents mappings. Marks in ``Annotated`` say the rest: another :class:`Key`, a
-:class:`Count` that is checked before anything of a list is read, and checks of the value that was read. A field of type
-``X | None`` is left out where it is None.
+Base of ledger rows, messages and files. One declaration serves reading and writing, so the two cannot differ. A
+:class:`Document` is read from a mapping with exactly its fields, each of exactly its type (a bool is no integer).
+Rationals, floats and bytes are strings (``rational``, ``float.hex``, base64), members of a ``StrEnum`` their words,
+tuples lists, other documents mappings. Marks in ``Annotated`` add another :class:`Key`, a :class:`Count` that is
+checked before any item of a list is read, and checks of the value. A field of type ``X | None`` is left out if it is
+None. Refuses unknown, missing and ill-typed fields.
 """
 
 from __future__ import annotations
@@ -38,44 +39,66 @@ class Document:
     __slots__ = ()
 
     AS_LIST: ClassVar[bool] = False
-    """Its form is the list of its values, which are texts and integers."""
+    """True if the JSON form is the list of the values, which must be texts and integers."""
 
     SHARED: ClassVar[bool] = False
-    """Of values read alike one object is kept: for what many documents name again and again. Its values are texts."""
+    """True if equal values share one object, for documents that are read very often. The values must be texts."""
     SCHEMA: ClassVar[tuple[str, int] | None] = None
-    """What it is called, and the one version of its form that is known; stated under ``schema``, checked first."""
+    """Name of the document and the only known version of its form, written under ``schema`` and checked first."""
     STATED: ClassVar[Mapping[str, object]] = {}
-    """Facts that every form of it states alike."""
+    """Constant facts in every JSON form of the class."""
 
     def to_json(self) -> Any:
-        """Its JSON form: a mapping, or a list."""
+        """Return the JSON form: a mapping or a list."""
         return _form(type(self)).write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read what :meth:`to_json` gave; InvalidInput for anything else."""
+        """Read the JSON form that :meth:`to_json` returned.
+
+        Args:
+            data: The parsed JSON.
+
+        Returns:
+            The document.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         made: Self = _form(cls).read(data)
         return made
 
     def check(self) -> None:
-        """Called once it is read: InvalidInput where what was derived does not follow from what it derives from."""
+        """Check derived values; called after reading. Subclasses raise InvalidInput if one does not follow from the
+        others.
+        """
 
 
 class Filed(Document):
-    """Base of a document that is a file by itself, of its canonical bytes."""
+    """Base of a document that is a file of its own, as canonical bytes."""
 
     __slots__ = ()
 
     FILE: ClassVar[tuple[str, int] | None] = None
-    """What the file is called, and the most bytes it may have; None where whoever reads it sets a limit."""
+    """Name of the file and its largest size in bytes; None if the caller limits it."""
 
     def render(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return canonical_bytes(self.to_json())
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read what :meth:`render` gave; InvalidInput for anything else. No signature is checked here."""
+        """Read the bytes that :meth:`render` returned. No signature is checked.
+
+        Args:
+            data: The file's bytes.
+
+        Returns:
+            The document.
+
+        Raises:
+            InvalidInput: If the file is too large or anything else.
+        """
         if cls.FILE is not None and len(data) > cls.FILE[1]:
             what, most = cls.FILE
             raise InvalidInput(f"size of the {what}", value=f"{len(data)} bytes", limit=f"at most {most} bytes")
@@ -84,14 +107,14 @@ class Filed(Document):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The field's name in the JSON form, where it is not its own."""
+    """Mark: the field's name in the JSON form, if it is not its own."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How long a list may be, or whatever of it ``of`` counts; checked before any of it is read."""
+    """Mark: bounds on the length of a list, or on what ``of`` counts in it; checked before any item is read."""
 
     what: str
     least: int = 0
@@ -99,12 +122,13 @@ class Count:
     of: Callable[[list[Any]], int] = len
 
     def check(self, items: list[Any]) -> None:
+        """Raise InvalidInput if a list is outside the bounds."""
         Between(self.what, self.least, self.most)(self.of(items))
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Check of an integer."""
+    """Mark: bounds of an integer."""
 
     what: str
     least: int
@@ -118,7 +142,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class OrEmpty:
-    """Check of a text that may be empty, which says nothing."""
+    """Mark: a check of a text that may be empty."""
 
     check: Callable[[str], object]
 
@@ -129,7 +153,7 @@ class OrEmpty:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Check of a word."""
+    """Mark: a text must be one of these words."""
 
     what: str
     words: tuple[str, ...]
@@ -144,18 +168,18 @@ class _Mark:
 
 
 FLAT = _Mark()
-"""The fields of this document stand among those of the one it is in."""
+"""Mark: the fields of this document are written among those of the one that contains it."""
 LATER = _Mark()
-"""Documents of an earlier version lack this field; its default is what they say."""
+"""Mark: documents of earlier versions lack this field, and mean its default."""
 AS_TEXT = _Mark()
-"""This integer is written as its decimal digits: other readers of JSON have 53 bits for a number."""
+"""Mark: this integer is written as decimal digits, because other JSON readers have only 53 bits for a number."""
 
 Sha256 = Annotated[str, check_hash]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a type is read and written: its JSON kind, what reads and writes it beyond that, and checks of the form."""
+    """How a type is read and written: its JSON type, and functions that convert and check."""
 
     json: type
     read: Callable[[Any], Any] | None = None
@@ -172,7 +196,7 @@ class _Field:
 
 
 class _Form:
-    """The plan of a document class: how each field is read and written."""
+    """The plan by which a document class is read and written."""
 
     def __init__(self, cls: type[Any]) -> None:
         self.cls, self.as_list = cls, bool(cls.AS_LIST)
@@ -298,7 +322,7 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _kind(hint: Any, what: str) -> _Kind:
-    """A type with its marks, as part of the field ``what``."""
+    """Return how a type with its marks is read and written, as part of the field ``what``."""
     bare, marks = _bare(hint)
     kind = _DIGITS if AS_TEXT in marks else _bare_kind(bare, what)
     counts = [mark.check for mark in marks if isinstance(mark, Count)]

@@ -37,10 +37,12 @@ TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Internal:
-    """A name of Flower's.
+    """A name inside Flower that is not public.
 
-    ``where`` is its module, and after a colon its name there; a module alone stands for itself. ``needs`` are the
-    fields, members or parameters that are used of it.
+    Attributes:
+        where: Its module, and after a colon its name there; a module alone stands for itself.
+        stands_for: What it is used for.
+        needs: Its fields, members or parameters that are used.
     """
 
     where: str
@@ -48,13 +50,21 @@ class Internal:
     needs: tuple[str, ...] = ()
 
     def load(self) -> Any:
-        """The thing itself; ImportError or AttributeError where Flower has moved it."""
+        """Import the name.
+
+        Returns:
+            The module, class or function.
+
+        Raises:
+            ImportError: If Flower has moved the module.
+            AttributeError: If Flower has moved the name.
+        """
         module, _, name = self.where.partition(":")
         found = importlib.import_module(module)
         return getattr(found, name) if name else found
 
     def missing(self) -> str | None:
-        """What of it is not in the installed Flower, in words; None where all is there."""
+        """Return words on what the installed Flower lacks of it; None if nothing is missing."""
         try:
             found = self.load()
         except (ImportError, AttributeError) as error:
@@ -180,7 +190,8 @@ INTERNALS = {
     "push_task_output": Internal("flwr.supernode.runtime.run_clientapp:push_task_output", "how the task ended"),
     "SubStatus": Internal("flwr.common.constant:SubStatus", "words for that", ("COMPLETED", "FAILED")),
 }
-"""By the name under which it is imported from here. A test holds what is used of it to the Flower that is pinned."""
+"""Every internal name of Flower by the name under which this module exports it. A test compares the names and their
+parts with the pinned version of Flower."""
 
 
 def __getattr__(name: str) -> Any:
@@ -191,7 +202,16 @@ def __getattr__(name: str) -> Any:
 
 
 def flower_env(home: Path, **extra: str) -> dict[str, str]:
-    """Environment of any Flower process: its own home, no telemetry, no update check, no installing of dependencies."""
+    """Return the environment of a Flower process: its own home, no telemetry, no update check, no installation of
+    packages.
+
+    Args:
+        home: The process's Flower home.
+        **extra: Further variables.
+
+    Returns:
+        The environment.
+    """
     return base_env(
         FLWR_HOME=str(home.absolute()),
         FLWR_TELEMETRY_ENABLED="0",

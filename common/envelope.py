@@ -1,10 +1,15 @@
 """Signs and checks every message between the server's core and a site's worker.
 
-Flower and the gateway carry messages and are asked nothing: a node's connection, a message's sender and the id that a
-reply refers to are all things that an admitted hospital, or whoever holds the gateway, can choose. So the core signs
-what it asks with its ledger's key, for one site, and the worker of that site checks it; the worker signs
-its reply with its own ledger's key, over the very request it answers, and the core checks it. A signed message is the
-64 bytes of an Ed25519 signature and then the body. Refuses whatever is not signed by a key that is expected.
+Flower and the gateway only carry messages and are not trusted. An admitted hospital, or whoever controls the gateway,
+can choose a node's connection, a message's sender and the id that a reply refers to. Therefore:
+
+1. The core signs its request with its ledger's key, for one site.
+2. The worker of that site checks the request.
+3. The worker signs its reply with its own ledger's key, over exactly the request that it answers.
+4. The core checks the reply.
+
+A signed message is the 64 bytes of an Ed25519 signature followed by the body. Refuses messages that no expected key
+signed.
 """
 
 from __future__ import annotations
@@ -20,31 +25,82 @@ from common.errors import Refused
 SIGNATURE_BYTES = 64
 
 Sign = Callable[[bytes], bytes]
-"""Statement → its Ed25519 signature, 64 bytes."""
+"""Returns the Ed25519 signature, 64 bytes, of a statement."""
 
 
 def asked(body: bytes, *, sign: Sign, site: str) -> bytes:
-    """``body`` as the server asks it of one site."""
+    """Sign a request of the server to one site.
+
+    Args:
+        body: The request.
+        sign: Signs with the server's ledger key.
+        site: Name of the site.
+
+    Returns:
+        Signature and body.
+    """
     return sign(_question(body, site=site)) + body
 
 
 def open_asked(message: bytes, *, keys: Iterable[Ed25519PublicKey], site: str) -> bytes:
-    """The body of a message that one of the server's ``keys`` signed for this site; else Refused."""
+    """Check a request that a site received.
+
+    Args:
+        message: Signature and body.
+        keys: The server's public keys.
+        site: Name of this site.
+
+    Returns:
+        The body.
+
+    Raises:
+        Refused: With code ``unsigned`` if none of the keys signed it for this site.
+    """
     return _opened(message, keys=keys, statement=_question(body_of(message), site=site))
 
 
 def answered(body: bytes, *, sign: Sign, site: str, request: bytes) -> bytes:
-    """``body`` as a site answers ``request``, the signed message it was sent."""
+    """Sign a site's reply to a request.
+
+    Args:
+        body: The reply.
+        sign: Signs with the site's ledger key.
+        site: Name of the site.
+        request: The signed request that it answers.
+
+    Returns:
+        Signature and body.
+    """
     return sign(_answer(body, site=site, request_sha256=sha256_bytes(request))) + body
 
 
 def open_answered(message: bytes, *, key: Ed25519PublicKey, site: str, request_sha256: str) -> bytes:
-    """The body of a reply to the very request of this hash by the site whose ledger's key this is; else Refused."""
+    """Check a reply that the server received.
+
+    Args:
+        message: Signature and body.
+        key: The site's public ledger key.
+        site: Name of the site.
+        request_sha256: Hash of the signed request.
+
+    Returns:
+        The body.
+
+    Raises:
+        Refused: With code ``unsigned`` if the key did not sign it as the reply of this site to this request.
+    """
     return _opened(message, keys=[key], statement=_answer(body_of(message), site=site, request_sha256=request_sha256))
 
 
 def body_of(message: bytes) -> bytes:
-    """What is said, whoever says it: for what needs no trust."""
+    """Return the body of a signed message without a check, for uses that need no trust.
+
+    Args:
+        message: Signature and body.
+
+    Returns:
+        The body.
+    """
     return message[SIGNATURE_BYTES:]
 
 

@@ -1,8 +1,9 @@
-"""The event log: one JSON object a line, appended only, that the status command, the report and the dashboard read.
+"""Writes and reads the event log: one JSON object per line, append-only.
 
-Every line has ``schema``, ``seq`` (from 1, no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and
-``event``; the further fields of each kind are in :data:`EVENTS`. Refuses unknown kinds, missing or extra fields, and
-values other than plain scalars and lists of strings. No code, seed, un-noised value or patient name has a field.
+A run writes it; the status command, the report and the dashboard read it. Every line has ``schema``, ``seq`` (from 1,
+no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and ``event``. :data:`EVENTS` lists the further fields
+of each kind. No code, seed, un-noised value or patient name has a field. Refuses unknown kinds, missing or additional
+fields, and values other than scalars and lists of strings.
 """
 
 from __future__ import annotations
@@ -53,14 +54,20 @@ EVENTS: dict[str, frozenset[str]] = {
     "run-finished": frozenset({"run", "seconds"}),
     "run-failed": frozenset({"run", "reason"}),
 }
-"""Kinds of event and the fields each carries beside the common ones."""
+"""Fields of each kind of event, besides the common ones."""
 
 MORE_FIELDS: dict[str, frozenset[str]] = {"run-failed": frozenset({"code"})}
-"""Fields that an event of a kind may carry as well; logs of before they were known have none."""
+"""Optional fields of each kind of event; older logs do not have them."""
 
 
 class EventLog:
-    """Appends events to ``path``; one writer at a time (the run holds the study's lock)."""
+    """Appends events to a file. The run holds the study's lock, so there is one writer at a time.
+
+    Args:
+        path: The log file.
+        study: Id of the study.
+        clock: Source of the events' times.
+    """
 
     def __init__(self, path: Path, *, study: str, clock: Clock = utc_now) -> None:
         self._path, self._study, self._clock = path, study, clock
@@ -69,7 +76,15 @@ class EventLog:
         self._seq = sum(1 for _ in read_events(path))
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Append one event; a line is written in one call, so a reader never sees half of one from a live writer."""
+        """Append one event. The line is written in one call, so a reader never sees a part of it.
+
+        Args:
+            event: Kind of the event.
+            **facts: Its fields.
+
+        Raises:
+            InvalidInput: If kind, fields or values are not allowed.
+        """
         if event not in EVENTS:
             raise InvalidInput("event kind", value=event, limit=", ".join(sorted(EVENTS)))
         if facts.keys() - MORE_FIELDS.get(event, frozenset()) != EVENTS[event]:
@@ -98,7 +113,14 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole event in order; a line torn by a crash is skipped, a missing file is empty."""
+    """Return every complete event in order. A line torn by a crash is skipped; a missing file is empty.
+
+    Args:
+        path: The log file.
+
+    Returns:
+        An iterator of events.
+    """
     if not path.exists():
         return
     with path.open("rb") as stream:
@@ -106,14 +128,23 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class EventTail:
-    """The events appended to a file, each read once: from its beginning, or from where it ends now."""
+    """Reads the events appended to a file, each once.
+
+    Args:
+        path: The log file.
+        from_end: True to start at the present end of the file instead of its beginning.
+    """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Whole events since the last call; a line without its end is left for the next."""
+        """Return the complete events since the last call. An incomplete line is left for the next call.
+
+        Returns:
+            An iterator of events.
+        """
         if not self._path.exists():
             return
         with self._path.open("rb") as stream:

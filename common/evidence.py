@@ -1,9 +1,10 @@
-"""Words of a sealed sum as evidence: each site signs what it sent, for one roster and one query.
+"""Keeps the words that sites sent for a sealed sum as evidence, each signed by its site for one roster and one query.
 
-The signature is the site's identity key's, which other hospitals have confirmed by its fingerprint; the roster's id
-covers study, ledger, batch, draw and every member's mask key. So a site cannot deny a word, and a word of one draw is
-none of another. Words are uniform to whoever lacks the masks, so keeping them shows no more than having received them.
-Refuses evidence whose roster no member list can have, words of another length, and a query named twice.
+The server collects the evidence; the dispute command and auditors check it. The signature is made with the site's
+identity key, which other hospitals have confirmed by its fingerprint. The roster's id covers study, ledger, batch, draw
+and every member's mask key. A site can therefore not deny a word, and a word of one draw cannot pass as a word of
+another. Words are uniform to anybody without the masks, so keeping them reveals no more than receiving them. Refuses
+evidence with an impossible roster, words of another length, and a query named twice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_EVIDENCE_BYTES = 1 << 30
 
 
 def check_word_signature(signature: bytes) -> None:
-    """InvalidInput unless it has the 64 bytes of an Ed25519 signature."""
+    """Raise InvalidInput unless a signature has the 64 bytes of Ed25519."""
     if len(signature) != 64:
         raise InvalidInput("signature of a word", value=f"{len(signature)} bytes", limit="64 bytes")
 
@@ -39,14 +40,37 @@ WordSignature = Annotated[bytes, check_word_signature]
 
 
 def sign_word(words: NDArray[np.uint64], *, roster: str, query: str, site: str, sign: Sign) -> bytes:
-    """A site's signature over the words uint64[l] it sends for one query under one roster (its id)."""
+    """Sign the words that a site sends for one query under one roster.
+
+    Args:
+        words: Masked code, uint64 [l].
+        roster: Id of the roster.
+        query: Id of the query.
+        site: Name of the site.
+        sign: Signs with the site's ledger key.
+
+    Returns:
+        The signature.
+    """
     return sign(_statement(words, roster=roster, query=query, site=site))
 
 
 def is_word_of(
     words: NDArray[np.uint64], signature: bytes, *, roster: str, query: str, site: str, identity: str
 ) -> bool:
-    """Whether the ledger key ``identity`` (Ed25519, hex) of ``site`` signed these words for this query and roster."""
+    """Return whether a site signed these words for this query and roster.
+
+    Args:
+        words: Masked code, uint64 [l].
+        signature: The signature.
+        roster: Id of the roster.
+        query: Id of the query.
+        site: Name of the site.
+        identity: The site's ledger key (Ed25519, hex).
+
+    Returns:
+        True if the signature is valid.
+    """
     try:
         key = signing_public_key(identity)
         key.verify(signature, _statement(words, roster=roster, query=query, site=site))
@@ -57,7 +81,7 @@ def is_word_of(
 
 @dataclass(frozen=True, slots=True)
 class Word(Document):
-    """The words of one query, as little-endian bytes, and the site's signature over their hash."""
+    """The words of one query as little-endian bytes, and the site's signature over their hash."""
 
     query: Sha256
     words: bytes
@@ -65,7 +89,7 @@ class Word(Document):
 
     @property
     def values(self) -> NDArray[np.uint64]:
-        """uint64[l]."""
+        """The words as uint64 [l]; InvalidInput if the number of bytes is no multiple of 8."""
         if len(self.words) % 8:
             raise InvalidInput("words", value=f"{len(self.words)} bytes", limit="8 bytes a word")
         return np.frombuffer(self.words, dtype="<u8").astype(np.uint64)
@@ -73,7 +97,7 @@ class Word(Document):
 
 @dataclass(frozen=True, slots=True)
 class SiteWords(Filed):
-    """All that one site sent for one roster."""
+    """All words that one site sent for one roster."""
 
     SCHEMA: ClassVar = ("words of a site", 1)
 
@@ -85,14 +109,24 @@ class SiteWords(Filed):
     def of(
         cls, site: str, roster: str, words: Mapping[str, NDArray[np.uint64]], signatures: Mapping[str, bytes]
     ) -> SiteWords:
-        """What a site sent, by query id."""
+        """Return the words that a site sent.
+
+        Args:
+            site: Name of the site.
+            roster: Id of the roster.
+            words: Masked codes by query id.
+            signatures: Signatures by query id.
+
+        Returns:
+            The words.
+        """
         found = (Word(query, one.astype("<u8").tobytes(), signatures[query]) for query, one in words.items())
         return cls(site, roster, tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
 class DrawEvidence(Filed):
-    """One draw as an auditor gets it: its roster, the queries it was to answer, and every site's signed words."""
+    """One draw as an auditor gets it: its roster, its queries, and every site's signed words."""
 
     SCHEMA: ClassVar = ("evidence of a draw", 1)
     FILE: ClassVar = ("evidence", MAX_EVIDENCE_BYTES)
@@ -115,7 +149,7 @@ class DrawEvidence(Filed):
 
     @property
     def id(self) -> str:
-        """SHA-256 of its canonical bytes."""
+        """SHA-256 of the canonical bytes."""
         return sha256_bytes(self.render())
 
 

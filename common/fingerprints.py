@@ -1,4 +1,4 @@
-"""``SHA256:…`` of something public, for two people to compare by telephone."""
+"""Computes fingerprints of public data (``SHA256:…``), which two people compare by telephone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,26 @@ _PREFIX = "SHA256:"
 
 
 def fingerprint_of(data: bytes) -> str:
-    """``SHA256:`` and the base64 of the hash of ``data``, without padding."""
+    """Return ``SHA256:`` and the unpadded base64 of a hash.
+
+    Args:
+        data: The data.
+
+    Returns:
+        The fingerprint.
+    """
     return _PREFIX + b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
 def is_fingerprint(read_out: str, meant: str) -> bool:
-    """Whether what a person typed is the fingerprint ``meant``, with or without its ``SHA256:``."""
+    """Return whether a typed text is the expected fingerprint.
+
+    Args:
+        read_out: What a person typed, with or without ``SHA256:``.
+        meant: The expected fingerprint.
+
+    Returns:
+        True if they agree.
+    """
     given = _PREFIX + read_out.strip().removeprefix(_PREFIX)
     return hmac.compare_digest(given.encode(errors="replace"), meant.encode())

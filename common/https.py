@@ -1,8 +1,8 @@
-"""Requests a resource over HTTP from the address it was given, and follows no redirect.
+"""Requests resources over HTTP from exactly the given address, without following redirects.
 
-An opener of ``urllib`` that follows no redirection, so that what a request carries (a site's signature, an alarm's
-text) reaches only whom it was meant for, and no address of an inner network is asked on a stranger's word. It opens
-https alone, and http where that was asked for; never a file. An answer of 300 to 399 is an HTTPError like any other.
+Called wherever a site or the server fetches something or sends an alarm. A redirect could send a request's content (a
+site's signature, an alarm's text) to another recipient, or make this machine call an address of the inner network. Only
+https is opened, and http if the caller asks for it; never a file. A reply of 300 to 399 is an HTTPError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mean of figures measured side by side, and how far it may be off: Student's t over cases or seeds."""
+"""Computes the mean of paired measurements and its confidence interval, by Student's t over cases or seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ CONFIDENCE = 0.95
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of one value or more, and the half-width of its 95 % interval: t·s/√n, s over n - 1; None for one."""
+    """Return a mean and the half-width of its 95 % interval, t·s/√n.
+
+    Args:
+        values: At least one value.
+
+    Returns:
+        The mean, and the half-width, or None for a single value.
+
+    >>> mean_interval([1.0])
+    (1.0, None)
+    """
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, None
@@ -21,6 +31,13 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def next_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of some values, and half the width of the 95 % interval for one more like them: t·s·√(1 + 1/n)."""
+    """Return a mean and the half-width of the 95 % interval for one further value, t·s·√(1 + 1/n).
+
+    Args:
+        values: At least one value.
+
+    Returns:
+        The mean and the half-width; infinite for a single value.
+    """
     mean, half = mean_interval(values)
     return mean, math.inf if half is None else half * math.sqrt(len(values) + 1)

@@ -1,7 +1,7 @@
-"""A file's lock: one holder, and others who only look whether it is held.
+"""Locks a file for one holder, and lets others look whether it is locked.
 
-The kernel frees a lock when its holder dies, however it dies. A look shares the lock for a moment. Whoever takes the
-lock waits for looks to end, and is refused only if somebody holds it.
+Called by supervision and by studies. The kernel frees a lock when its holder dies. A look shares the lock for a moment.
+Taking the lock waits for looks to end, and fails only if somebody holds it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import time
 from typing import IO, Any
 
 _LOOK_S = 0.01
-"""A look takes less, unless the machine is busy."""
+"""Seconds between attempts. A look usually takes less."""
 _LOOKS_S = 30.0
-"""How long looks are waited for, however many there are."""
+"""Seconds for which looks are waited for, however many there are."""
 
 
 def take(stream: IO[Any]) -> bool:
-    """Hold the lock of an open file until it is closed; False, at once, if somebody else holds it."""
+    """Hold the lock of an open file until the file is closed.
+
+    Args:
+        stream: The open file.
+
+    Returns:
+        False if somebody else holds the lock.
+    """
     until = time.monotonic() + _LOOKS_S
     while not _locked(stream, fcntl.LOCK_EX):
         if held(stream) or time.monotonic() > until:
@@ -27,7 +34,14 @@ def take(stream: IO[Any]) -> bool:
 
 
 def held(stream: IO[Any]) -> bool:
-    """Whether somebody else holds the lock of an open file, which must not hold it itself; nobody is refused for it."""
+    """Return whether somebody else holds the lock of an open file. The look never makes another holder's attempt fail.
+
+    Args:
+        stream: The open file; this process must not hold its lock.
+
+    Returns:
+        True if it is held.
+    """
     if not _locked(stream, fcntl.LOCK_SH):
         return True
     fcntl.flock(stream, fcntl.LOCK_UN)

@@ -1,10 +1,12 @@
-"""Masks that cancel in the sum over a whole roster and in nothing else.
+"""Computes the masks of a sealed sum, which cancel only in the sum over the whole roster.
 
-Every site of a draw has an X25519 key made for it alone, signed by the key of its own ledger. Two sites k < j (by name)
-share s = HKDF-SHA256(X25519(k, j)) bound to the query and to the very roster; ChaCha20 under s gives words that k adds
-to its code and j subtracts, modulo 2⁶⁴. So with one member missing, with two views of the roster, or with one key
-exchanged, what is left is uniform. Source: Bonawitz et al. 2017, without the secret shares. Refuses a roster that is
-not sorted, names a site or a key twice, or holds a key that its site did not sign for this draw.
+Sites mask their codes with it, auditors recompute masks. Every site of a draw has an X25519 key made for this draw
+alone, signed with its ledger's key. Two sites k < j (by name) share s = HKDF-SHA256(X25519(k, j)), bound to the query
+and to exactly this roster. ChaCha20 under s gives words that k adds to its code and j subtracts, modulo 2⁶⁴. If a
+member is missing, two sites see different rosters, or one key was exchanged, the sum stays uniform.
+
+Source: Bonawitz et al. 2017, without the secret shares. Refuses a roster that is not sorted or names a site or a key
+twice; :func:`unconfirmed` finds keys that their site did not sign.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def _check_signature(signature: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrawId:
-    """One draw of a batch of a study, as the server's ledger with this id numbers it: what mask keys are made for."""
+    """One draw of a batch of a study, as the server's ledger with this id numbers it. Mask keys are made for a draw."""
 
     study: str
     ledger: str
@@ -69,7 +71,7 @@ class Member(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskedRoster(Document):
-    """Who adds up to a sum: one batch of a study, one draw, and its members in order of their names."""
+    """The sites of one draw of a sealed sum, sorted by name, with their mask keys."""
 
     SCHEMA: ClassVar = ("masked roster", 1)
 
@@ -88,38 +90,70 @@ class MaskedRoster(Document):
 
     @property
     def draw_id(self) -> DrawId:
+        """The draw."""
         return DrawId(self.study, self.ledger, self.batch, self.draw)
 
     @property
     def sites(self) -> tuple[str, ...]:
+        """Names of the sites in order."""
         return tuple(member.site for member in self.members)
 
     def to_bytes(self) -> bytes:
-        """Its canonical bytes, whose SHA-256 is :attr:`id`."""
+        """Return the canonical bytes, whose SHA-256 is :attr:`id`."""
         return canonical_bytes(self.to_json())
 
     @property
     def id(self) -> str:
+        """SHA-256 of the canonical bytes."""
         if not self._id:
             object.__setattr__(self, "_id", sha256_bytes(self.to_bytes()))
         return self._id
 
 
 def mask_private_key(secret: bytes, draw: DrawId, *, nonce: str) -> X25519PrivateKey:
-    """A site's key for one draw: of its ledger's ``secret``, and of a ``nonce`` that was drawn when it accepted."""
+    """Derive a site's private mask key for one draw.
+
+    Args:
+        secret: Secret bytes of the site's ledger.
+        draw: The draw.
+        nonce: Nonce that was drawn when the site accepted.
+
+    Returns:
+        The key.
+    """
     info = {"batch": draw.batch, "draw": draw.number, "nonce": nonce, "study": draw.study}
     seed = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask-key/v1\0" + canonical_bytes(info)).derive(secret)
     return X25519PrivateKey.from_private_bytes(seed)
 
 
 def signed_mask_key(private: X25519PrivateKey, draw: DrawId, *, sign: Sign, site: str) -> MaskKey:
-    """The public half as a site sends it."""
+    """Return the public half of a mask key, signed, as a site sends it.
+
+    Args:
+        private: The private mask key.
+        draw: The draw.
+        sign: Signs with the site's ledger key.
+        site: Name of the site.
+
+    Returns:
+        The signed key.
+    """
     key = private.public_key().public_bytes_raw().hex()
     return MaskKey(key, sign(_statement(key, draw, site=site)))
 
 
 def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
-    """Whether the ledger key ``identity`` (Ed25519, hex) signed this mask key of ``site`` for this draw."""
+    """Return whether a site's ledger key signed its mask key for a draw.
+
+    Args:
+        mask: The mask key.
+        draw: The draw.
+        identity: The site's ledger key (Ed25519, hex).
+        site: Name of the site.
+
+    Returns:
+        True if the signature is valid.
+    """
     try:
         signing_public_key(identity).verify(mask.signature, _statement(mask.key, draw, site=site))
     except (InvalidSignature, InvalidInput):
@@ -128,7 +162,16 @@ def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
 
 
 def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> tuple[str, ...]:
-    """Members beside ``me`` whose mask key is not signed by the identity that ``peers`` has for them."""
+    """Return the members whose mask key is not signed by the identity that was confirmed for them.
+
+    Args:
+        roster: The roster.
+        me: Name of this site, which is left out.
+        peers: Confirmed ledger keys by site.
+
+    Returns:
+        Names of sites.
+    """
     return tuple(
         member.site
         for member in roster.members
@@ -143,9 +186,20 @@ def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> t
 def masks(
     roster: MaskedRoster, *, me: str, private: X25519PrivateKey, query: str, dimension: int
 ) -> NDArray[np.uint64]:
-    """What ``me`` adds to its code: Σ_{j > me} stream(s_j) − Σ_{j < me} stream(s_j) modulo 2⁶⁴, uint64[l].
+    """Return the mask of a site: Σ_{j > me} stream(s_j) − Σ_{j < me} stream(s_j) modulo 2⁶⁴. # sensitive
 
-    Refused (``roster``) where ``private`` is not the key the roster has for ``me``, or a peer's key is degenerate.
+    Args:
+        roster: The roster.
+        me: Name of this site.
+        private: Its private mask key of this draw.
+        query: Id of the query.
+        dimension: Length l of the code.
+
+    Returns:
+        Uint64 array of shape [l].
+
+    Raises:
+        Refused: With code ``roster`` if the roster has another key for this site, or a peer's key is degenerate.
     """
     own = next((member for member in roster.members if member.site == me), None)
     if own is None or own.mask.key != private.public_key().public_bytes_raw().hex():
@@ -162,7 +216,22 @@ def masks(
 def pair_mask(
     roster: MaskedRoster, *, me: str, peer: Member, private: X25519PrivateKey, query: str, dimension: int
 ) -> NDArray[np.uint64]:
-    """What ``me`` adds for one peer, uint64[l]; the peer, who shares the secret, adds the same with the other sign."""
+    """Return the part of a site's mask that one peer cancels. # sensitive
+
+    Args:
+        roster: The roster.
+        me: Name of the site.
+        peer: The peer.
+        private: The site's private mask key of this draw.
+        query: Id of the query.
+        dimension: Length l of the code.
+
+    Returns:
+        Uint64 array of shape [l]. The peer's part is its negative modulo 2⁶⁴.
+
+    Raises:
+        Refused: With code ``roster`` if the peer's key is degenerate.
+    """
     info = {"pair": sorted((me, peer.site)), "query": query, "roster": roster.id}
     words = _stream(_shared(private, peer), info=canonical_bytes(info), words=dimension)
     return words if me < peer.site else np.uint64(0) - words
@@ -176,7 +245,7 @@ def _shared(private: X25519PrivateKey, member: Member) -> bytes:
 
 
 def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:
-    """ChaCha20's words under a key that no other query, roster or pair has; so its nonce may be zero."""
+    """Return ChaCha20's words under a key that no other query, roster or pair has, so that the nonce may be zero."""
     key = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask/v1\0" + info).derive(shared)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * words))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)

@@ -1,14 +1,17 @@
-"""The messages between the server core and the sites' workers: frozen values and their canonical bytes.
+"""Defines the messages between the server core and the sites' workers: frozen values and their canonical bytes.
 
-An :class:`Offer` names the queries of a batch in full, so that a site decides from public facts alone; an
-:class:`OfferReply` accepts or declines with an allow-listed word; a :class:`CodesRequest` asks for the accepted
-queries' codes; a :class:`CodesReply` carries sealed codes; :class:`Receipts` bring a site its signed receipts.
-:class:`Several` carries some of these, or the replies to them, in one message, because each takes a way through queues
-that are polled. Refuses anything that is not canonical, misses a field, has an unknown one or one out of bounds.
+1. An :class:`Offer` names the queries of a batch in full, so that a site decides from public facts alone.
+2. An :class:`OfferReply` accepts or declines with a word from a fixed list.
+3. A :class:`CodesRequest` asks for the codes of accepted queries.
+4. A :class:`CodesReply` brings sealed codes.
+5. :class:`Receipts` bring a site its signed receipts, and a :class:`ReceiptsReply` confirms them.
 
-A message is one line of canonical JSON. Sealed codes and receipts that are long follow it as raw bytes, of which the
-line says the lengths: schema 4. All other messages are of schema 3, where everything is in the line, and long ones of
-schema 3 are read.
+:class:`Several` brings several of these, or the replies to them, in one message, because each message passes through
+polled queues.
+
+A message is one line of canonical JSON. Long sealed codes and receipts follow the line as raw bytes, and the line
+states their lengths (schema 4). All other messages have schema 3, with everything in the line; long messages of schema
+3 are read too. Refuses anything that is not canonical, and missing, unknown or out-of-bounds fields.
 """
 
 from __future__ import annotations
@@ -30,35 +33,35 @@ from common.witness.messages import WitnessReply, WitnessRequest
 
 MESSAGE_SCHEMA = 3
 FRAMED_SCHEMA = 4
-"""Of a message that is followed by bytes."""
+"""Schema of a message whose line is followed by raw bytes."""
 LONG = 64 << 10
-"""Bytes of codes or receipts from which on they follow the line."""
+"""Size in bytes from which codes or receipts follow the line."""
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
-"""A week, as a study's own deadlines may be at most; asked every second for that long, an attempt has six digits."""
+"""A week, the longest deadline of a study. With one attempt per second for a week, attempts have six digits."""
 
 MAX_TIME = 1 << 50
 """Milliseconds since 1970."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""What the ways between core and worker carry."""
+"""Largest message that every transport between core and worker carries."""
 MAX_MESSAGE_VALUES = 1 << 20
-"""Values in a message: each takes many times its bytes in memory, so they are counted before it is read."""
+"""Most values in a message. A value needs many times its bytes in memory, so values are counted before reading."""
 MAX_QUERIES = 500
-"""Of an offer, a codes request and its reply; the largest batch that a study may plan."""
+"""Most queries of an offer, a codes request and its reply: the largest batch that a study may plan."""
 MAX_VOLUMES = 1_000
-"""Public volumes of one offer, all its queries together."""
+"""Most public volumes of all queries of one offer."""
 MAX_COUNTER = 1_000_000
 """Largest edition and round of a query."""
 MAX_RECEIPTS = 1_000
 MAX_RECEIPTS_BYTES = 16 << 20
-"""Of all the receipts in one message; the core sends what is left in another."""
+"""Largest size of all receipts in one message. The core sends the others in a further message."""
 MAX_STATUS = 1 << 15
-"""Characters of a site's account of itself."""
+"""Most characters of a site's status."""
 
 NO_HEAD = "0" * 64
-"""The head of one who holds no receipt yet."""
+"""Head in a reply of a site that holds no receipt."""
 
 REASONS = (
     "accepted",
@@ -76,17 +79,17 @@ REASONS = (
     "wrong-edition",
     "wrong-mechanism",
 )
-"""The only words a site gives for its decision; none of them depends on patients' data."""
+"""The words that a site may give for its decision. None of them depends on patients' data."""
 
 
 def _check_ledger_id(text: str) -> None:
-    """A server ledger's id goes into the site's own rows, so it is checked here: 1 to 128 letters and digits."""
+    """Check the id of a server's ledger, which the site writes into its own rows: 1 to 128 letters and digits."""
     if not 1 <= len(text) <= 128 or not (text.isascii() and text.isalnum()):
         raise InvalidInput("id of the server's ledger", limit="1 to 128 letters and digits")
 
 
 def _volumes(items: list[Any]) -> int:
-    """The volumes of all the queries in an offer that was not read yet."""
+    """Count the volumes of all queries in an offer that is not read yet."""
     volumes = [item.get("volumes") for item in items if isinstance(item, dict)]
     return sum(len(one) for one in volumes if isinstance(one, list))
 
@@ -110,11 +113,17 @@ _LedgerId = Annotated[str, _check_ledger_id]
 
 @dataclass(frozen=True, slots=True)
 class Offer(Document):
-    """A batch of queries under one study, for a site to accept or decline as a whole; ``ledger`` is the server's.
+    """A batch of queries under one study, which a site accepts or declines as a whole.
 
-    In a sealed sum the offer is of one ``draw``, and ``peers`` are the sites that may be on its roster. ``issued`` is
-    when the server made this message, in milliseconds since 1970 by its clock: whoever carries messages could otherwise
-    bring a site an offer again that it has declined. Servers up to 0.2.0 leave it out.
+    Attributes:
+        study: Id of the study.
+        ledger: Id of the server's ledger.
+        batch: Id of the batch.
+        queries: The queries.
+        draw: Number of the draw in a sealed sum.
+        peers: In a sealed sum, the sites that may be on the roster.
+        issued: When the server made this message, in milliseconds since 1970 by its clock. Without it, a carrier could
+            bring a site again an offer that it has declined. Servers up to 0.2.0 leave it out.
     """
 
     study: Sha256
@@ -141,17 +150,22 @@ class Offer(Document):
 
     @property
     def draw_id(self) -> DrawId | None:
-        """The draw it is of, None in an open study."""
+        """The draw of a sealed sum; None in an open study."""
         return None if self.draw is None else DrawId(self.study, self.ledger, self.batch, self.draw)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferReply(Document):
-    """A site's decision about a batch, and the newest head of the server's ledger it holds a receipt for: row and hash,
-    0 and :data:`NO_HEAD` for none.
+    """A site's decision about a batch, with the newest head of the server's ledger for which it holds a receipt.
 
-    In a sealed sum: the site's mask key for the draw if it accepts, the peers whose keys nobody there has confirmed,
-    and the newest draw of one of the queries that it has accepted.
+    Attributes:
+        batch: Id of the batch.
+        reason: A word of :data:`REASONS`.
+        ledger_row: Row of the head; 0 for none.
+        ledger_head: Hash of the head; :data:`NO_HEAD` for none.
+        mask: In a sealed sum, the site's mask key for the draw if it accepts.
+        unconfirmed: In a sealed sum, the peers whose keys nobody at the site has confirmed.
+        last_draw: In a sealed sum, the newest draw that the site accepted of one of the queries.
     """
 
     batch: Sha256
@@ -164,6 +178,7 @@ class OfferReply(Document):
 
     @property
     def accepted(self) -> bool:
+        """True if the site accepts the batch."""
         return self.reason == "accepted"
 
     def check(self) -> None:
@@ -172,10 +187,17 @@ class OfferReply(Document):
 
 @dataclass(frozen=True, slots=True)
 class CodesRequest(Document):
-    """Ask for the sealed codes of queries that were accepted for this very study and server (``ledger`` is its id).
+    """Asks for the sealed codes of queries that were accepted for this study and server.
 
-    ``attempt`` numbers the asking, ``deadline_s`` bounds the work. In a sealed sum the codes are to be masked for this
-    ``draw`` and these ``members``: the same for every asking.
+    Attributes:
+        study: Id of the study.
+        ledger: Id of the server's ledger.
+        batch: Id of the batch.
+        attempt: Number of this attempt.
+        deadline_s: Seconds that the work may take.
+        queries: Ids of the queries.
+        draw: In a sealed sum, the draw for which codes are masked; the same in every attempt.
+        members: In a sealed sum, the roster; the same in every attempt.
     """
 
     study: Sha256
@@ -194,7 +216,7 @@ class CodesRequest(Document):
 
     @property
     def roster(self) -> MaskedRoster | None:
-        """For whom the codes are to be masked, None for an open study; InvalidInput for one that is none."""
+        """The roster for which codes are masked; None in an open study; InvalidInput if it is invalid."""
         if self.draw is None or self.members is None:
             return None
         roster = MaskedRoster(self.study, self.ledger, self.batch, self.draw, self.members)
@@ -204,13 +226,13 @@ class CodesRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class CodesReply(Document):
-    """Sealed codes by query id: of every query asked for, or of none where the site was not done in time."""
+    """Sealed codes by query id: of every query that was asked for, or of none if the site was not done in time."""
 
     batch: Sha256
     attempt: Annotated[int, Between("attempt of a reply", 1, MAX_ATTEMPT)]
     codes: Annotated[tuple[tuple[Sha256, bytes], ...], Count("codes of a reply", most=MAX_QUERIES)]
     signatures: Annotated[tuple[WordSignature, ...], Count("signatures of a reply", most=MAX_QUERIES)] | None = None
-    """In a sealed sum, the site's own over the words of each query (:mod:`common.evidence`), in the codes' order."""
+    """In a sealed sum, the site's signatures over each query's words (:mod:`common.evidence`), in order."""
 
     def check(self) -> None:
         _once("sealed codes of one query", [query for query, _ in self.codes])
@@ -220,7 +242,7 @@ class CodesReply(Document):
 
 @dataclass(frozen=True, slots=True)
 class Receipts(Document):
-    """Signed receipts of ``ledger`` in order, as it wrote them; the site checks each against its own record."""
+    """Signed receipts of ``ledger`` in order. The site checks each against its own record."""
 
     ledger: _LedgerId
     receipts: Annotated[
@@ -232,9 +254,9 @@ class Receipts(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptsReply(Document):
-    """The newest head of the server's ledger that the site now holds a receipt for, as in :class:`OfferReply`.
+    """The newest head of the server's ledger for which the site now holds a receipt, as in :class:`OfferReply`.
 
-    ``status`` is JSON about the site itself, where its policy shares that; nobody acts on what it says.
+    ``status`` is JSON about the site, if its policy shares that. It is shown, and nothing is decided by it.
     """
 
     ledger_row: int
@@ -252,9 +274,10 @@ Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Messages that travel as one and are handled in order, or the replies to them; what deserves no reply has none.
+    """Messages that are sent as one and handled in order, or the replies to them. Messages without a reply are left
+    out.
 
-    Each is of another kind: one of a thousand would be a thousand times the work, or the codes, of one.
+    Each part is of another kind, so that one message causes no more work than one of each kind.
     """
 
     parts: tuple[Part, ...]
@@ -275,7 +298,14 @@ AnyMessage = Part | Several
 
 
 def encode(message: AnyMessage) -> bytes:
-    """The canonical bytes of a message."""
+    """Return the canonical bytes of a message.
+
+    Args:
+        message: The message.
+
+    Returns:
+        One line, and raw bytes after it if there are long codes or receipts.
+    """
     follows: list[bytes] = []
     if isinstance(message, Several):
         parts = b",".join([_encoded(part, follows) for part in message.parts])
@@ -289,19 +319,28 @@ def encode(message: AnyMessage) -> bytes:
 
 
 def _encoded(part: Part, follows: list[bytes]) -> bytes:
-    """One of several parts as it stands in the line."""
+    """Return one of several parts as it is written in the line."""
     return _shared(part) if isinstance(part, Offer | CodesRequest) else canonical_bytes(_written(part, follows))
 
 
 @lru_cache(maxsize=4)
 def _shared(part: Offer | CodesRequest, **more: int) -> bytes:
-    """What every site is sent alike, and may name all of them, is written once."""
+    """Return the bytes of a message that is the same for every site; they are computed once."""
     return canonical_bytes(_written(part, []) | more)
 
 
 def decode(data: bytes) -> AnyMessage:
-    """Read a message; :class:`InvalidInput` for anything that :func:`encode`, or an earlier one, would not have
-    written."""
+    """Read a message.
+
+    Args:
+        data: At most :data:`MAX_MESSAGE_BYTES` bytes.
+
+    Returns:
+        The message.
+
+    Raises:
+        InvalidInput: For anything that this or an earlier version would not have written.
+    """
     if len(data) > MAX_MESSAGE_BYTES:
         raise InvalidInput("message", value=f"{len(data)} bytes", limit=f"at most {MAX_MESSAGE_BYTES} bytes")
     end = data.find(b"\n")
@@ -322,7 +361,7 @@ def decode(data: bytes) -> AnyMessage:
 
 
 def _written(part: Part, follows: list[bytes]) -> dict[str, object]:
-    """A part as it stands in the line; what goes after it is added to ``follows``."""
+    """Return a part as it is written in the line, and append the raw bytes that follow to ``follows``."""
     kind = _NAMES[type(part)]
     if isinstance(part, CodesReply) and sum(len(sealed) for _, sealed in part.codes) >= LONG:
         follows += [sealed for _, sealed in part.codes]
@@ -337,7 +376,7 @@ def _written(part: Part, follows: list[bytes]) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Following:
-    """The bytes after a message's line, taken one after another."""
+    """The raw bytes after a message's line, which are taken one piece after another."""
 
     data: bytes
     at: int
@@ -351,7 +390,7 @@ class _Following:
 
 
 def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
-    """A reply whose line has the lengths of its codes; all else is checked as ever."""
+    """Read a reply whose line has the lengths of its codes."""
     codes = document.get("codes")
     if not isinstance(codes, list) or not all(isinstance(one, list) and len(one) == 2 for one in codes):
         raise InvalidInput("codes of a reply", limit="queries with the lengths of their codes")
@@ -360,7 +399,7 @@ def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
 
 
 def _receipts(document: dict[str, Any], follows: _Following) -> Receipts:
-    """Receipts whose line has their lengths."""
+    """Read receipts whose line has their lengths."""
     lengths = document.get("receipts")
     if not isinstance(lengths, list) or len(lengths) > MAX_RECEIPTS:
         raise InvalidInput("receipts of a message", limit=f"the lengths of at most {MAX_RECEIPTS}")

@@ -1,9 +1,9 @@
-"""Dice and HD95 of label maps, by MONAI, with the empty cases decided here and not left to a default.
+"""Computes Dice and HD95 of label maps with MONAI, with a defined result for empty structures.
 
-A structure is a label value or, where structures overlap, a set of them (``DataConfig.members``).
-
-A structure that is in neither map has no Dice and no distance: nan, left out of a mean. One that is in only one of
-them: Dice 0, HD95 infinite. :func:`lesion_wise` is what the BraTS challenge does instead.
+Called by every evaluation. A structure is a label value or, if structures overlap, a set of them
+(``DataConfig.members``). A structure in neither map has no Dice and no distance: nan, left out of a mean. A structure
+in only one of them has Dice 0 and infinite HD95. :func:`lesion_wise` scores as the BraTS challenge does instead.
+Refuses label maps of different shapes and values that belong to no structure.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from scipy import ndimage
 from common.errors import InvalidInput
 
 Structures: TypeAlias = int | Sequence[tuple[int, ...]]
-"""The label values of every structure, or how many classes there are, each by itself and background among them."""
+"""The label values of every structure; or the number of classes, background included, each a structure of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Dice of predictions against label maps: ``per_class`` (structure 1 first) and ``mean`` over the structures.
+    """Dice of predictions against label maps.
 
-    ``per_class`` averages over the volumes that hold the structure in either map; nan where none does.
-    ``cases``: the mean over its structures of every volume in which one is drawn, in order, by which networks compare.
+    Attributes:
+        per_class: Dice of each structure (structure 1 first), averaged over the volumes that have it in either map; nan
+            if none does.
+        mean: Mean over the structures.
+        cases: For every volume with a structure in the truth, in order, its mean over structures. Networks are compared
+            by these.
     """
 
     per_class: tuple[float, ...]
@@ -42,9 +46,18 @@ class Score:
 def dice_per_class(
     prediction: UInt8[np.ndarray, "x y z"], truth: UInt8[np.ndarray, "x y z"], structures: Structures
 ) -> tuple[float, ...]:
-    """Dice of every structure: 2 |P∩T| / (|P| + |T|), in [0, 1].
+    """Return the Dice of every structure, 2 |P∩T| / (|P| + |T|).
 
-    nan for a structure in neither map. Raises InvalidInput for different shapes or values of no structure.
+    Args:
+        prediction: Label map, [x, y, z].
+        truth: Label map of the same shape.
+        structures: Label values of each structure, or the number of classes.
+
+    Returns:
+        Numbers in [0, 1]; nan for a structure in neither map.
+
+    Raises:
+        InvalidInput: If shapes differ or a value belongs to no structure.
     """
     found, drawn = (_masks(labels, structures) for labels in _checked(prediction, truth, structures))
     dice = compute_dice(found, drawn, ignore_empty=False)[0]
@@ -53,12 +66,31 @@ def dice_per_class(
 
 
 def mean_dice(prediction: UInt8[np.ndarray, "x y z"], truth: UInt8[np.ndarray, "x y z"], classes: Structures) -> float:
-    """Mean Dice of the structures present in either map; nan where there is none."""
+    """Return the mean Dice of the structures present in either map.
+
+    Args:
+        prediction: Label map, [x, y, z].
+        truth: Label map of the same shape.
+        classes: Label values of each structure, or the number of classes.
+
+    Returns:
+        The mean; nan if no structure is present.
+    """
     return mean_present(dice_per_class(prediction, truth, classes))
 
 
 def mean_present(values: Iterable[float]) -> float:
-    """Mean of what is not nan; nan where nothing is left."""
+    """Return the mean of the values that are not nan.
+
+    Args:
+        values: Numbers.
+
+    Returns:
+        The mean; nan if there is none.
+
+    >>> mean_present([1.0, float("nan"), 0.5])
+    0.75
+    """
     present = [value for value in values if not math.isnan(value)]
     return math.fsum(present) / len(present) if present else math.nan
 
@@ -68,7 +100,19 @@ def score(
     label_maps: Iterable[UInt8[np.ndarray, "x y z"]],
     structures: Structures,
 ) -> Score:
-    """Dice of label maps against label maps, volume by volume; also for teachers, ensembles and pseudo-labels."""
+    """Return the Dice of many predictions, volume by volume.
+
+    Args:
+        predictions: Label maps.
+        label_maps: The true label maps, as many.
+        structures: Label values of each structure, or the number of classes.
+
+    Returns:
+        The scores.
+
+    Raises:
+        InvalidInput: If there is no volume, or as :func:`dice_per_class`.
+    """
     each, cases = [], []
     for prediction, truth in zip(predictions, label_maps, strict=True):
         each.append(dice_per_class(prediction, truth, structures))
@@ -87,9 +131,19 @@ def hd95_mm(
     *,
     spacing_mm: tuple[float, float, float],
 ) -> tuple[float, ...]:
-    """95th percentile of the symmetric surface distance in mm, per structure.
+    """Return the 95th percentile of the symmetric surface distance of every structure, in mm.
 
-    nan for a structure in neither map, inf for one in only one of them.
+    Args:
+        prediction: Label map, [x, y, z].
+        truth: Label map of the same shape.
+        structures: Label values of each structure, or the number of classes.
+        spacing_mm: Voxel size on each axis.
+
+    Returns:
+        Distances; nan for a structure in neither map, inf for one in only one of them.
+
+    Raises:
+        InvalidInput: As :func:`dice_per_class`.
     """
     found, drawn = (_masks(labels, structures) for labels in _checked(prediction, truth, structures))
     result: list[float] = []
@@ -112,7 +166,7 @@ def _members(structures: Structures) -> Sequence[tuple[int, ...]]:
 
 
 def _masks(labels: UInt8[np.ndarray, "x y z"], structures: Structures) -> torch.Tensor:
-    """[1, structures, x, y, z] of bool."""
+    """Return the structures' masks, bool [1, structures, x, y, z]."""
     return torch.from_numpy(np.stack([np.isin(labels, values) for values in _members(structures)]))[None]
 
 
@@ -127,8 +181,8 @@ def _checked(prediction: np.ndarray, truth: np.ndarray, structures: Structures) 
 
 
 LESION_REACH, LESION_LEAST_MM3, LESION_MISSED_MM = 3, 50.0, 374.0
-"""Of BraTS 2023: dilations that join parts of one lesion, volume below which a drawn lesion is not counted, and HD95 of
-one that is missed or made up."""
+"""Constants of BraTS 2023: number of dilations that join parts of one lesion, volume up to which a true lesion is not
+counted, and HD95 of a missed or invented lesion."""
 
 
 def lesion_wise(
@@ -138,11 +192,24 @@ def lesion_wise(
     *,
     spacing_mm: tuple[float, float, float],
 ) -> tuple[tuple[float, float], ...]:
-    """Dice and HD95 in mm of every structure as BraTS 2023 has them: lesion by lesion, then their mean.
+    """Return Dice and HD95 in mm of every structure as BraTS 2023 scores them: lesion by lesion, then the mean.
 
-    A drawn lesion is a 26-connected part of the dilated map; what was found touching it is its answer, together. A
-    lesion missed, and a found part that touches none, count as Dice 0 and 374 mm. A structure in neither map has
-    Dice 1 and 0 mm, as the challenge scores it, where :func:`dice_per_class` leaves it out.
+    A lesion is a 26-connected part of the dilated true map. All predicted parts that touch it together are its
+    prediction. A missed lesion, and a predicted part that touches none, count as Dice 0 and 374 mm. A structure in
+    neither map has Dice 1 and 0 mm, while :func:`dice_per_class` leaves it out.
+
+    Args:
+        prediction: Label map, [x, y, z].
+        truth: Label map of the same shape.
+        structures: Label values of each structure, or the number of classes.
+        spacing_mm: Voxel size on each axis.
+
+    Returns:
+        (Dice, HD95) of every structure.
+
+    Raises:
+        InvalidInput: As :func:`dice_per_class`.
+
     Source: github.com/rachitsaluja/BraTS-2023-Metrics.
     """
     found, drawn = (_masks(labels, structures).numpy()[0] for labels in _checked(prediction, truth, structures))

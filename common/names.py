@@ -1,6 +1,7 @@
-"""Names that a study gives to labels, channels and regions: one printable line each; a region is a union of labels.
+"""Checks the names that a study gives to labels, channels and regions; a region is a union of labels.
 
-Refuses names that MONAI's configuration language would take for something to run, and regions that leave a label out.
+Called when a study or a bundle is read. Refuses names that MONAI's configuration language would interpret, and regions
+that leave a label out.
 """
 
 from __future__ import annotations
@@ -9,10 +10,18 @@ from common.errors import InvalidInput
 
 
 def check_text(text: object, *, what: str) -> str:
-    """A name from a study that is shown to people and written into configuration files: one short printable line.
+    """Return a name that people see and that is written into configuration files, if it is one short printable line.
 
-    InvalidInput for anything else, and for what MONAI's configuration language would take for an expression (``$``),
-    a reference (``@``), a file to read (``%``), a path of its own (``#``, ``::``) or a key of its own (``_``).
+    Args:
+        text: 1 to 64 printable characters.
+        what: What it names, for the error.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: For anything else, and for what MONAI's configuration language would take for an expression
+            (``$``), a reference (``@``), a file (``%``), a path (``#``, ``::``) or a key of its own (``_``).
     """
     plain = isinstance(text, str) and 1 <= len(text) <= 64 and text.isprintable() and not text.startswith("_")
     if not plain or any(sign in str(text) for sign in ("$", "@", "%", "#", "::")):
@@ -23,17 +32,49 @@ def check_text(text: object, *, what: str) -> str:
 
 
 def region_names(regions: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in ``"name = label + label"``."""
+    """Return the names of regions.
+
+    Args:
+        regions: Texts ``"name = label + label"``.
+
+    Returns:
+        The names.
+
+    >>> region_names(("WT = core + edema",))
+    ('WT',)
+    """
     return tuple(text.partition("=")[0].strip() for text in regions)
 
 
 def region_members(regions: tuple[str, ...], labels: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The label values of every region; InvalidInput for a label that is none."""
+    """Return the label values of every region.
+
+    Args:
+        regions: Texts ``"name = label + label"``.
+        labels: Names of the label values.
+
+    Returns:
+        Label values of each region.
+
+    Raises:
+        InvalidInput: If a label is unknown.
+
+    >>> region_members(("WT = core + edema",), ("background", "core", "edema"))
+    ((1, 2),)
+    """
     return tuple(tuple(_value(name, labels) for name in text.partition("=")[2].split("+")) for text in regions)
 
 
 def check_regions(regions: tuple[str, ...], labels: tuple[str, ...]) -> None:
-    """InvalidInput unless every structure is in a region, and no region has a name or a structure twice."""
+    """Check that every structure is in a region, and that no region has a name or a structure twice.
+
+    Args:
+        regions: Texts ``"name = label + label"``; none is allowed.
+        labels: Names of the label values.
+
+    Raises:
+        InvalidInput: If a rule is broken.
+    """
     names, members = region_names(regions), region_members(regions, labels)
     for name, values in zip(names, members, strict=True):
         check_text(name, what="name in data.regions")

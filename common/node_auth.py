@@ -1,9 +1,9 @@
 """Authenticates requests that are signed with a site's node key, against the list of admitted keys.
 
-Flower's own SuperNodes sign a timestamp; a site's other requests (public objects) sign method, path and timestamp.
-Refuses a key that is not on the list, a signature that does not hold, a clock more than five minutes off, and a
-signature that was seen before: ECDSA signatures are randomised, so an honest sender never repeats one (what is
-remembered is r, which a forger who turns s into n - s cannot change).
+The gateway calls it for every request. Flower's own SuperNodes sign a timestamp; a site's other requests (for public
+objects) sign method, path and timestamp. Refuses a key that is not on the list, an invalid signature, a clock that is
+too far off, and a signature that was used before. ECDSA signatures are randomised, so an honest sender never repeats
+one. The value r of each signature is remembered, which stays the same if a forger replaces s by n − s.
 """
 
 from __future__ import annotations
@@ -34,16 +34,21 @@ FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE = "flwr-public-key", "flwr-timestamp",
 
 MAX_AGE_S = 300.0
 MAX_LEAD_S = 60.0
-"""How far a site's clock may run behind and ahead. Flower itself allows 305 s and 5 s."""
+"""Seconds by which a site's clock may be behind and ahead. Flower itself allows 305 s and 5 s."""
 
 MAX_REMEMBERED = 20_000
-"""Signatures of one key that are remembered at a time, over the six minutes that one may be used in."""
+"""Most signatures of one key that are remembered for the six minutes in which one may be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedNode(Document):
-    """A site, the public node key (``ecdsa-sha2-nistp384 BASE64``) the consortium approved for it, and the Flower node
-    id that the key was given; 0 in a list that an earlier version wrote."""
+    """An admitted site.
+
+    Attributes:
+        site: Name of the site.
+        key: Its public node key, ``ecdsa-sha2-nistp384 BASE64``, as the consortium approved it.
+        node_id: Flower node id of the key; 0 in lists of earlier versions.
+    """
 
     site: str
     key: str
@@ -51,7 +56,17 @@ class AdmittedNode(Document):
 
 
 def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
-    """The list on disk; an absent file admits nobody."""
+    """Return the list of admitted sites.
+
+    Args:
+        path: The file; a missing file admits nobody.
+
+    Returns:
+        The sites.
+
+    Raises:
+        InvalidInput: If the file is invalid.
+    """
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -63,7 +78,15 @@ def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
 
 
 def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
-    """Replace the list; no site and no key may stand twice."""
+    """Replace the list of admitted sites.
+
+    Args:
+        path: The file.
+        nodes: The sites.
+
+    Raises:
+        InvalidInput: If a site or a key occurs twice.
+    """
     for name in ("site", "key"):
         values = [getattr(node, name) for node in nodes]
         if len(set(values)) != len(values):
@@ -75,14 +98,29 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
 
 
 def signed_headers(key: ec.EllipticCurvePrivateKey, *, method: str, path: str, now: datetime) -> dict[str, str]:
-    """Headers that prove to the gateway who asks for ``path`` (the path alone, without host or query)."""
+    """Return headers that prove to the gateway which site sends a request.
+
+    Args:
+        key: The site's private node key.
+        method: HTTP method.
+        path: Path of the request, without host or query.
+        now: Current time.
+
+    Returns:
+        Headers by name.
+    """
     stamp = now.astimezone(UTC).isoformat()
     signature = key.sign(_statement(method, path, stamp), ec.ECDSA(hashes.SHA256()))
     return {KEY: node_key_line(key.public_key()), TIME: stamp, SIGNATURE: b64encode(signature).decode()}
 
 
 class Gatekeeper:
-    """Decides whose request passes. Reads the list anew whenever its file changes, so a revocation holds at once."""
+    """Decides which requests pass. It reads the list again whenever the file changes, so a revocation takes effect at
+    once.
+
+    Args:
+        nodes_file: The list of admitted sites.
+    """
 
     def __init__(self, nodes_file: Path) -> None:
         self._file = nodes_file
@@ -92,10 +130,20 @@ class Gatekeeper:
         self._memories: dict[str, _Memory] = {}
 
     def admit(self, headers: Mapping[str, str], *, method: str, path: str, now: datetime) -> str:
-        """The site that signed this request; :class:`Refused` with a word for why not.
+        """Return the site that signed a request.
 
-        Words: ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``replayed``, ``busy`` (more than
-        :data:`MAX_REMEMBERED` requests with one key in six minutes).
+        Args:
+            headers: The request's headers in lower case.
+            method: HTTP method.
+            path: Path of the request.
+            now: Current time.
+
+        Returns:
+            Name of the site.
+
+        Raises:
+            Refused: With code ``unsigned``, ``unknown-key``, ``signature``, ``clock``, ``replayed``, or ``busy`` (more
+                than :data:`MAX_REMEMBERED` requests with one key in six minutes).
         """
         flower = FLOWER_KEY in headers
         try:
@@ -119,14 +167,28 @@ class Gatekeeper:
         return site
 
     def knows(self, key: str) -> bool:
-        """Whether a key that a request names is on the list. It proves nothing: no signature is checked."""
+        """Return whether a key is on the list. This proves nothing about the sender, since no signature is checked.
+
+        Args:
+            key: Public node key.
+
+        Returns:
+            True if it is.
+        """
         try:
             return key in self._known()
         except (InvalidInput, OSError):
             return False
 
     def node_id(self, site: str) -> int:
-        """The Flower node id of a site that was just admitted; 0 where the list does not say."""
+        """Return the Flower node id of a site that was just admitted.
+
+        Args:
+            site: Name of the site.
+
+        Returns:
+            The id; 0 if the list does not state it.
+        """
         return self._node_ids.get(site, 0)
 
     def _known(self) -> dict[str, str]:
@@ -143,7 +205,7 @@ class Gatekeeper:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Remember a signature by its r until it would be too late to send it."""
+        """Remember a signature by its r until it is too old to be sent again; refuse one that is remembered."""
         memory = self._memories.setdefault(key, _Memory())
         memory.forget(before_s=now_s)
         if name in memory.names:
@@ -155,7 +217,9 @@ class Gatekeeper:
 
 @dataclass(slots=True)
 class _Memory:
-    """What one key signed lately, in the order in which it may be forgotten: a request costs the same however many."""
+    """Recent signatures of one key, in the order in which they are forgotten. A request costs the same however many
+    there are.
+    """
 
     names: set[int] = field(default_factory=set)
     order: deque[tuple[float, int]] = field(default_factory=deque)
@@ -174,17 +238,23 @@ def _statement(method: str, path: str, stamp: str) -> bytes:
 
 
 def claimed_key(headers: Mapping[str, str]) -> str:
-    """The key that a request says it is signed by, as the list of nodes writes it.
+    """Return the key that a request claims to be signed by, as the list of admitted sites writes it.
+
+    Args:
+        headers: The request's headers.
+
+    Returns:
+        The public node key.
 
     Raises:
         KeyError: If the request names none.
-        ValueError: If what it names is no key.
+        ValueError: If it names something that is no key.
     """
     return _flower_key(headers[FLOWER_KEY]) if FLOWER_KEY in headers else headers[KEY]
 
 
 def _flower_key(header: str) -> str:
-    """Flower sends its key as base64 of PEM; here it is written as the site's ``node.pub`` is."""
+    """Return a key that Flower sends (base64 of PEM) as a site's ``node.pub`` is written."""
     key = load_pem_public_key(b64decode(header, validate=True))
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("not an elliptic curve key")

@@ -1,6 +1,7 @@
-"""Public objects by content hash: volumes, codecs and students, immutable and verified at every read.
+"""Stores public objects by content hash: volumes, codecs and students. They are immutable and verified at every read.
 
-Refuses bytes whose SHA-256 is not the name they are asked for by. Only public data ever enters a store.
+Called by every party. Only public data enters a store. The module also has the functions that read and write files
+safely. Refuses bytes whose SHA-256 is not the name under which they were requested.
 """
 
 from __future__ import annotations
@@ -22,19 +23,36 @@ MAX_OBJECT_BYTES = 1 << 30
 
 
 class Objects(Protocol):
-    """Public bytes by the SHA-256 of their content."""
+    """A store of public bytes by the SHA-256 of their content."""
 
     def put(self, data: bytes) -> str:
-        """Keep ``data`` and return its hash."""
+        """Store bytes.
+
+        Args:
+            data: Public bytes.
+
+        Returns:
+            Their hash.
+        """
         ...
 
     def get(self, name: str) -> bytes:
-        """The bytes kept under ``name``; InvalidInput where there are none."""
+        """Return stored bytes.
+
+        Args:
+            name: Their hash.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            InvalidInput: If there are none.
+        """
         ...
 
 
 class ObjectsInMemory:
-    """:class:`Objects` that end with the process."""
+    """A store (:class:`Objects`) that ends with the process."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -51,14 +69,28 @@ class ObjectsInMemory:
 
 
 class ObjectStore:
-    """A directory of files named by the SHA-256 of their bytes."""
+    """A directory of files named by the SHA-256 of their bytes.
+
+    Args:
+        directory: The directory; created if needed.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
     def put(self, data: bytes) -> str:
-        """Store ``data`` durably and return its hash; storing it again changes nothing."""
+        """Store bytes durably. Storing them again changes nothing.
+
+        Args:
+            data: At most :data:`MAX_OBJECT_BYTES` public bytes.
+
+        Returns:
+            Their hash.
+
+        Raises:
+            InvalidInput: If they are too large.
+        """
         if len(data) > MAX_OBJECT_BYTES:
             raise InvalidInput("public object", value=f"{len(data)} bytes", limit=f"{MAX_OBJECT_BYTES} bytes")
         name = sha256_bytes(data)
@@ -67,7 +99,17 @@ class ObjectStore:
         return name
 
     def get(self, name: str) -> bytes:
-        """The bytes stored under ``name``; missing or altered objects raise :class:`InvalidInput`."""
+        """Return stored bytes after verifying them.
+
+        Args:
+            name: Their hash.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            InvalidInput: If they are missing or were altered.
+        """
         try:
             data = (self._directory / check_hash(name)).read_bytes()
         except FileNotFoundError as error:
@@ -79,7 +121,17 @@ class ObjectStore:
         return data
 
     def path(self, name: str) -> Path:
-        """Where the object lies, unread and unverified; for those who verify what they receive."""
+        """Return the file of an object without reading or verifying it, for callers that verify what they receive.
+
+        Args:
+            name: Its hash.
+
+        Returns:
+            The path.
+
+        Raises:
+            InvalidInput: If the object is missing.
+        """
         path = self._directory / check_hash(name)
         if not path.is_file():
             raise InvalidInput("public object is not in the store", value=name, remedy="publish it again")
@@ -90,9 +142,21 @@ class ObjectStore:
 
 
 def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> bytes:
-    """What a regular file of at most ``most_bytes`` holds. Never waits: a pipe, a device, a directory and a larger file
-    are InvalidInput; so is a link where the file was ``received`` from somebody else, who may have it lead to a file
-    that only this user can read. OSError where it cannot be read."""
+    """Return the contents of a regular file. The call never waits, as it would on a pipe.
+
+    Args:
+        path: The file.
+        most_bytes: Largest size.
+        received: True if somebody else made the file. A link is then refused, since it could lead to a file that only
+            this user can read.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        InvalidInput: If it is no regular file, is too large, or is a link that must not be followed.
+        OSError: If it cannot be read.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if received else 0))
     except OSError as error:
@@ -110,9 +174,13 @@ def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> byte
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: bool = True) -> None:
-    """Replace ``path`` with ``data``: after a crash the file holds the old bytes or the new ones, never a part.
+    """Replace a file. After a crash it has the old bytes or the new ones, never a part.
 
-    Without ``flush_name`` one flush is saved, and after a power cut it may be the old ones though this had returned.
+    Args:
+        path: The file.
+        data: The new bytes.
+        mode: Permissions.
+        flush_name: False to save one flush; after a power cut the file may then have the old bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
@@ -136,14 +204,28 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
 
 
 def shared(folder: Path) -> bool:
-    """True if a folder was given to a group on purpose: it has the setgid bit, which what is made in it inherits."""
+    """Return whether a folder was given to a group on purpose: it has the setgid bit, which new files in it inherit.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        True if so.
+    """
     return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISGID)
 
 
 @contextmanager
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
-    """Take away again what was made in ``directory``, above it or as one of ``files`` if the block fails; what lay
-    there before stays."""
+    """Remove, if the block fails, what it made in a directory, above it, or as one of some files.
+
+    Args:
+        directory: The directory.
+        *files: Further files.
+
+    Returns:
+        A context. What existed before stays.
+    """
     folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]  # innermost first
     before = set(directory.iterdir()) if directory.exists() else set()
     files = tuple(file for file in files if not os.path.lexists(file))

@@ -1,8 +1,9 @@
-"""Whom a site adds up its codes with: the other hospitals of a study, each by its name and the key of its own ledger.
+"""Defines the peers of a site in a sealed study: the other hospitals, each by its name and its ledger's key.
 
-A list of peers is what the consortium says, and proves nothing: a server that invents a hospital, or exchanges the key
-of one, could tell a site's code from the sum. So a site masks only with peers whose key a person there has compared by
-its fingerprint with the hospital itself. Refuses a list that names a site or a key twice.
+The consortium distributes the list; sites confirm each key. A list of peers proves nothing: a server that invents a
+hospital, or exchanges a hospital's key, could separate a site's code from the sum. A site therefore masks only with
+peers whose key a person there has compared with the hospital itself, by its fingerprint. Refuses a list that names a
+site or a key twice.
 """
 
 from __future__ import annotations
@@ -29,18 +30,36 @@ _DOMAIN = b"consilium/peer/v1\0"
 
 
 def fingerprint(key: str) -> str:
-    """``SHA256:…`` of a site's public key (Ed25519, 64 hex digits), to be read out by one hospital to another."""
+    """Return the fingerprint of a site's public key, which hospitals read to each other.
+
+    Args:
+        key: Ed25519 public key, 64 hex digits.
+
+    Returns:
+        ``SHA256:…``.
+
+    Raises:
+        InvalidInput: If the key is invalid.
+    """
     return fingerprint_of(_DOMAIN + bytes.fromhex(check_identity_key(key)))
 
 
 def has_fingerprint(key: str, read_out: str) -> bool:
-    """Whether ``read_out`` is the fingerprint of ``key``, with or without its ``SHA256:``."""
+    """Return whether a text is the fingerprint of a key.
+
+    Args:
+        key: Ed25519 public key in hex.
+        read_out: The fingerprint, with or without ``SHA256:``.
+
+    Returns:
+        True if it is.
+    """
     return is_fingerprint(read_out, fingerprint(key))
 
 
 @dataclass(frozen=True, slots=True)
 class Peer(Document):
-    """A site of a study, and the Ed25519 public key (hex) of its own ledger, which signs all that it says."""
+    """A site of a study, and the Ed25519 public key (hex) of its ledger, which signs everything that the site sends."""
 
     site: SiteName
     key: IdentityKey
@@ -52,7 +71,7 @@ class Peer(Document):
 
 @dataclass(frozen=True, slots=True)
 class Peers(Document):
-    """The sites of one study, by name: one key each, and no key twice. What ``peers.json`` holds."""
+    """The sites of one study sorted by name, each with one key, and no key twice; the content of ``peers.json``."""
 
     SCHEMA = ("peers.json", 1)
 
@@ -71,16 +90,38 @@ class Peers(Document):
 
     @classmethod
     def of(cls, study: str, peers: Iterable[Peer]) -> Self:
-        """The list of these peers, sorted."""
+        """Return a sorted list of peers.
+
+        Args:
+            study: Id of the study.
+            peers: The peers.
+
+        Returns:
+            The list.
+
+        Raises:
+            InvalidInput: If a site or a key occurs twice.
+        """
         return cls(study, tuple(sorted(peers, key=lambda peer: peer.site)))
 
     def render(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         return (json.dumps(self.to_json(), indent=1) + "\n").encode()
 
     @classmethod
     def parse(cls, data: bytes, *, origin: str) -> Self:
-        """Read what :meth:`render` gave; InvalidInput, naming where it came from, for anything else."""
+        """Read the bytes that :meth:`render` returned.
+
+        Args:
+            data: The bytes.
+            origin: Where they came from, for the error.
+
+        Returns:
+            The list.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         remedy = "ask the consortium for its peers.json again"
         if len(data) > MAX_PEERS_BYTES:
             raise InvalidInput("list of peers", value=origin, limit=f"{MAX_PEERS_BYTES} bytes", remedy=remedy)
@@ -88,7 +129,17 @@ class Peers(Document):
 
 
 def read_peers(path: Path) -> Peers:
-    """The list in a file; InvalidInput for one that cannot be read or that breaks a rule."""
+    """Read a list of peers.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The list.
+
+    Raises:
+        InvalidInput: If the file is unreadable or breaks a rule.
+    """
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_PEERS_BYTES + 1)
@@ -98,5 +149,10 @@ def read_peers(path: Path) -> Peers:
 
 
 def write_peers(path: Path, peers: Peers) -> None:
-    """Put a list into a file: the old one or the new one, never a part."""
+    """Write a list of peers. A crash leaves either the old file or the new one.
+
+    Args:
+        path: The file.
+        peers: The list.
+    """
     write_atomically(path, peers.render())

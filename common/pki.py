@@ -1,10 +1,10 @@
-"""The federation's certificates and node keys, made with ``cryptography`` alone (no openssl, no ssh-keygen).
+"""Creates the federation's certificates and node keys with ``cryptography`` alone (no openssl, no ssh-keygen).
 
-One private certificate authority per study signs the server's TLS certificate; every site makes its own ECDSA P-384
-node key and gives away only the public half. Refuses to replace a key that exists, to use one that others may read, and
-to hand out a certificate that has expired or does not name the server. Everything is idempotent: what is valid is kept.
-
-Formats: PEM certificates and PKCS#8 keys; node keys as OpenSSH writes them, which is what Flower reads.
+Called when a server is provisioned and when a site enrols. One private certificate authority per study signs the
+server's TLS certificate. Every site makes its own ECDSA P-384 node key and hands out only the public half. Every
+function keeps what is still valid, so it may be called again. Formats: PEM certificates and PKCS#8 keys; node keys in
+OpenSSH format, which Flower reads. Refuses to replace an existing key, to use a key that others may read, and to hand
+out a certificate that has expired or does not name the server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Authority:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerIdentity:
-    """What a TLS server needs: the authority's certificate, its own, and its private key (0600)."""
+    """The files that a TLS server needs: the authority's certificate, its own certificate, and its private
+    key (0600).
+    """
 
     authority: Path
     certificate: Path
@@ -59,7 +61,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKeys:
-    """A node's key pair in OpenSSH format: ``private`` (0600) never leaves the site."""
+    """A node's key pair in OpenSSH format. ``private`` (0600) never leaves the site."""
 
     private: Path
     public: Path
@@ -68,9 +70,19 @@ class NodeKeys:
 def create_authority(
     folder: Path, *, name: str = "Consilium study CA", valid_days: int = 3650, now: datetime | None = None
 ) -> Authority:
-    """Make ``ca.crt`` and ``ca.key`` in ``folder``, or return the pair that is there.
+    """Create ``ca.crt`` and ``ca.key`` in a folder, or return the existing pair.
 
-    Errors: InvalidInput when only half of the pair exists, the halves do not belong together, or it has expired.
+    Args:
+        folder: The folder.
+        name: Common name of the authority.
+        valid_days: Days for which it is valid.
+        now: Current time; the system's if None.
+
+    Returns:
+        The authority.
+
+    Raises:
+        InvalidInput: If only half of the pair exists, the halves do not match, or it has expired.
     """
     now = now or datetime.now(UTC)
     _check_days(valid_days)
@@ -101,11 +113,24 @@ def issue_server_certificate(
     renew_before_days: int = 7,
     now: datetime | None = None,
 ) -> ServerIdentity:
-    """Make ``server.crt``, ``server.key`` and a copy of ``ca.crt`` in ``folder``, for DNS names and IPs.
+    """Create ``server.crt``, ``server.key`` and a copy of ``ca.crt`` in a folder.
 
-    A certificate there that this authority signed, that names all of ``names`` and runs for ``renew_before_days`` more
-    is kept; otherwise it is issued anew, with the key that is there if there is one.
-    Errors: InvalidInput for no or bad names, an unusable authority, or a key others may read.
+    An existing certificate is kept if this authority signed it, it has all the names, and it stays valid for
+    ``renew_before_days``. Otherwise a new one is issued, with the existing key if there is one.
+
+    Args:
+        authority: The authority.
+        folder: The folder.
+        names: DNS names and IP addresses of the server.
+        valid_days: Days for which it is valid.
+        renew_before_days: Days before its end from which it is renewed.
+        now: Current time; the system's if None.
+
+    Returns:
+        The files.
+
+    Raises:
+        InvalidInput: If names are missing or invalid, the authority is unusable, or others may read a key.
     """
     now = now or datetime.now(UTC)
     _check_days(valid_days)
@@ -139,10 +164,20 @@ def issue_server_certificate(
 
 
 def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
-    """Make ``node`` and ``node.pub`` (ECDSA P-384, OpenSSH format) in ``folder``, or return the pair that is there.
+    """Create ``node`` and ``node.pub`` (ECDSA P-384, OpenSSH format) in a folder, or return the existing pair.
 
     A missing public half is written again from the private one.
-    Errors: InvalidInput when the private key is damaged, of another kind, readable by others, or not the public half's.
+
+    Args:
+        folder: The folder.
+        comment: Comment of the public half.
+
+    Returns:
+        The files.
+
+    Raises:
+        InvalidInput: If the private key is damaged, of another kind, readable by others, or does not match the public
+            half.
     """
     keys = NodeKeys(private=folder / "node", public=folder / "node.pub")
     if keys.private.exists():
@@ -169,7 +204,17 @@ def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
 
 
 def read_node_public_key(path: Path) -> str:
-    """The public key in ``path`` as ``ecdsa-sha2-nistp384 BASE64``, without its comment; InvalidInput for any other."""
+    """Return the public key in a file, without its comment.
+
+    Args:
+        path: An OpenSSH public key.
+
+    Returns:
+        ``ecdsa-sha2-nistp384 BASE64``.
+
+    Raises:
+        InvalidInput: For any other file.
+    """
     try:
         text = path.read_bytes().decode("ascii")
     except (OSError, ValueError) as error:
@@ -178,7 +223,17 @@ def read_node_public_key(path: Path) -> str:
 
 
 def parse_node_key(line: str) -> ec.EllipticCurvePublicKey:
-    """The public node key in a line of OpenSSH's format; InvalidInput for any other kind of key."""
+    """Return the public node key in a line of OpenSSH's format.
+
+    Args:
+        line: The line.
+
+    Returns:
+        The key.
+
+    Raises:
+        InvalidInput: For any other kind of key.
+    """
     try:
         key = load_ssh_public_key(line.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -189,27 +244,74 @@ def parse_node_key(line: str) -> ec.EllipticCurvePublicKey:
 
 
 def node_key_line(key: ec.EllipticCurvePublicKey) -> str:
-    """``ecdsa-sha2-nistp384 BASE64``: how a node key is written wherever it is compared."""
+    """Return a node key as ``ecdsa-sha2-nistp384 BASE64``, the form in which node keys are compared.
+
+    Args:
+        key: The public key.
+
+    Returns:
+        The line.
+    """
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private node key; InvalidInput when it is damaged, of another kind or readable by others."""
+    """Read a site's private node key.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The key.
+
+    Raises:
+        InvalidInput: If it is damaged, of another kind, or readable by others.
+    """
     return _node_private_key(path)
 
 
 def node_fingerprint(line: str) -> str:
-    """``SHA256:…`` of a public key, as ``ssh-keygen -l`` prints it, for two people to compare by telephone."""
+    """Return the fingerprint of a node key as ``ssh-keygen -l`` prints it.
+
+    Args:
+        line: The public key in OpenSSH's format.
+
+    Returns:
+        ``SHA256:…``.
+
+    Raises:
+        InvalidInput: If it is no node key.
+    """
     return fingerprint_of(b64decode(node_key_line(parse_node_key(line)).split()[1]))
 
 
 def expires(certificate: Path) -> datetime:
-    """When a PEM certificate stops being valid (UTC)."""
+    """Return when a certificate stops being valid.
+
+    Args:
+        certificate: A PEM file.
+
+    Returns:
+        The time in UTC.
+
+    Raises:
+        InvalidInput: If the file is no certificate.
+    """
     return _read_certificate(certificate).not_valid_after_utc
 
 
 def certificate_names(certificate: Path) -> list[str]:
-    """The DNS names and addresses a PEM certificate is for."""
+    """Return the DNS names and addresses of a certificate.
+
+    Args:
+        certificate: A PEM file.
+
+    Returns:
+        The names.
+
+    Raises:
+        InvalidInput: If the file is no certificate.
+    """
     named = _read_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in named]
 
@@ -355,7 +457,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, mode: int, replace: bool = False) -> None:
-    """Write a whole file with its final mode or none at all; an existing one only with ``replace``."""
+    """Write a complete file with its final mode, or nothing. An existing file is replaced only with ``replace``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -1,8 +1,9 @@
-"""Text that came from elsewhere, made fit for a terminal and a log: what would act there stands as an escape.
+"""Escapes text from elsewhere, so that it can neither control a terminal nor disguise what a log shows.
 
-A terminal obeys control characters: it clears its screen, moves its cursor, writes to the clipboard. Characters that
-turn the direction of writing, or have no width, make one name look like another. All of them, and line ends where text
-is one field of a line, are written as JSON would escape them, so that a JSON text stays the same JSON text.
+Called for every error, log line and printed field. A terminal obeys control characters: they clear the screen, move the
+cursor, write to the clipboard. Characters without width, or that change the direction of writing, make one name look
+like another. All of them are written as JSON escapes them, and so are line ends where text is one field of a line. A
+JSON text therefore stays the same JSON text.
 """
 
 from __future__ import annotations
@@ -17,28 +18,48 @@ from functools import lru_cache
 from typing import TextIO
 
 _ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of Unicode: controls, formats (of direction, without width), halves of pairs, ends of line, paragraph."""
+"""Unicode categories that are escaped: controls, formats, surrogates, line and paragraph separators."""
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-"""Letters and marks that show nothing."""
+"""Letters and marks without a visible form."""
 _SUSPECT = re.compile(r"[^ -~¡-¬®-ͯ]|\u034f")
 
 
 def plain(text: object) -> str:
-    """``text`` as one field of a line: no control, no line end, nothing that turns or hides what stands beside it.
+    r"""Return a text as one field of a line, with control characters, line ends and hidden characters escaped.
 
-    >>> plain("north\\x1b[2J\\n")
-    'north\\\\u001b[2J\\\\u000a'
+    Args:
+        text: Any value.
+
+    Returns:
+        The escaped text.
+
+    >>> plain("north\x1b[2J\n")
+    'north\\u001b[2J\\u000a'
     """
     return _SUSPECT.sub(_escaped, str(text))
 
 
 def plain_lines(text: object) -> str:
-    """``text`` as lines: line ends and tabs stay, all else is as :func:`plain` writes it."""
+    """Return a text as lines: line ends and tabs stay, everything else is escaped as by :func:`plain`.
+
+    Args:
+        text: Any value.
+
+    Returns:
+        The escaped text.
+    """
     return _SUSPECT.sub(_escaped_but_lines, str(text))
 
 
 def joined(lines: Iterable[object]) -> str:
-    """Join lines; a line break inside a quoted text does not start a new line."""
+    """Join lines. A line break inside one of them does not start a new line.
+
+    Args:
+        lines: The lines.
+
+    Returns:
+        The escaped text.
+    """
     return "\n".join(map(plain, lines))
 
 
@@ -63,7 +84,7 @@ def _shown(character: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """A log's lines: a message is one line, a traceback several, and nothing in either acts on a terminal."""
+    """Formats log records: a message is one line, a traceback several, and neither contains active characters."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         return plain(super().formatMessage(record))
@@ -73,7 +94,9 @@ class PlainFormatter(logging.Formatter):
 
 
 class OnceASecond(logging.Filter):
-    """Lets each message of a logger through once a second at most: strangers can cause it as often as they like."""
+    """Passes each message of a logger at most once a second, for messages that strangers can cause as often as they
+    like.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +111,11 @@ class OnceASecond(logging.Filter):
 
 
 def log_to_stderr(stream: TextIO | None = None) -> None:
-    """Have this process log to stderr, from INFO on, in plain lines."""
+    """Make this process log to stderr, from INFO on, in escaped lines.
+
+    Args:
+        stream: Another stream; stderr if None.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)

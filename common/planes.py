@@ -1,4 +1,4 @@
-"""The three planes of a volume in RAS+, as radiologists read them."""
+"""Defines the three planes of a volume in RAS+, as radiologists view them; used for reports and the dashboard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ PlaneName = Literal["axial", "coronal", "sagittal"]
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """How a plane is shown: the patient's right on the left of an axial or coronal picture, anterior on the left of a
-    sagittal one; superior (axial: anterior) on top. ``fixed``, ``across`` and ``up`` are axes of the volume."""
+    """How a plane is shown.
+
+    In axial and coronal pictures the patient's right is on the left; in sagittal pictures anterior is on the left.
+    Superior (axial: anterior) is on top.
+
+    Attributes:
+        fixed: Axis of the volume along which slices are taken.
+        across: Axis of the volume from left to right of the picture.
+        up: Axis of the volume from bottom to top of the picture.
+        letters: Directions at the picture's left, right, top and bottom.
+    """
 
     fixed: int
     across: int
@@ -22,7 +31,15 @@ class Plane:
     letters: tuple[str, str, str, str]  # left, right, top, bottom
 
     def cut(self, volume: Shaped[np.ndarray, "x y z"], index: int) -> Shaped[np.ndarray, "v u"]:
-        """The slice as [row from the bottom, column from the left]."""
+        """Return a slice.
+
+        Args:
+            volume: Array of shape [x, y, z] in RAS+.
+            index: Index of the slice along ``fixed``.
+
+        Returns:
+            Array [row from the bottom, column from the left].
+        """
         plane: np.ndarray[Any, Any] = np.take(volume, index, axis=self.fixed).T[:, ::-1]
         return plane
 

@@ -1,6 +1,7 @@
 """Defines the ``[pool]`` section of a study: what a patient pool may spend in its life.
 
-Refuses a budget for life that is no number above 0. Later studies of the same ledger leave a pool's budget as it is.
+Read as part of a study (:mod:`common.config`). Later studies of the same ledger do not change a pool's budget. Refuses
+a budget that is no finite number, or is negative.
 """
 
 from __future__ import annotations

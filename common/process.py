@@ -1,12 +1,11 @@
-"""Start, watch and stop the long-running processes of a federation, and leave none of them behind.
+"""Starts, watches and stops the long-running processes of a federation, and leaves none of them behind.
 
-Refuses to call a daemon started before its readiness check says so: a daemon that dies or stays silent is
-``DaemonFailed`` with its last log lines. What it starts, it ends: every process carries a tag in its environment, which
-children and grandchildren inherit, so a helper that moved to a session of its own is still found and stopped. Orphans
-come to this process to be reaped (``PR_SET_CHILD_SUBREAPER``), whatever the machine's init does; should this process
-itself be killed, the kernel ends the daemons (``PR_SET_PDEATHSIG``).
-
-Works fully on Linux, where ``/proc`` is read; elsewhere a stop reaches the daemon's process group only.
+Called by the demo, by `up` commands and by supervision. A daemon counts as started when its readiness check succeeds; a
+daemon that dies or stays silent raises ``DaemonFailed`` with its last log lines. Every process carries a tag in its
+environment, which its children inherit, so a helper that moved to another session is still found and stopped. Orphans
+are reaped by this process (``PR_SET_CHILD_SUBREAPER``). If this process itself is killed, the kernel ends the daemons
+(``PR_SET_PDEATHSIG``). All of this works on Linux, where ``/proc`` is read; elsewhere a stop reaches only the daemon's
+process group.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP reached a process that owns daemons; unwinds like Ctrl-C. ``signum`` is the signal."""
+    """SIGTERM or SIGHUP reached a process that owns daemons. It unwinds like Ctrl-C; ``signum`` is the signal."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -76,10 +75,19 @@ class Terminated(KeyboardInterrupt):
 class DaemonSpec:
     """How to start one daemon.
 
-    ``role`` groups daemons that stop together (``supernode``), ``name`` tells them apart. ``argv[0]`` is an absolute
-    path; no secret belongs in ``argv``, which everybody on the machine can read. ``env`` is the whole environment
-    (start from ``base_env()``). ``ready`` is asked until it returns true; without one, staying alive for 0.2 s is
-    enough. ``show_log`` is false for daemons whose log may speak of a site's cases: it is then never quoted in errors.
+    Attributes:
+        role: Group of daemons that stop together, such as ``supernode``.
+        name: Distinguishes daemons of one role.
+        argv: Program (an absolute path) and arguments. It must contain no secret, since everybody on the machine can
+            read it.
+        env: The whole environment; start from :func:`base_env`.
+        cwd: Working directory.
+        log: File for stdout and stderr.
+        ready: Called until it returns True; None if staying alive for 0.2 s is enough.
+        ready_timeout_s: Seconds in which the daemon must be ready.
+        stop_signal: Signal that asks it to stop.
+        grace_s: Seconds before it is killed.
+        show_log: False if its log may mention a site's cases; the log is then never quoted in errors.
     """
 
     role: str
@@ -100,7 +108,7 @@ class DaemonSpec:
 
     @property
     def label(self) -> str:
-        """``role name``, or the role alone when both are the same."""
+        """Role and name, or the role alone if both are the same."""
         return self.role if self.role == self.name else f"{self.role} {self.name}"
 
 
@@ -124,24 +132,35 @@ class Daemon:
 
     @property
     def alive(self) -> bool:
-        """Whether the daemon itself still runs."""
+        """True while the daemon itself runs."""
         return self.returncode is None
 
     def check(self) -> None:
-        """Raise ``DaemonFailed`` with exit status and last log lines unless the daemon runs."""
+        """Raise ``DaemonFailed``, with exit status and last log lines, unless the daemon runs."""
         code = self.returncode
         if code is not None:
             raise DaemonFailed(_obituary(self.spec, _status(code)))
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the daemon to end by itself: its exit status, or None when the time is up."""
+        """Wait for the daemon to end by itself.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Returns:
+            Its exit status; None if the time is over.
+        """
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def wait_ready(self) -> None:
-        """Ask ``spec.ready`` every 50 ms until it says yes; ``DaemonFailed`` if the daemon ends or time runs out."""
+        """Call ``spec.ready`` every 50 ms until it returns True.
+
+        Raises:
+            DaemonFailed: If the daemon ends, or the time is over.
+        """
         started = time.monotonic()
         deadline = started + self.spec.ready_timeout_s
         while True:
@@ -158,24 +177,28 @@ class Daemon:
             time.sleep(0.05)
 
     def members(self) -> frozenset[int]:
-        """Pids of the daemon and of everything it started that is still alive."""
+        """Return the pids of the daemon and of everything it started that is still alive."""
         return _members(self.tag, session=self.pid if self.alive else None)
 
     def stop(self, *, grace_s: float | None = None) -> None:
-        """End the daemon and all it started: its stop signal, then SIGKILL after ``grace_s``. Idempotent."""
+        """End the daemon and everything it started: its stop signal, then SIGKILL. It may be called again.
+
+        Args:
+            grace_s: Seconds before SIGKILL; the daemon's own if None.
+        """
         _stop_together([self], grace_s=grace_s, hurry=lambda: False)
 
     def kill(self) -> None:
-        """SIGKILL the daemon and all it started, at once."""
+        """Send SIGKILL to the daemon and everything it started, at once."""
         self.stop(grace_s=0.0)
 
 
 class ProcessGroup:
-    """Context manager that owns daemons: however the block is left, none of them outlives it.
+    """Context manager that owns daemons: however the block ends, none of them outlives it.
 
     Daemons stop in reverse order of their start, those of one role together. SIGTERM and SIGHUP unwind the block like
     Ctrl-C (``Terminated``); a second signal while stopping skips the grace. Use it from the main thread: signals are
-    only handled there, and the kernel's death signal follows the thread that started a daemon.
+    handled only there, and the kernel's death signal follows the thread that started a daemon.
     """
 
     def __init__(self) -> None:
@@ -191,15 +214,35 @@ class ProcessGroup:
 
     @property
     def daemons(self) -> tuple[Daemon, ...]:
-        """All daemons started so far, in order, also those that ended."""
+        """All daemons started so far in order, including those that ended."""
         return tuple(self._daemons)
 
     def start(self, spec: DaemonSpec) -> Daemon:
-        """Start one daemon and wait until it is ready; one that is not is stopped and ``DaemonFailed`` raised."""
+        """Start one daemon and wait until it is ready.
+
+        Args:
+            spec: The daemon.
+
+        Returns:
+            The running daemon.
+
+        Raises:
+            DaemonFailed: If it is not ready in time; it is then stopped.
+        """
         return self.start_all([spec])[0]
 
     def start_all(self, specs: Iterable[DaemonSpec]) -> tuple[Daemon, ...]:
-        """Start several at once and wait until all are ready. If one fails, all of them are stopped."""
+        """Start several daemons at once and wait until all are ready.
+
+        Args:
+            specs: The daemons.
+
+        Returns:
+            The running daemons.
+
+        Raises:
+            DaemonFailed: If one is not ready in time; all of them are then stopped.
+        """
         begun: list[Daemon] = []
         try:
             for spec in specs:
@@ -212,23 +255,34 @@ class ProcessGroup:
         return tuple(begun)
 
     def begin(self, spec: DaemonSpec) -> Daemon:
-        """Start one daemon without waiting; for those expected to end by themselves."""
+        """Start one daemon without waiting, for daemons that end by themselves.
+
+        Args:
+            spec: The daemon.
+
+        Returns:
+            The daemon.
+        """
         return self._spawn(spec)
 
     def check(self) -> None:
-        """Raise ``DaemonFailed`` for the first daemon that ended though nobody stopped it."""
+        """Raise ``DaemonFailed`` for the first daemon that ended although nobody stopped it."""
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
         for daemon in self._daemons:
             daemon.check()
 
     def stop(self, daemon: Daemon) -> None:
-        """Stop one daemon and forget it, so that ``check`` no longer misses it."""
+        """Stop one daemon and forget it, so that ``check`` no longer expects it.
+
+        Args:
+            daemon: The daemon.
+        """
         self._seen |= _stop_together([daemon], grace_s=None, hurry=lambda: self._hurry)
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
         self._daemons.remove(daemon)
 
     def stop_all(self) -> None:
-        """Stop every daemon, last started first, then whatever else carries the group's tag."""
+        """Stop every daemon, the last started first, then everything else with the group's tag."""
         for _, same_role in groupby(reversed(self._daemons), key=lambda daemon: daemon.spec.role):
             self._seen |= _stop_together(list(same_role), grace_s=None, hurry=lambda: self._hurry)
         self._sweep()
@@ -255,7 +309,7 @@ class ProcessGroup:
         return daemon
 
     def _sweep(self) -> None:
-        """SIGKILL all that carries the group's tag: also what was born between a fork and its registration."""
+        """Kill everything with the group's tag, including processes born between a fork and its registration."""
         deadline = time.monotonic() + 5.0
         while (found := _members(f"{self._tag}.", session=None)) and time.monotonic() < deadline:
             self._seen |= found
@@ -295,10 +349,16 @@ class ProcessGroup:
 
 
 def base_env(**extra: str) -> dict[str, str]:
-    """A small environment for a daemon: an allow-list of this process's variables, then ``extra``.
+    """Return a small environment for a daemon: an allow-list of this process's variables, and further ones.
 
-    Credentials that happen to be in this process's environment are not passed on. The folder of this interpreter comes
-    first on ``PATH``, because Flower's daemons start their helpers by bare name.
+    Credentials in this process's environment are not passed on. The folder of this interpreter comes first on ``PATH``,
+    because Flower's daemons start their helpers by bare name.
+
+    Args:
+        **extra: Further variables.
+
+    Returns:
+        The environment.
     """
     kept = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("LC_")}
     folders = dict.fromkeys([*map(str, _script_folders()), *kept.get("PATH", os.defpath).split(os.pathsep)])
@@ -306,7 +366,9 @@ def base_env(**extra: str) -> dict[str, str]:
 
 
 def proxy_env() -> dict[str, str]:
-    """The HTTP proxy this process was given, for daemons that call out of the house; loopback never goes through it."""
+    """Return the HTTP proxy settings of this process, for daemons that call other machines. Loopback bypasses the
+    proxy.
+    """
     found = {name: value for name in _PROXY for key in (name, name.upper()) if (value := os.environ.get(key))}
     if not found:
         return {}
@@ -315,7 +377,17 @@ def proxy_env() -> dict[str, str]:
 
 
 def executable(name: str) -> str:
-    """Absolute path of a command installed beside this interpreter (the environment need not be on ``PATH``)."""
+    """Return the path of a command that is installed beside this interpreter, or on ``PATH``.
+
+    Args:
+        name: The command.
+
+    Returns:
+        An absolute path.
+
+    Raises:
+        DaemonFailed: If it is not installed.
+    """
     for folder in _script_folders():
         if os.access(folder / name, os.X_OK):
             return str(folder / name)
@@ -325,7 +397,16 @@ def executable(name: str) -> str:
 
 
 def plain_text(path: Path, *, since: int = 0, max_bytes: int = 4096) -> str:
-    """The end of a log after byte ``since``, bounded, no character of which acts on a terminal; "" if there is none."""
+    """Return the end of a log, with active characters escaped.
+
+    Args:
+        path: The log.
+        since: Byte from which to read.
+        max_bytes: Most bytes to read.
+
+    Returns:
+        The text; empty if there is no log.
+    """
     try:
         with path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
@@ -355,7 +436,7 @@ def _obituary(spec: DaemonSpec, what: str) -> str:
 
 
 def _members(tag: str, *, session: int | None) -> frozenset[int]:
-    """Living processes whose environment carries a tag that starts with ``tag``, or that belong to ``session``."""
+    """Return living processes whose environment has a tag that starts with ``tag``, or that belong to ``session``."""
     needle = f"{TAG}={tag}".encode()
     found = set()
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
@@ -378,7 +459,7 @@ def _members(tag: str, *, session: int | None) -> frozenset[int]:
 
 
 def _adopt_orphans(on: bool) -> bool:
-    """Make this process the one that orphaned descendants fall to, or not; returns what it was. Linux only."""
+    """Make this process the one that adopts orphaned descendants, or not; return what it was. Linux only."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
@@ -389,9 +470,9 @@ def _adopt_orphans(on: bool) -> bool:
 
 
 def _reap_orphans(leaders: frozenset[int], seen: frozenset[int]) -> None:
-    """Collect ended processes that fell to this one, from the daemons' sessions or ``seen``; else they stay zombies.
+    """Collect ended orphans of the daemons' sessions or of ``seen``, which would otherwise stay zombies.
 
-    The daemons themselves are left to their ``Popen``; so is every child that this process started elsewhere.
+    The daemons themselves are left to their ``Popen``, and so is every child that this process started elsewhere.
     """
     me = os.getpid()
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
@@ -411,7 +492,7 @@ def _signal_each(pids: Iterable[int], signum: signal.Signals) -> None:
 
 
 def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: Callable[[], bool]) -> frozenset[int]:
-    """Signal all, give each its grace, then SIGKILL what is left of any of them, and reap. Returns whom it found."""
+    """Send each its stop signal, wait for the grace, kill what is left, and reap. Return the pids that were found."""
     started = time.monotonic()
     seen = _all_members(daemons)
     for daemon in daemons:

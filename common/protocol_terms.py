@@ -1,7 +1,7 @@
-"""Every query protocol by its name: where its two halves stand, and what it needs of a study's terms.
+"""Registers every query protocol by its name: its two halves, and what it needs of a study's terms.
 
-Plain data, so that a study's file is checked, a codec fitted and a plan recommended by what a protocol needs, and no
-other module asks a protocol for its name. Refuses a name that is not registered.
+The registry is plain data. Studies are checked, codecs fitted and plans recommended by what a protocol needs; no other
+module compares a protocol's name. Refuses a name that is not registered.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any, Protocol
 from common.errors import InvalidInput
 
 PLAIN = "per-volume"
-"""The protocol of a study that names none."""
+"""Protocol of a study that names none."""
 
 MAX_JOINT_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """What the planner knows of a protocol that asks in rounds, measured on the tasks in docs/lab/utility-measured.md.
+    """What the planner knows of a protocol that asks in rounds, measured on the tasks in docs/utility.md.
 
-    ``asked`` and ``told`` are words for the query and for what teachers say in it. ``placed``: it suits tasks whose
-    public shapes share a place; else tasks whose shapes do not. ``fitted``: the planner's gain was fitted on it.
-    ``spectrum``: shares of the variance of what teachers know, by direction; empty for a tangent kernel's.
-    ``rehearsal``: ``module:function`` that makes the public start and the student that nobody's answers make.
+    Attributes:
+        asked: Words for the query.
+        told: Words for what teachers contribute.
+        placed: True if it suits tasks whose public shapes overlap; False if it suits tasks whose shapes do not.
+        fitted: True if the planner's formula for the gain was fitted on it.
+        rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.
+        spectrum: Shares of the variance of what teachers know, by direction; empty for those of a tangent kernel.
     """
 
     asked: str
@@ -39,15 +42,21 @@ class Prospects:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolTerms:
-    """A protocol's halves and its needs. A field left out needs and limits nothing.
+    """A protocol's halves and its needs. A field at its default needs and limits nothing.
 
-    ``site`` and ``server``: ``module:class`` of the two halves, imported on use; a site never imports the server's.
-    ``said``: how a study's file asks for it, where that is not ``codec.protocol``. ``codecs``: the codecs whose codes
-    it can ask for. ``framed``: a query is about all public volumes and its codes are relative to a frame, so planned
-    queries are rounds, volumes are whole ones and a code's coordinates vary as the shapes do. ``most_rounds`` may be
-    planned. ``pairs``: start, student and controls may learn from paired public cases. ``finer``: the student may be
-    trained on a finer grid. ``teacher`` and ``student``: keys of the recipes that differ from the default, as they were
-    measured.
+    Attributes:
+        site: ``module:class`` of the site's half, imported on first use.
+        server: ``module:class`` of the server's half. A site never imports it.
+        said: How a study's file asks for it, if that is not ``codec.protocol``.
+        codecs: Codecs that it can use; empty for all.
+        framed: True if a query covers all public volumes and its codes are relative to a frame. Planned queries are
+            then rounds, and a code's coordinates vary as the shapes do.
+        most_rounds: Most rounds that may be planned.
+        pairs: True if start, student and controls may learn from paired public cases.
+        finer: True if the student may be trained on a finer grid.
+        teacher: Settings of the teachers' recipe that differ from the default, as they were measured.
+        student: Settings of the student's recipe that differ from the default.
+        prospects: What the planner knows of it; None if it cannot be recommended.
     """
 
     site: str
@@ -103,7 +112,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
         ),
     }
 )
-"""Every protocol by its name (:func:`protocol_name`)."""
+"""Every protocol by its name."""
 
 
 class SaysProtocol(Protocol):
@@ -116,44 +125,111 @@ class SaysProtocol(Protocol):
 
 
 def protocol_name(codec: SaysProtocol) -> str:
-    """The protocol that a codec section names: ``joint`` decides between the two that 0.1.0 knew."""
+    """Return the name of the protocol that a codec section asks for.
+
+    Args:
+        codec: The section. ``joint`` distinguishes the two protocols of version 0.1.0.
+
+    Returns:
+        Key of :data:`PROTOCOLS`.
+
+    Raises:
+        InvalidInput: If both keys are set.
+    """
     if codec.joint and codec.protocol:
         raise InvalidInput("codec.protocol", value=codec.protocol, limit=f"no protocol beside {asked_by('joint')}")
     return codec.protocol or ("joint" if codec.joint else PLAIN)
 
 
 def keys_of(name: str) -> dict[str, Any]:
-    """The keys of a codec section that name this protocol."""
+    """Return the keys of a codec section that ask for a protocol.
+
+    Args:
+        name: Key of :data:`PROTOCOLS`.
+
+    Returns:
+        ``joint`` and ``protocol``.
+
+    >>> keys_of("appearance")
+    {'joint': False, 'protocol': 'appearance'}
+    """
     return {"joint": name == "joint", "protocol": "" if name in (PLAIN, "joint") else name}
 
 
 OLD_KEY = "joint"
-"""The key of a codec section that 0.1.0 decided the protocol by; it stands in every study's consent text."""
+"""Key by which version 0.1.0 chose the protocol. It is in every study's consent text."""
 
 
 def framed_in(codec: Mapping[str, Any]) -> bool:
-    """Whether the protocol that a stored codec section names asks about all volumes at once; False for one unknown."""
+    """Return whether a stored codec section asks about all volumes at once.
+
+    Args:
+        codec: The section as stored in a consent text.
+
+    Returns:
+        True if so; False for an unknown protocol.
+    """
     terms = PROTOCOLS.get(codec.get("protocol") or ("joint" if codec.get(OLD_KEY) is True else PLAIN))
     return terms is not None and terms.framed
 
 
 def terms_of(name: str) -> ProtocolTerms:
-    """The protocol of that name; InvalidInput for one that is not registered."""
+    """Return what a protocol needs.
+
+    Args:
+        name: Key of :data:`PROTOCOLS`.
+
+    Returns:
+        Its terms.
+
+    Raises:
+        InvalidInput: If the name is not registered.
+
+    >>> terms_of("joint").codecs
+    ('pca',)
+    """
     if name not in PROTOCOLS:
         raise InvalidInput("codec.protocol", value=name, limit=", ".join(sorted(PROTOCOLS)))
     return PROTOCOLS[name]
 
 
 def asked_by(name: str) -> str:
-    """How a study's file asks for this protocol."""
+    """Return how a study's file asks for a protocol.
+
+    Args:
+        name: Key of :data:`PROTOCOLS`.
+
+    Returns:
+        A line of TOML.
+
+    >>> asked_by("appearance")
+    'codec.protocol = "appearance"'
+    """
     return terms_of(name).said or f'codec.protocol = "{name}"'
 
 
 def asked_by_one_that(need: str) -> str:
-    """How a study's file asks for the protocols with this field of :class:`ProtocolTerms` set."""
+    """Return how a study's file asks for the protocols that have a capability.
+
+    Args:
+        need: A field of :class:`ProtocolTerms`.
+
+    Returns:
+        Lines of TOML joined by "or".
+    """
     return " or ".join(asked_by(name) for name, terms in PROTOCOLS.items() if getattr(terms, need))
 
 
 def suited(*, placed: bool) -> str:
-    """The protocol in rounds for a task whose public shapes share a place, or for one whose shapes do not."""
+    """Return the protocol in rounds that suits a task.
+
+    Args:
+        placed: True if the task's public shapes overlap.
+
+    Returns:
+        Key of :data:`PROTOCOLS`.
+
+    >>> suited(placed=True), suited(placed=False)
+    ('joint', 'appearance')
+    """
     return next(name for name, terms in PROTOCOLS.items() if terms.prospects and terms.prospects.placed is placed)

@@ -1,11 +1,14 @@
-"""Public keys as text: 64 hex digits that are the only spelling of their point on the curve.
+"""Checks public keys written as text: 64 hex digits in the only accepted spelling of their point on the curve.
 
-Curve25519 has several spellings of one point: X25519 ignores the top bit of the last byte and takes numbers from p on
-modulo p, and Ed25519 libraries decode numbers from p on and a sign of zero. Adding a point of small order gives further
-keys that share the same X25519 secret. A list that holds "each key once" by its text would take such a twin for another
-key. Refuses every spelling but the canonical one, and points of small order, whose secrets and signatures anybody can
-make. Two keys are twins if and only if :func:`point_of` is equal for both. Source: RFC 7748, section 5; RFC 8032,
-section 5.1.3. A number that is on no point is not refused: nothing is ever signed by it.
+Called wherever a key is read. Curve25519 has several spellings of one point. X25519 ignores the top bit of the last
+byte and takes numbers from p on modulo p; Ed25519 libraries decode numbers from p on, and a sign of zero. Adding a
+point of small order gives further keys with the same X25519 secret. A list with "each key once" by text would accept
+such a twin as another key. Two keys are twins exactly if :func:`point_of` is equal for both.
+
+Refuses every spelling but the canonical one, and points of small order, whose secrets and signatures anybody can make.
+A number that is on no point is not refused, since nothing is ever signed by it.
+
+Source: RFC 7748, section 5; RFC 8032, section 5.1.3.
 """
 
 from __future__ import annotations
@@ -59,7 +62,14 @@ IdentityKey = Annotated[str, check_identity_key]
 
 
 def point_of(agreement_key: str) -> bytes:
-    """What an X25519 key shares with one fixed key, 32 bytes: equal for all twins of a point, and for nothing else.
+    """Return the secret that an X25519 key shares with one fixed key: equal for all twins of a point, and for nothing
+    else.
+
+    Args:
+        agreement_key: 64 hex digits.
+
+    Returns:
+        32 bytes.
 
     Raises:
         InvalidInput: As :func:`check_agreement_key`.
@@ -77,7 +87,7 @@ def _of_agreement(key: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _of_identity(key: str) -> bytes:
-    """As :func:`_of_agreement`, of the point's image on the Montgomery curve, u = (1 + y)/(1 − y)."""
+    """Return :func:`_of_agreement` of the point's image on the Montgomery curve, u = (1 + y)/(1 − y)."""
     y = int.from_bytes(bytes.fromhex(key), "little") & (_SIGN - 1)
     if y >= _P or y == 1:  # y = 1 is the neutral element, which has no u
         raise _refused(key)

@@ -1,7 +1,8 @@
-"""Text and records that somebody else wrote: every parser's own errors become one InvalidInput, at one place.
+"""Reads text and records that somebody else wrote, and turns every parser's errors into one InvalidInput.
 
-Sizes, counts and depths are bounded before anything is parsed, so that a small file cannot become a large object.
-Refuses files that are no regular ones, text that is not UTF-8, half surrogates, NaN and infinities in JSON.
+Called wherever a file or message from outside is parsed. Sizes, counts and depths are limited before parsing, so that a
+small file cannot become a large object. Refuses files that are not regular, text that is not UTF-8, half surrogates,
+and NaN and infinities in JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_JSON_BYTES = 1 << 26
 MAX_JSON_VALUES = 2_000_000
 MAX_TOML_BYTES = 1 << 18
 MAX_DEPTH = 64
-"""Of lists and mappings in one another, and of names joined by dots."""
+"""Deepest nesting of lists and mappings, and most dots in a name."""
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _ENDS_A_NAME = re.compile(r"[=\[\]{},\n]")
@@ -31,9 +32,21 @@ _ENDS_A_NAME = re.compile(r"[=\[\]{},\n]")
 
 @contextmanager
 def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "") -> Iterator[None]:
-    """Turn any exception raised inside into InvalidInput with these words; Consilium's own errors pass unchanged.
+    """Turn any exception raised in the block into InvalidInput; Consilium's own errors pass unchanged.
 
-    For code that reads what somebody else wrote: which errors a parser has is known of no parser.
+    It is meant for code that reads what somebody else wrote, because no parser documents all errors it may raise.
+
+    Args:
+        what: What is read.
+        value: The value, for the error.
+        limit: What is allowed.
+        remedy: What to do.
+
+    Returns:
+        A context.
+
+    Raises:
+        InvalidInput: If the block raises.
 
     >>> with parsing("number cannot be read", limit="digits"):
     ...     int("x")
@@ -49,7 +62,20 @@ def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "
 
 
 def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> str:
-    """The text of a regular file; InvalidInput, with the reason, where it cannot be had."""
+    """Return the text of a regular file.
+
+    Args:
+        path: The file.
+        what: What it is, for the error.
+        most_bytes: Largest size.
+        remedy: What to do, for the error.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: If it cannot be read, with the reason.
+    """
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -91,7 +117,20 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
 
 
 def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") -> dict[str, Any]:
-    """The table of a TOML text; InvalidInput, as of :func:`parse_json`, which also names the line that is wrong."""
+    """Return the table of a TOML text.
+
+    Args:
+        text: At most :data:`MAX_TOML_BYTES` characters.
+        what: What it is, for the error.
+        value: The value, for the error.
+        remedy: What to do, for the error.
+
+    Returns:
+        The table.
+
+    Raises:
+        InvalidInput: If it is too large, too deep or no TOML, with the line that is wrong.
+    """
     if len(text) > MAX_TOML_BYTES:
         raise InvalidInput(f"size of {what}", value=len(text), limit=f"{MAX_TOML_BYTES} characters", remedy=remedy)
     if any(part.count(".") > MAX_DEPTH for part in _ENDS_A_NAME.split(text)):  # a name of n parts costs n² steps

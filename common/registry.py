@@ -1,4 +1,4 @@
-"""Resolves a registry's ``module:name`` and imports it when it is first used."""
+"""Resolves an entry ``module:name`` of a registry, importing the module on first use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any
 
 
 def registered(target: str) -> Any:
-    """The class or function ``module:name``."""
+    """Return the class or function of a registry's entry.
+
+    Args:
+        target: ``module:name``.
+
+    Returns:
+        The object.
+
+    >>> registered("math:sqrt")(4.0)
+    2.0
+    """
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

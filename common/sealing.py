@@ -1,8 +1,9 @@
-"""Codes sealed to the server core's key, so that nothing between a site's worker and the core can read them.
+"""Seals codes to the server core's key, so that nothing between a site's worker and the core can read them.
 
-Flower keeps every message body in a database on disk; what lies there is HPKE ciphertext (RFC 9180, base mode: X25519,
-HKDF-SHA256, ChaCha20-Poly1305). The context (study, query, site, attempt) is bound as ``info``: a sealed code opened
-under any other context fails. Refuses codes of the wrong length and ciphertexts of the wrong size.
+Workers seal, the core opens. Flower stores every message body in a database on disk; there it is HPKE ciphertext (RFC
+9180, base mode: X25519, HKDF-SHA256, ChaCha20-Poly1305). The context (study, query, site, attempt) is bound as
+``info``, so a code opened in any other context fails. Refuses codes of the wrong type and ciphertexts of the wrong
+size.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from common.errors import InvalidInput, Refused
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
-"""The key that opens codes, or several while it is being changed: the current one first."""
+"""The key that opens codes, or several while the key is being changed, the current one first."""
 
 _OVERHEAD = 32 + 16  # the encapsulated key and the tag
 
 
 @dataclass(frozen=True, slots=True)
 class SealContext:
-    """What a sealed code is bound to; both ends build it from what they know, it is never sent along."""
+    """The context to which a sealed code is bound. Both ends know it; it is never sent."""
 
     study: str
     query: str
@@ -37,29 +38,77 @@ class SealContext:
     attempt: int
 
     def info(self) -> bytes:
+        """Return the context as bytes."""
         fields = {"attempt": self.attempt, "query": self.query, "site": self.site, "study": self.study}
         return b"consilium/code/v1\0" + canonical_bytes(fields)
 
 
 def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealContext) -> bytes:
-    """Seal an integer code int64[l]; the ciphertext's size depends on l alone, never on the values."""
+    """Seal an integer code. The size of the ciphertext depends on l only, never on the values.
+
+    Args:
+        code: Int64 array of shape [l]. # sensitive
+        public_key: The core's key.
+        context: The context.
+
+    Returns:
+        The ciphertext.
+
+    Raises:
+        InvalidInput: If the code has another type or shape.
+    """
     if code.dtype != np.int64 or code.ndim != 1:
         raise InvalidInput("code to seal", value=f"{code.dtype}[{code.ndim}-d]", limit="int64[l]")
     return _SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
 
 
 def seal_bytes(data: bytes, *, public_key: X25519PublicKey, info: bytes) -> bytes:
-    """Seal bytes to a key, bound to ``info``, which names what they are and both ends know."""
+    """Seal bytes to a key.
+
+    Args:
+        data: The bytes.
+        public_key: The recipient's key.
+        info: Names what they are; both ends know it.
+
+    Returns:
+        The ciphertext.
+    """
     return _SUITE.encrypt(data, public_key, info=info)
 
 
 def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> bytes:
-    """The bytes that :func:`seal_bytes` sealed; InvalidTag or ValueError for another key, other info or other bytes."""
+    """Open the bytes that :func:`seal_bytes` sealed.
+
+    Args:
+        sealed: The ciphertext.
+        private_key: The recipient's key.
+        info: As when it was sealed.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        InvalidTag: If key, ``info`` or ciphertext differ.
+        ValueError: If the ciphertext is malformed.
+    """
     return _SUITE.decrypt(sealed, private_key, info=info)
 
 
 def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
-    """Open a sealed code int64[l] with the first of the given keys that opens it."""
+    """Open a sealed code with the first key that opens it.
+
+    Args:
+        sealed: The ciphertext.
+        private_key: One key, or several while the key is being changed.
+        context: The context.
+        dimension: Length l of the code.
+
+    Returns:
+        Int64 array of shape [l].
+
+    Raises:
+        Refused: With code ``sealed-code`` if the size is wrong or no key opens it in this context.
+    """
     if len(sealed) != _OVERHEAD + 8 * dimension:
         raise Refused("sealed-code", f"a sealed code has {len(sealed)} bytes, expected {_OVERHEAD + 8 * dimension}")
     for key in (private_key,) if isinstance(private_key, X25519PrivateKey) else private_key:

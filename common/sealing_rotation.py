@@ -1,8 +1,10 @@
-"""Changing the key that codes are sealed to, with overlap: both keys open codes until the old one is deleted.
+"""Changes the key to which codes are sealed. Both keys open codes until the old one is deleted.
 
-The server makes a new key and keeps the old one beside it under its public name. A notice signed by the ledger's
-signing key tells every site; a site takes it only from a signing key it knows and only in place of a key the notice
-names, so an old notice cannot bring a retired key back. Until it has taken it, its codes are opened with the old key.
+1. The server makes a new key and keeps the old one beside it, under its public name.
+2. A notice signed with the ledger's key tells every site.
+3. A site accepts the notice only from a signing key that it knows, and only in place of a key that the notice names. An
+   old notice therefore cannot bring a retired key back.
+4. Until a site has accepted it, its codes are opened with the old key.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class SealingNotice(Signed):
-    """Codes are to be sealed to ``sealing_key`` in place of any key in ``replaces`` (public keys in hex)."""
+    """Tells sites to seal codes to ``sealing_key`` in place of any key in ``replaces`` (public keys in hex)."""
 
     DOMAIN: ClassVar = b"consilium/sealing-key/v1"
 
@@ -35,12 +37,22 @@ class SealingNotice(Signed):
     signature: str = ""
 
     def render(self) -> str:
-        """The notice as JSON text; it holds public keys only."""
+        """Return the notice as JSON text. It contains public keys only."""
         return json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> SealingNotice:
-        """Read what :meth:`render` wrote; the signature is not checked here."""
+        """Read the text that :meth:`render` returned. The signature is not checked.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The notice.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         try:
             return cls.from_json(parse_json(path.read_bytes(), what="notice of a sealing key"))
         except (OSError, ValueError, InvalidInput) as error:
@@ -48,12 +60,30 @@ class SealingNotice(Signed):
 
 
 def load_sealing_keys(path: Path) -> tuple[X25519PrivateKey, ...]:
-    """The current sealing key at ``path``, then every retired one that still lies beside it."""
+    """Return the current sealing key, then every retired one that is still beside it.
+
+    Args:
+        path: File of the current key.
+
+    Returns:
+        Private keys.
+
+    Raises:
+        InvalidInput: If a key file is invalid.
+    """
     return (load_sealing_key(path), *(load_sealing_key(old) for old in _retired(path)))
 
 
 def rotate_sealing_key(path: Path) -> None:
-    """Put a new sealing key at ``path`` and keep the old one beside it; interrupted, run it again to finish."""
+    """Replace the sealing key by a new one and keep the old one beside it. After an interruption, call it again to
+    finish.
+
+    Args:
+        path: File of the current key.
+
+    Raises:
+        InvalidInput: If a key file is invalid.
+    """
     old, following = load_sealing_key(path), path.with_name(f"{path.name}.next")
     if not following.exists():
         create_sealing_key(following)
@@ -65,7 +95,16 @@ def rotate_sealing_key(path: Path) -> None:
 
 
 def sealing_notice(path: Path, *, signing_key: Ed25519PrivateKey, lost: tuple[str, ...] = ()) -> SealingNotice:
-    """What sites are to be told of the key at ``path``: it takes the place of every retired and every ``lost`` key."""
+    """Return the signed notice about the current sealing key. It replaces every retired key and the lost ones.
+
+    Args:
+        path: File of the current key.
+        signing_key: The ledger's key.
+        lost: Public keys whose private halves are lost.
+
+    Returns:
+        The notice.
+    """
     current, *retired = (public_hex(key) for key in load_sealing_keys(path))
     return SealingNotice(sealing_key=current, replaces=tuple(sorted({*retired, *lost}))).signed(signing_key)
 

@@ -1,6 +1,6 @@
-"""A section of a TOML file and the frozen dataclass it stands for, in both directions.
+"""Converts a section of a TOML file to the frozen dataclass that it stands for, and back.
 
-Refuses unknown and missing keys and values of another type, each by its name.
+Called for studies and site policies. Refuses unknown and missing keys and values of another type, each by its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,19 @@ from common.reading import parsing
 
 
 def read_section(kind: type[Any], table: object, *, where: str) -> Any:
-    """Build the frozen dataclass ``kind`` from a TOML table: unknown keys, missing keys and wrong types are refused."""
+    """Build a frozen dataclass from a TOML table.
+
+    Args:
+        kind: The dataclass.
+        table: The parsed table.
+        where: Name of the section, for errors.
+
+    Returns:
+        An instance of ``kind``.
+
+    Raises:
+        InvalidInput: For an unknown or missing key or a value of another type.
+    """
     if not isinstance(table, dict):
         raise InvalidInput(f"[{where}]", value=table, limit="a table")
     fields = {f.name: f for f in dataclasses.fields(kind)}
@@ -54,6 +66,16 @@ def _typed(value: object, annotation: str, *, where: str) -> object:
 
 
 def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
+    """Refuse a table with an unknown key.
+
+    Args:
+        table: The parsed table.
+        known: Known keys.
+        where: Name of the section, for the error.
+
+    Raises:
+        InvalidInput: With the nearest known key as a remedy.
+    """
     unknown = sorted(table.keys() - known)
     if unknown:
         limit = ", ".join(sorted(known))
@@ -61,7 +83,14 @@ def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
 
 
 def meant(word: str, known: Collection[str]) -> str:
-    """The known word that an unknown one is nearest to, as a remedy; to take it out where none is near.
+    """Return a remedy for an unknown word: the nearest known word, or to take it out.
+
+    Args:
+        word: The unknown word.
+        known: Known words.
+
+    Returns:
+        The remedy.
 
     >>> meant("epslion", {"epsilon", "delta"}), meant("colour", {"epsilon", "delta"})
     ("did you mean 'epsilon'?", 'take it out')
@@ -71,7 +100,17 @@ def meant(word: str, known: Collection[str]) -> str:
 
 
 def as_said(config: Any, later: tuple[str, ...]) -> dict[str, Any]:
-    """A section's fields; ``later`` ones only where they are not the default, so that what hashes or names it stays."""
+    """Return a section's fields, without those of later versions that are at their default.
+
+    Hashes and ids of existing sections therefore do not change when a version adds a field.
+
+    Args:
+        config: The section.
+        later: Names of fields that later versions added.
+
+    Returns:
+        Values by name.
+    """
     fields = {one.name: one.default for one in dataclasses.fields(config)}
     values = {name: getattr(config, name) for name in fields}
     return {name: value for name, value in values.items() if name not in later or value != fields[name]}

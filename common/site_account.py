@@ -1,7 +1,7 @@
-"""Defines the signed account of its state that a site's operator hands over.
+"""Signs and checks the account of its state that a site's operator hands over, for example by mail.
 
-Such a file goes by mail. Whoever gets it knows the key from the site's admission, and so whose word it is and of when;
-nobody acts on what it says.
+The recipient knows the site's key from its admission, so the signature proves who made the account and when. The
+account is shown; nothing is decided by it. Refuses an account whose signature is not the site's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,33 @@ _DOMAIN = b"consilium/site-account/v1\0"
 
 
 def signed_account(facts: Mapping[str, Any], *, sign: Callable[[bytes], bytes], now: datetime) -> dict[str, Any]:
-    """``facts`` with the time and a signature over all of it, JSON-ready."""
+    """Return facts with the time and a signature.
+
+    Args:
+        facts: JSON-ready facts.
+        sign: Signs with the site's ledger key.
+        now: Current time.
+
+    Returns:
+        The account, JSON-ready.
+    """
     said = {**facts, "time": format_time(now)}
     return {**said, "signature": sign(_statement(said)).hex()}
 
 
 def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
-    """When an account was signed. InvalidInput unless it bears the signature of ``key`` (hex) over all that it says."""
+    """Check the signature of an account.
+
+    Args:
+        said: The account.
+        key: The site's ledger key in hex.
+
+    Returns:
+        When it was signed.
+
+    Raises:
+        InvalidInput: If the signature is not by this key over everything in it.
+    """
     rest = {name: value for name, value in said.items() if name != "signature"}
     try:
         signing_public_key(key).verify(hex_bytes(said["signature"]), _statement(rest))

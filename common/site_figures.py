@@ -1,8 +1,9 @@
-"""What a hospital measured of a study's student on its own cases: a Dice a structure, signed, sent if it consents.
+"""Defines the figures that a hospital measured of a study's student on its own cases: a signed mean Dice per structure.
 
-Each figure is the mean over at least :data:`LEAST_PATIENTS` patients, in hundredths, and nothing else is in it: no
-case, no count, no spread. It is made of patients' data and is under no ε, as a verdict is. Refuses figures on another
-student, of a site whose key is not known, of structures that the study has not, and any number but 0 to 100.
+A site sends them only if it consents. Each figure is the mean over at least :data:`LEAST_PATIENTS` patients, in
+hundredths. There is no case, count or variance in it. The figures are computed from patients' data and have no ε, as a
+verdict has none. Refuses figures about another student, of a site whose key is not known, of structures that the study
+does not have, and numbers outside 0 to 100.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common.names import check_text
 from common.site_verdict import check_said
 
 LEAST_PATIENTS = 5
-"""Of fewer patients no figure of a structure is sent: one patient would move it by more than a fifth."""
+"""Least number of patients of a figure. With fewer, one patient could change it by more than a fifth."""
 
 MAX_FIGURES_BYTES = 16_384
 MAX_STRUCTURES = 64
@@ -40,7 +41,9 @@ class StructureFigure(Document):
 
 @dataclass(frozen=True, slots=True)
 class SiteFigures(Signed, Filed):
-    """``dice`` of ``site`` on the student whose bundle's archive has this SHA-256, signed by its ledger's key."""
+    """The figures ``dice`` of a site on the student whose bundle's archive has this SHA-256, signed with its ledger's
+    key.
+    """
 
     DOMAIN: ClassVar = b"consilium/site-figures/v1"
     SCHEMA: ClassVar = ("site's figures", 1)
@@ -54,7 +57,17 @@ class SiteFigures(Signed, Filed):
     signature: str = ""
 
     def check_is_of(self, keys: Mapping[str, str], *, study: str, bundle: str, structures: Sequence[str]) -> None:
-        """InvalidInput unless a site of ``keys`` signed them about this very student, each structure once."""
+        """Check that an admitted site signed these figures about exactly this student, each structure once.
+
+        Args:
+            keys: Ledger keys (Ed25519, hex) by site.
+            study: Id of the study.
+            bundle: SHA-256 of the bundle's archive.
+            structures: The study's structures.
+
+        Raises:
+            InvalidInput: If a condition does not hold.
+        """
         check_said(self, keys, study=study, bundle=bundle, what="figures", option="--figures")
         names = [one.structure for one in self.dice]
         if len(set(names)) < len(names) or not set(names) <= set(structures):

@@ -1,9 +1,9 @@
 """Defines a hospital's signed verdict on a study's student: one word that it consented to send.
 
-Better than public data alone by the hospital's own labelled cases, or not. The word is made of patients' data and is
-under no ε: it says on which side of public data the student came out, and nothing else leaves. A student whose study
-has a gate is released once enough hospitals have found it better (:func:`released`). Refuses a verdict on another
-student, of a site whose key is not known, and any word but these.
+The word states whether the student is better than public data alone on the hospital's own labelled cases. It is
+computed from patients' data and has no ε; nothing else leaves the hospital. A student whose study has a gate is
+released once enough hospitals have found it better (:func:`released`). Refuses a verdict on another student, of a site
+whose key is not known, and any other word.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MAX_VERDICTS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class SiteVerdict(Signed, Filed):
-    """``word`` of ``site`` on the student whose bundle's archive has this SHA-256, signed by its ledger's key."""
+    """The verdict ``word`` of a site on the student whose bundle's archive has this SHA-256, signed with its ledger's
+    key.
+    """
 
     DOMAIN: ClassVar = b"consilium/site-verdict/v1"
     SCHEMA: ClassVar = ("site's verdict", 1)
@@ -43,12 +45,21 @@ class SiteVerdict(Signed, Filed):
     signature: str = ""
 
     def check_is_of(self, keys: Mapping[str, str], *, study: str, bundle: str) -> None:
-        """InvalidInput unless a site of ``keys`` (name → Ed25519, hex) signed it about this very student."""
+        """Check that an admitted site signed this verdict about exactly this student.
+
+        Args:
+            keys: Ledger keys (Ed25519, hex) by site.
+            study: Id of the study.
+            bundle: SHA-256 of the bundle's archive.
+
+        Raises:
+            InvalidInput: If it did not.
+        """
         check_said(self, keys, study=study, bundle=bundle, what="verdict", option="--verdict")
 
 
 class SaidOfStudent(Protocol):
-    """What a hospital says of a student: whose word it is, on which, signed."""
+    """A hospital's signed statement about a student: the study, the student, the site and the signature."""
 
     @property
     def study_id(self) -> str: ...
@@ -65,9 +76,18 @@ S = TypeVar("S", bound=SaidOfStudent)
 def check_said(
     said: SaidOfStudent, keys: Mapping[str, str], *, study: str, bundle: str, what: str, option: str
 ) -> None:
-    """InvalidInput unless a site of ``keys`` (name → Ed25519, hex) signed it about this very student.
+    """Check that an admitted site signed a statement about exactly this student.
 
-    ``what`` it is and by which ``option`` of `site evaluate` it is made go into the error.
+    Args:
+        said: The statement.
+        keys: Ledger keys (Ed25519, hex) by site.
+        study: Id of the study.
+        bundle: SHA-256 of the bundle's archive.
+        what: What the statement is, for the error.
+        option: Option of `site evaluate` that makes it, for the remedy.
+
+    Raises:
+        InvalidInput: If it did not.
     """
     remedy = f"ask the hospital to pull the student again and run `consilium site evaluate` with {option}"
     if (said.study_id, said.bundle) != (study, bundle):
@@ -77,7 +97,16 @@ def check_said(
 
 
 def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], None]) -> tuple[S, ...]:
-    """Those that ``check`` finds to be on this student and signed by one of ``keys``, one a site and one a key."""
+    """Return the valid statements, one for each key; the first one counts.
+
+    Args:
+        said: Statements of hospitals.
+        keys: Ledger keys (Ed25519, hex) by site.
+        check: Raises InvalidInput for an invalid statement.
+
+    Returns:
+        The valid statements.
+    """
     found: dict[str, S] = {}
     for one in said:
         try:
@@ -89,12 +118,28 @@ def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], 
 
 
 def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
-    """Whether as many sites found the student better as its study asks for. ``verdicts``: checked, one a site."""
+    """Return whether enough sites found the student better.
+
+    Args:
+        verdicts: Checked verdicts, one per site.
+        needed: Number of hospitals that the study asks for.
+
+    Returns:
+        True if the student may be released.
+    """
     return sum(verdict.word == BETTER for verdict in verdicts) >= needed
 
 
 def in_words(verdicts: Sequence[SiteVerdict], *, needed: int) -> str:
-    """How many verdicts there are, what they say, and whether the student is released by them."""
+    """Return a sentence with the number of verdicts, their words, and whether the student is released.
+
+    Args:
+        verdicts: Checked verdicts, one per site.
+        needed: Number of hospitals that must find it better.
+
+    Returns:
+        The sentence.
+    """
     counts = Counter(verdict.word for verdict in verdicts)
     said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "none yet"
     state = "released" if released(verdicts, needed=needed) else "NOT RELEASED, for evaluation only"

@@ -1,4 +1,4 @@
-"""Finds free TCP ports, makes Unix sockets for one user or group, and checks whether a port or socket answers."""
+"""Finds free TCP ports, creates Unix sockets for one user or group, and checks whether a port or socket answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from common.objects import shared
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """``count`` distinct TCP ports nobody listens on right now. Another program may still take one before its use."""
+    """Return distinct TCP ports on which nobody listens now. Another program may still take one before it is used.
+
+    Args:
+        count: Number of ports.
+        host: Address on which they are free.
+
+    Returns:
+        Port numbers.
+    """
     with contextlib.ExitStack() as held:
         ports = []
         for _ in range(count):
@@ -23,15 +31,24 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
 
 
 def free_port() -> int:
-    """One TCP port nobody listens on right now."""
+    """Return one TCP port on which nobody listens now."""
     return free_ports(1)[0]
 
 
 @contextlib.contextmanager
 def short(path: Path) -> Iterator[str]:
-    """A name of ``path`` that is short enough for a Unix socket, which takes at most 107 bytes.
+    """Return, as a context, a name of a path that is short enough for a Unix socket (at most 107 bytes).
 
-    The name is valid inside the block: it goes through a descriptor of the folder. The folder must exist, else OSError.
+    The name is valid inside the block; it goes through a descriptor of the folder.
+
+    Args:
+        path: The path.
+
+    Returns:
+        A context with the short name.
+
+    Raises:
+        OSError: If the folder does not exist.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -41,7 +58,18 @@ def short(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
-    """A connection to the Unix socket at ``path``, however long the path is; OSError where nobody listens."""
+    """Connect to a Unix socket, however long its path is.
+
+    Args:
+        path: The socket.
+        timeout_s: Timeout in seconds; None for none.
+
+    Returns:
+        The connection.
+
+    Raises:
+        OSError: If nobody listens.
+    """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout_s)
     try:
@@ -54,7 +82,15 @@ def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
 
 
 def accepts(where: Path | str, port: int = 0) -> bool:
-    """Whether somebody listens: at a Unix socket's path, or on ``port`` of the host ``where``."""
+    """Return whether somebody listens at a Unix socket or a TCP port.
+
+    Args:
+        where: Path of the socket, or host.
+        port: Port, if ``where`` is a host.
+
+    Returns:
+        True if a connection succeeds.
+    """
     try:
         if isinstance(where, Path):
             connect(where, timeout_s=1.0).close()
@@ -66,7 +102,14 @@ def accepts(where: Path | str, port: int = 0) -> bool:
 
 
 def answers_http(path: Path) -> bool:
-    """Whether an HTTP server answers at a Unix socket's path, whatever it says."""
+    """Return whether an HTTP server answers at a Unix socket.
+
+    Args:
+        path: The socket.
+
+    Returns:
+        True if the reply is HTTP, whatever its status.
+    """
     try:
         with connect(path, timeout_s=2.0) as client:
             client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -76,8 +119,14 @@ def answers_http(path: Path) -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """A Unix socket at ``path``, which this user alone can connect to or, in a folder that was given to a group, that
-    group; what lay there before is replaced."""
+    """Create a Unix socket for this user alone, or for the group in a folder that was given to a group.
+
+    Args:
+        path: The socket; an existing file is replaced.
+
+    Returns:
+        The listening socket.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o117 if shared(path.parent) else 0o177)
@@ -91,5 +140,15 @@ def listen(path: Path) -> socket.socket:
 
 
 def reachable(bind: str) -> str:
-    """The address by which this machine reaches what is bound to ``bind``."""
+    """Return the address by which this machine reaches a server bound to ``bind``.
+
+    Args:
+        bind: The bound address.
+
+    Returns:
+        The loopback address for a wildcard, else ``bind``.
+
+    >>> reachable("0.0.0.0"), reachable("10.0.0.7")
+    ('127.0.0.1', '10.0.0.7')
+    """
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)

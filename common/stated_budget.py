@@ -1,4 +1,4 @@
-"""The fields that every table stating a budget has in common, checked once.
+"""Checks the fields that every table with a budget has, for a study's ``[privacy]`` and a site's ``[caps]``.
 
 Refuses an unknown accountant, unit or relation, and unit ``patient`` with relation ``zero-out``.
 """
@@ -10,7 +10,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 
 
 class StatedBudget:
-    """Fields of every table that states a budget: a study's ``[privacy]`` and a site's ``[caps]``."""
+    """Base of every table with a budget: ε, δ, accountant, unit and relation."""
 
     __slots__ = ()
 
@@ -22,14 +22,18 @@ class StatedBudget:
 
     @property
     def budget(self) -> Budget:
+        """ε and δ."""
         return Budget(epsilon=self.epsilon, delta=self.delta)
 
     @property
     def protection(self) -> Protection:
+        """Unit and relation."""
         return Protection(unit=self.unit, relation=self.relation)
 
     def _check_budget(self, where: str) -> None:
-        """Turn names into their enumerations; InvalidInput for an unknown one and for an unsound combination."""
+        """Convert names to their enumerations; raise InvalidInput for an unknown name and for an unsound
+        combination.
+        """
         for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):
             value = getattr(self, name)
             try:

@@ -1,9 +1,9 @@
 """Defines the server's signed statement about a student: its bundle, study, privacy cost and ledger row.
 
-The statement carries the newest signed head of the ledger and, for every row up to it, the few facts that make up the
-row's hash. So a site that holds receipts can work out for itself that the head continues the rows it was receipted, and
-that the study's total is not below what it was told. Refuses text that is not canonical, a chain that does not lead to
-the head, and ε that do not follow from the total.
+The server makes it at export; sites check it when they pull the student. It contains the newest signed head of the
+ledger and, for every row up to it, the facts that make up the row's hash. A site with receipts can therefore check that
+the head continues the rows in its receipts, and that the study's total is not below what it was told. Refuses text that
+is not canonical and a chain that does not lead to the head.
 """
 
 from __future__ import annotations
@@ -38,9 +38,23 @@ def _check_kinds(links: tuple[Link, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StudentStatement(Signed, Filed):
-    """``bundle`` is the SHA-256 of the bundle's archive, ``size`` its bytes. ``mu_squared`` is what ``queries`` answers
-    cost the pool they cost most, under the study's protection. ``links`` are the ledger's rows from the first to
-    ``head``'s. ``created_utc`` is the server's clock."""
+    """A signed statement about a student.
+
+    Attributes:
+        study_id: Id of the study.
+        bundle: SHA-256 of the bundle's archive.
+        size: Size of the archive in bytes.
+        queries: Number of answers.
+        mu_squared: Σμ² that they cost the pool on which they cost most, under the study's protection.
+        head: Newest signed head of the server's ledger.
+        links: The ledger's rows from the first to the head's, without bodies.
+        created_utc: Time by the server's clock.
+        verdicts: Hospitals' verdicts, each signed; None if the study has no gate.
+        signature: Signature by the server's key.
+
+    Raises:
+        InvalidInput: If a value is outside its range.
+    """
 
     DOMAIN: ClassVar = b"consilium/student/v1"
     SCHEMA: ClassVar = ("student's statement", 1)
@@ -54,7 +68,7 @@ class StudentStatement(Signed, Filed):
     links: Annotated[tuple[Link, ...], _check_kinds]
     created_utc: Time
     verdicts: Annotated[tuple[SiteVerdict, ...], Count("verdicts of a statement", most=MAX_VERDICTS)] | None = None
-    """What hospitals said of this student, each signed by its own; None where the study has no gate."""
+    """Hospitals' verdicts on this student, each signed by its site; None if the study has no gate."""
     signature: str = ""
 
     def __post_init__(self) -> None:
@@ -70,15 +84,38 @@ class StudentStatement(Signed, Filed):
             )
 
     def guarantee(self, budget: Budget, protection: Protection, accountant: AccountantName) -> Guarantee:
-        """What the student's labels cost, stated at the study's δ."""
+        """Return the guarantee of the student's labels.
+
+        Args:
+            budget: The study's budget; its δ is used.
+            protection: The study's unit and relation.
+            accountant: The study's accountant.
+
+        Returns:
+            The guarantee.
+        """
         return guarantee(self.mu_squared, budget, protection, accountant)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Whether ``public_key`` signed this statement; the head in it must be genuine too."""
+        """Return whether a key signed this statement, and the head in it is genuine.
+
+        Args:
+            public_key: The server's key.
+
+        Returns:
+            True if both signatures are valid.
+        """
         return Signed.is_genuine(self, public_key) and self.head.is_genuine()
 
     def positions(self) -> dict[int, str]:
-        """Row number → hash of every row, worked out from the links; LedgerCorrupt if they do not lead to the head."""
+        """Return the hash of every row, computed from the links.
+
+        Returns:
+            Hash by row number.
+
+        Raises:
+            LedgerCorrupt: If the links do not lead to the head.
+        """
         hashes = dict(linked_hashes(self.links, after=START))
         if hashes.get(self.head.seq) != self.head.hash:
             raise LedgerCorrupt("the statement's rows do not lead to its signed head", row=self.head.seq)

@@ -1,4 +1,8 @@
-"""Derives a study's mechanism from its terms, and describes a sealed sum in words."""
+"""Derives a study's noise mechanism and usual settings from its terms, and describes its guarantee in sentences.
+
+Called by the planner, when a study is created, and for consent sheets and reports. Refuses a budget that no release can
+be held to.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +19,40 @@ from common.privacy.figures import delta_text, epsilon_text, percent_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, radius_int
 
 USUAL_STUDIES = 2
-"""Equal studies that a pool has room for unless its first study says otherwise."""
+"""Number of equal studies that a pool's budget allows, unless its first study states another budget."""
 
 
 def usual_verdicts(quorum: int, *, sealed: bool) -> int:
-    """How many hospitals must find a new study's student better unless it says otherwise: in a sealed one most of the
-    quorum, which is more than the colluders it states by default; none where every code is tested."""
+    """Return the number of hospitals that must find a new study's student better, if the study does not state it.
+
+    Args:
+        quorum: Least number of sites of a release.
+        sealed: True for a sealed study.
+
+    Returns:
+        More than half of the quorum in a sealed study, which exceeds its usual number of colluders; 0 in an open one,
+        where every code is tested.
+
+    >>> usual_verdicts(5, sealed=True), usual_verdicts(5, sealed=False)
+    (3, 0)
+    """
     return quorum // 2 + 1 if sealed else 0
 
 
 def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
-    """ε for life of a pool whose first study has this budget, unless it says otherwise.
+    """Return the ε for life of a pool whose first study has this budget, if the study does not state it.
 
-    A pool has room for :data:`USUAL_STUDIES` equal studies, so the first one takes that part of its Σμ². InvalidInput
-    for a study's budget that no release can be held to; the study's own ε where no larger one can be accounted for.
+    A pool has room for :data:`USUAL_STUDIES` equal studies, in Σμ².
+
+    Args:
+        accountant: The study's accountant.
+        budget: The study's budget.
+
+    Returns:
+        ε; the study's own if no larger one can be accounted for.
+
+    Raises:
+        InvalidInput: If no release fits the study's budget.
     """
     wanted = USUAL_STUDIES * max_mu_squared(accountant, budget)
     try:
@@ -41,7 +65,15 @@ def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
 
 
 def pool_sentence(study: Study, *, yours: bool = False) -> str:
-    """What a pool that this study is the first to admit may spend in its life, and how much of that the study takes."""
+    """Return sentences on what a newly admitted pool may spend in its life, and which share this study may spend.
+
+    Args:
+        study: The study.
+        yours: True if they address the hospital that is asked for consent.
+
+    Returns:
+        The sentences.
+    """
     privacy, life = study.privacy, study.pool_budget
     share = max_mu_squared(privacy.accountant, privacy.budget) / max_mu_squared(privacy.accountant, life)
     whose = "Your patient pool, if no study had it before," if yours else "A patient pool that no study had before"
@@ -90,16 +122,32 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
 
 
 def mean_noise_std(study: Study, *, sites: int) -> float:
-    """The planned noise on every coordinate of the mean code of all voters of ``sites`` sites, in the code's units."""
+    """Return the planned noise on every coordinate of the mean code of all voters.
+
+    Args:
+        study: The study.
+        sites: Number of sites.
+
+    Returns:
+        Standard deviation in the code's units.
+
+    Raises:
+        InvalidInput: If ``sites`` is below 1.
+    """
     voters = check_integer("sites", sites, least=1) * study.privacy.voters_per_site
     return study_mechanism(study, dimension=1).mean_noise_std(voters=voters)
 
 
 def sealed_sentences(study: Study, *, sites: int = 0, spent: Fraction = Fraction(0)) -> tuple[str, ...]:
-    """Who sees what in a sealed study, against whom which ε holds, and what the budget holds.
+    """Return sentences on who sees what in a sealed study, which ε holds against whom, and what the budget pays for.
 
-    Of the whole budget, whatever is asked, or of the Σμ² that was ``spent`` where that is more. ``sites``: how many may
-    answer, where that is known; the quorum at least. Empty for an open study.
+    Args:
+        study: The study.
+        sites: Number of sites that may answer, if it is known; at least the quorum is assumed.
+        spent: Σμ² that was spent; used if it is more than the budget allows.
+
+    Returns:
+        The sentences; empty for an open study.
     """
     privacy = study.privacy
     if not privacy.sealed:

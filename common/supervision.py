@@ -1,11 +1,13 @@
-"""Keeps a party's daemons running: starts them, starts again what ended, and says so in one line of JSON a fact.
+"""Keeps a party's daemons running: starts them, restarts those that ended, and writes one line of JSON for each fact.
 
-Refuses to hammer: waits grow from a second to a minute, and a SuperNode that was killed waits for SuperLink to count it
-as gone, which takes up to 60 s without a heartbeat. A daemon that is not ready in its time is stopped and counts as
-ended; one that cannot start, because its port is another program's, is not started, and so is not ready by what that
-program answers. Facts name roles, pids, exit statuses and paths of logs, and of a log what whoever keeps the daemon
-takes from it as fit to be said. Refuses to keep daemons that are kept already. :func:`standings` reads from the facts
-how they stand, in any process.
+Called by `up` commands. Waits between restarts grow from a second to a minute. A SuperNode that was killed waits until
+SuperLink counts it as gone, which takes up to 60 s without a heartbeat. A daemon that is not ready in time is stopped
+and counts as ended. A daemon whose port another program uses is not started, so that program's replies do not count as
+readiness.
+
+Facts contain roles, pids, exit statuses and paths of logs, and of a log only what ``explain`` selects.
+:func:`standings` reads from the facts, in any process, how the daemons stand. Refuses to keep daemons that another
+process keeps.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from common.process import Daemon, DaemonSpec, ProcessGroup, base_env, executabl
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
 FACTS = "daemons.jsonl"
-"""The facts, in the folder of the daemons' logs."""
+"""Name of the facts file in the folder of the daemons' logs."""
 _LOCK = "daemons.lock"
 _READ_BYTES = 256 << 10
 
@@ -38,25 +40,44 @@ Report = Callable[..., None]
 
 
 def last_words(text: str) -> str:
-    """The last line that says what is wrong, else the last line; at most 400 characters."""
+    """Return the last line of a log that states an error, else its last line; at most 400 characters.
+
+    Args:
+        text: The log.
+
+    Returns:
+        The line; empty for an empty log.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"to fix:|\berror\b", line, re.IGNORECASE)]
     return (telling or lines or [""])[-1][:400]
 
 
 def deliberate(text: str) -> str:
-    """The last line that a daemon wrote as its own error, ``error: …``; nothing else of its log."""
+    """Return the last line of a log that starts with ``error: ``, which a daemon wrote on purpose.
+
+    Args:
+        text: The log.
+
+    Returns:
+        At most 400 characters; empty if there is no such line.
+    """
     lines = [line for line in text.splitlines() if line.startswith("error: ")]
     return lines[-1][:400] if lines else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRunning:
-    """A daemon to keep running. ``spec`` is asked anew at every start.
+    """A daemon to keep running.
 
-    ``after_kill_s`` is the wait after a death by signal; otherwise waits double from ``first_s`` to ``longest_s``, and
-    start over once the daemon has run for ``steady_s``. ``obstacle`` is asked before each start: why it could not, with
-    the remedy, or nothing. ``explain`` makes of what its log says since its start what the fact that it ended carries.
+    Attributes:
+        spec: Returns how to start it; called at every start.
+        first_s: First wait before a restart. Each further wait is twice as long.
+        longest_s: Longest wait.
+        after_kill_s: Least wait after a death by signal.
+        steady_s: Seconds of running after which waits start again at ``first_s``.
+        obstacle: Called before each start; returns why it cannot start, with a remedy, or nothing.
+        explain: Selects from the log since the last start what the fact about its end contains.
     """
 
     spec: Callable[[], DaemonSpec]
@@ -120,7 +141,14 @@ class _Slot:
 
 
 class Supervisor:
-    """Keeps daemons running in ``group``; :meth:`step` does what is due and never blocks on a daemon that starts."""
+    """Keeps daemons running in a group. :meth:`step` does what is due and never waits for a daemon that starts.
+
+    Args:
+        group: The group that owns the daemons.
+        kept: The daemons in the order in which they start.
+        report: Takes each fact.
+        clock: Seconds that never go back.
+    """
 
     def __init__(
         self,
@@ -135,7 +163,7 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether every daemon runs and is ready now."""
+        """True if every daemon runs and is ready."""
         return all(slot.ready for slot in self._slots)
 
     def step(self) -> None:
@@ -157,7 +185,11 @@ class Supervisor:
                 return  # the first time in order; later each comes back by itself
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Keep on until interrupted (SIGINT, SIGTERM); ``on_ready`` is called once, when all are ready."""
+        """Keep daemons running until interrupted (SIGINT, SIGTERM).
+
+        Args:
+            on_ready: Called once, when all are ready.
+        """
         told = False
         while True:
             self.step()
@@ -197,7 +229,7 @@ class Supervisor:
         self._again(slot, spec, why, killed=killed, said=said)
 
     def _again(self, slot: _Slot, spec: DaemonSpec, why: str, *, killed: bool, said: str) -> None:
-        """Say that a daemon does not run, and plan its next start."""
+        """Report that a daemon does not run, and plan its next start."""
         pause_s = max(slot.wait_s, slot.kept.after_kill_s) if killed else slot.wait_s
         slot.due, slot.wait_s = self._clock() + pause_s, min(2 * slot.wait_s, slot.kept.longest_s)
         slot.daemon, slot.ready = None, False
@@ -207,7 +239,16 @@ class Supervisor:
 
 
 def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Keep daemons running until SIGINT or SIGTERM, their facts in ``logs``. DaemonFailed if they are kept already."""
+    """Keep daemons running until SIGINT or SIGTERM.
+
+    Args:
+        logs: Folder for the facts.
+        kept: The daemons in the order in which they start.
+        on_ready: Called once, when all are ready.
+
+    Raises:
+        DaemonFailed: If another process keeps them already.
+    """
     report = json_report(logs / FACTS)
     with keeping(logs), ProcessGroup() as group:
         try:
@@ -219,7 +260,9 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
 
 @dataclass(frozen=True, slots=True)
 class DaemonStanding:
-    """How a daemon stands: ``starting``, ``ready``, ``ended`` (it is started again) or ``stopped``, since when, why."""
+    """How a daemon stands: ``starting``, ``ready``, ``ended`` (it will be restarted) or ``stopped``, since when, and
+    why.
+    """
 
     daemon: str
     state: str
@@ -230,7 +273,7 @@ class DaemonStanding:
 
     @property
     def line(self) -> str:
-        """The same for a reader; the time is this machine's."""
+        """The standing in words, with this machine's local time."""
         since = datetime.fromisoformat(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         words = ", ".join(word for word in (self.why, self.said) if word)
         when = f", last heard of {since}" if self.state == "stopped" else f" since {since}"
@@ -241,10 +284,16 @@ _STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended"
 
 
 def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
-    """Every daemon by the newest fact about it in these folders of logs; none where none can be read.
+    """Return how every daemon stands, by the newest fact about it.
 
-    Where nobody keeps the daemons any more, or whoever does has not come to one yet, it is stopped, whatever the last
-    fact about it; ``since`` is then when its keeper said that it stopped, or else the last fact there is.
+    If no process keeps the daemons any more, or it has not reached one yet, that daemon is ``stopped``, whatever the
+    last fact states; ``since`` is then the time of the keeper's stop, or else of the last fact.
+
+    Args:
+        folders: Folders of logs.
+
+    Returns:
+        One standing for each daemon; folders that cannot be read are left out.
     """
     found: dict[str, DaemonStanding] = {}
     for folder in folders:
@@ -258,7 +307,7 @@ def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
 
 
 def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
-    """Each daemon's newest standing, with the byte at which the fact of it ends."""
+    """Return each daemon's newest standing, with the byte at which its fact ends."""
     found: dict[str, DaemonStanding] = {}
     ends: dict[str, int] = {}
     with path.open("rb") as stream:
@@ -284,7 +333,17 @@ def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
 
 @contextlib.contextmanager
 def keeping(logs: Path) -> Iterator[None]:
-    """One party at a time keeps the daemons whose logs lie here; where no lock can be written, none is held."""
+    """Return a context in which this process alone keeps the daemons of a folder.
+
+    Args:
+        logs: The folder. If no lock can be written there, none is held.
+
+    Returns:
+        A context.
+
+    Raises:
+        DaemonFailed: If another process keeps them.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             logs.mkdir(parents=True, exist_ok=True)
@@ -297,7 +356,7 @@ def keeping(logs: Path) -> Iterator[None]:
 
 
 def _kept_from(logs: Path) -> int | None:
-    """The length that the facts had when whoever keeps these daemons began; None while nobody does."""
+    """Return the length of the facts file when the present keeper began; None if there is no keeper."""
     with (logs / _LOCK).open() as lock:
         return int(lock.read() or 0) if held(lock) else None
 
@@ -307,7 +366,9 @@ def _size(path: Path) -> int:
 
 
 def json_report(path: Path) -> Report:
-    """A report that appends to ``path`` and to stderr; a full disk silences the file and stops nothing."""
+    """Return a function that appends facts to a file and to stderr. On a full disk the file gets none, and nothing
+    stops.
+    """
 
     def report(event: str, **facts: object) -> None:
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts})
@@ -321,7 +382,9 @@ def json_report(path: Path) -> Report:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory, under any limit; 0 where it does not say."""
+    """Return how many processes the kernel has ended for lack of memory, under any limit; 0 if it does not
+    state this.
+    """
     with contextlib.suppress(OSError, ValueError):
         words = Path("/proc/vmstat").read_text(encoding="ascii").split()
         return int(words[words.index("oom_kill") + 1])
@@ -329,7 +392,7 @@ def _oom_kills() -> int:
 
 
 def _rotate(log: Path) -> None:
-    """One older log is kept; a daemon that fails for days fills no disk."""
+    """Keep one older log, so that a daemon that fails for days does not fill the disk."""
     with contextlib.suppress(OSError):
         if log.stat().st_size > LOG_MAX_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))

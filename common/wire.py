@@ -1,8 +1,9 @@
 """Packs our messages into one bytes field of a Flower record, so that Flower never interprets them.
 
-On its way a message is three objects, each named by its SHA-256: a ``Message`` that names a ``RecordDict`` that names a
-``ConfigRecord``, or a ``Message`` alone that says an error. Those are read here byte by byte (:func:`body_in`), because
-Flower's own reader takes any tree and makes as many Python objects as it is told to. Refuses everything else.
+Called by both ends of the transport. A message consists of three objects, each named by its SHA-256: a ``Message`` that
+names a ``RecordDict`` that names a ``ConfigRecord``; or a ``Message`` alone that states an error. They are read here
+byte by byte (:func:`body_in`), because Flower's own reader accepts any tree and creates as many Python objects as it
+is told to. Refuses everything else.
 """
 
 from __future__ import annotations
@@ -19,24 +20,44 @@ MESSAGE_TYPE = "query.consilium"
 MAX_BODY_BYTES = 64 << 20
 
 KINDS = ("Message", "RecordDict", "ConfigRecord")
-"""The objects of a message, from the root on."""
+"""Kinds of the objects of a message, the root first."""
 MAX_OBJECT_BYTES = {"Message": 64 << 10, "RecordDict": 1 << 10, "ConfigRecord": MAX_BODY_BYTES + 256}
 
 _HEAD = re.compile(rb"(Message|RecordDict|ConfigRecord) ([0-9a-f]{64}|) (0|[1-9][0-9]{0,8})\0")
 _MAX_HEAD = 128
 _FIELD = b"\x0a\x04body\x12"
-"""Of the only entry in a ConfigRecord: its key, and the tag of its value."""
+"""Key of the only entry in a ConfigRecord, and the tag of its value."""
 
 
 def to_record(body: bytes) -> RecordDict:
-    """A Flower record that carries ``body``."""
+    """Return a Flower record that contains a message.
+
+    Args:
+        body: At most :data:`MAX_BODY_BYTES` bytes.
+
+    Returns:
+        The record.
+
+    Raises:
+        InvalidInput: If the body is too large.
+    """
     if len(body) > MAX_BODY_BYTES:
         raise InvalidInput("message body", value=f"{len(body)} bytes", limit=f"{MAX_BODY_BYTES} bytes")
     return RecordDict({RECORD: ConfigRecord({"body": body})})
 
 
 def from_message(message: Message) -> bytes:
-    """The body of a Flower message; :class:`InvalidInput` when it carries anything else."""
+    """Return the body of a Flower message.
+
+    Args:
+        message: The message.
+
+    Returns:
+        The body.
+
+    Raises:
+        InvalidInput: If it contains anything else.
+    """
     content = message.content
     if set(content) != {RECORD}:
         raise InvalidInput("Flower message", limit="one record with one body")
@@ -50,10 +71,18 @@ def from_message(message: Message) -> bytes:
 
 
 def check_object(content: bytes, *, kind: str, child: str) -> bytes:
-    """What follows an object's head, once the head says this kind and this one child (empty for none).
+    """Return what follows an object's head, if the head states this kind and this child.
+
+    Args:
+        content: The object's bytes.
+        kind: Expected kind.
+        child: Expected name of its only child; empty for none.
+
+    Returns:
+        The bytes after the head.
 
     Raises:
-        InvalidInput: If the object is of another kind, names other children, is cut, or is larger than its kind may be.
+        InvalidInput: If kind or child differ, or the object is cut or larger than its kind may be.
     """
     head = _HEAD.match(content[:_MAX_HEAD])
     if head is None or len(content) > MAX_OBJECT_BYTES[kind]:
@@ -94,7 +123,7 @@ def body_in(objects: Sequence[bytes], ids: Sequence[str]) -> bytes:
 
 
 def _delimited(data: bytes, tag: bytes) -> tuple[bytes, bytes]:
-    """What stands after a tag and its length, and what follows it."""
+    """Return the bytes after a tag and its length, and the bytes that follow them."""
     size = shift = 0
     place = len(tag)
     for byte in data[place : place + 5]:

@@ -1,4 +1,4 @@
-"""Carries bytes between a site's ClientApp and its teacher worker by gRPC over a Unix socket."""
+"""Defines the gRPC calls between a site's ClientApp and its teacher worker, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ _MAX_BYTES = 64 << 20
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """gRPC options that both ends share."""
+    """Return the gRPC options that both ends share."""
     return [("grpc.max_receive_message_length", _MAX_BYTES), ("grpc.max_send_message_length", _MAX_BYTES)]
 
 
 def healthy(socket: Path) -> bool:
-    """Whether the worker at this Unix socket answers that its models are loaded."""
+    """Return whether the worker at a Unix socket has loaded its models.
+
+    Args:
+        socket: The socket.
+
+    Returns:
+        True if it answers so.
+    """
     import grpc
 
     if not socket.is_socket():

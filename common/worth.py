@@ -1,8 +1,9 @@
-"""Compares a student with something else, in one word and one wording for every text.
+"""Compares a student with a reference, in one word and one wording for every text.
 
-The gain is the mean of the paired differences in Dice over cases, with Student's 95 % interval. It is *proven* where
-the whole interval lies above 0, *worse* where it lies below, and *not proven* otherwise: also where there are too few
-cases for an interval. An interval that holds 0 proves neither a gain nor that there is none.
+Called by evaluations, reports and the dashboard. The gain is the mean of the paired differences in Dice over cases,
+with Student's 95 % interval. It is *proven* if the whole interval is above 0, *worse* if it is below 0, and *not
+proven* otherwise, also with too few cases for an interval. An interval that contains 0 proves neither a gain nor that
+there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ONE_RUN = "The interval counts the cases of one run, not other draws of noise or
 
 
 class GainWord(StrEnum):
-    """What cases say of a gain."""
+    """Whether cases prove a gain, prove that the student is worse, or prove neither."""
 
     PROVEN = "proven"
     NOT_PROVEN = "not proven"
@@ -28,9 +29,18 @@ class GainWord(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Mean Dice of a student and of a reference, and the gain over ``cases`` that both have a figure of.
+    """A student compared with a reference.
 
-    ``half_width`` is of the gain's 95 % interval, None for fewer than two cases.
+    Attributes:
+        student: Mean Dice of the student.
+        other: Mean Dice of the reference.
+        reference: Words for the reference.
+        gain: Mean difference over the cases for which both have a figure.
+        half_width: Half of the gain's 95 % interval; None for fewer than two cases.
+        cases: Number of these cases.
+
+    Raises:
+        InvalidInput: If a value is not finite.
     """
 
     student: float
@@ -46,18 +56,18 @@ class Worth:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the gain."""
+        """The 95 % interval of the gain; None for fewer than two cases."""
         return None if self.half_width is None else (self.gain - self.half_width, self.gain + self.half_width)
 
     @property
     def word(self) -> GainWord:
-        """The verdict; every text that judges a gain prints this word."""
+        """The verdict. Every text that judges a gain prints this word."""
         low, high = self.interval or (-math.inf, math.inf)
         return GainWord.PROVEN if low > 0 else GainWord.WORSE if high < 0 else GainWord.NOT_PROVEN
 
     @property
     def figures(self) -> str:
-        """The gain with its interval, then both means."""
+        """The gain with its interval, and both means, as text."""
         if self.interval is None:
             within = "no interval: it takes two cases"
         else:
@@ -76,11 +86,11 @@ class Worth:
 
     @property
     def sentence(self) -> str:
-        """The verdict with its figures."""
+        """The verdict with its figures, as a sentence."""
         return f"{self.title}: {self.figures}."
 
     def to_json(self) -> dict[str, object]:
-        """The same for machines."""
+        """Return the comparison as plain JSON for machines."""
         return {
             "word": str(self.word),
             "gain": round(self.gain, 5),
@@ -93,9 +103,15 @@ class Worth:
 
 
 def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | None:
-    """What the student's Dice is worth beside a reference's on the same cases; None where no case has both.
+    """Compare a student with a reference on the same cases.
 
-    A pair with a figure that is not finite counts for nothing.
+    Args:
+        pairs: (Dice of the student, Dice of the reference) of each case. Pairs with a figure that is not finite are
+            left out.
+        reference: Words for the reference.
+
+    Returns:
+        The comparison; None if no pair is left.
     """
     both = [(ours, theirs) for ours, theirs in pairs if math.isfinite(ours) and math.isfinite(theirs)]
     if not both:
@@ -106,17 +122,36 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | No
 
 
 def of_means(student: float, other: float, *, reference: str) -> Worth:
-    """The same where only means are known: there is no interval, so nothing is proven."""
+    """Compare a student with a reference if only the means are known. There is no interval, so nothing is proven.
+
+    Args:
+        student: Mean Dice of the student.
+        other: Mean Dice of the reference.
+        reference: Words for the reference.
+
+    Returns:
+        The comparison.
+
+    >>> of_means(0.9, 0.8, reference="a teacher").title
+    'Gain not proven over a teacher'
+    """
     return Worth(student, other, reference, student - other, None, 0)
 
 
 def over_best(
     student: Sequence[float], controls: Mapping[str, Sequence[float]], *, means: Mapping[str, float] | None = None
 ) -> Worth | None:
-    """The student's worth over the best of its controls, by name; None without one that has a figure.
+    """Compare a student with the best of its controls.
 
-    The best is the one with the highest mean, by ``means`` where they are given. It is chosen on these very cases,
-    which can only make the gain look smaller.
+    The best control has the highest mean. It is chosen on the same cases, which can only make the gain look smaller.
+
+    Args:
+        student: Dice of the student, case by case.
+        controls: Dice of each control, case by case, by name.
+        means: Means by which the best is chosen; computed from ``controls`` if None.
+
+    Returns:
+        The comparison; None if no control has a figure.
     """
     known = means or {name: math.fsum(each) / len(each) for name, each in controls.items() if each}
     known = {name: mean for name, mean in known.items() if math.isfinite(mean)}
@@ -127,5 +162,15 @@ def over_best(
 
 
 def control_name(name: str) -> str:
-    """A control as texts call it: ``zero_code`` → ``the control zero code``."""
+    """Return the words that texts use for a control.
+
+    Args:
+        name: Its name, such as ``zero_code``.
+
+    Returns:
+        The words.
+
+    >>> control_name("zero_code")
+    'the control zero code'
+    """
     return f"the control {name.replace('_', ' ')}"

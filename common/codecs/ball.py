@@ -1,15 +1,17 @@
-"""The activation φ: ℝ^(l+1) → unit ℓ2 ball of ℝ^l, an autoencoder's bottleneck whose codes need no clipping.
+"""Computes the activation φ: ℝ^(l+1) → unit ℓ2 ball of ℝ^l, an autoencoder's bottleneck whose codes need no clipping.
 
     φ(o₀, …, o_l) = (o₁, …, o_l) / ( (e^(−o₀·√(8/π)) + 1)^(1/l) · √(Σ_{i≥1} o_i²) )
 
-(Fay, Sjölund & Oechtering 2021, "Activation function", appendix.) The last l inputs give a direction, the first one a
-distance from the origin: U^(1/l) with U the logistic of slope √(8/π), which stands in for the normal distribution
-function to within .0177, so standard normal inputs come out nearly uniform in the ball. Where the paper is silent or
-wrong on a machine: a vanishing direction (0/0 as printed) is the zero code, and no norm passes 1 by rounding.
-Refuses NaN, infinity, fewer than two inputs and dtypes other than float16, float32 and float64. Pure numpy.
+(Fay, Sjölund & Oechtering 2021, "Activation function", appendix.) The last l inputs give a direction. The first input
+gives a distance from the origin, U^(1/l), where U is the logistic function of slope √(8/π). It approximates the normal
+distribution function to within .0177, so standard normal inputs come out nearly uniform in the ball.
 
-Two formulas carry everything, each numerically stable in any floating-point type, so that a twin in a framework with
-gradients is the same two lines:
+The module decides two cases that the paper leaves open: a vanishing direction (0/0 as printed) gives the zero code, and
+rounding never lifts a norm above 1. Called by :mod:`common.codecs.ball_autoencoder`. Refuses NaN, infinity, fewer than
+two inputs, and dtypes other than float16, float32 and float64.
+
+Two formulas do all the work. Each is numerically stable in any floating-point type, so a version with gradients uses
+the same two lines:
 
 * radius     ``exp(logsigmoid(√(8/π)·o₀) / l)``  with logsigmoid(x) = −log(1 + e^(−x)), never a power of a sum;
 * direction  ``w / ‖w‖`` with ``w = v / max|v|``, so that no square over- or underflows.
@@ -33,15 +35,26 @@ _DTYPES = (np.float16, np.float32, np.float64)
 
 
 def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndarray, "*batch l"]:
-    """φ of every row: ``inputs`` is o = (o₀, o₁, …, o_l) along the last axis, any batch before it.
+    """Apply φ to every row of an array.
 
-    Guarantees: every row has ‖φ(o)‖₂ ≤ 1 as a real number, and also as computed in float64 by any order of summation;
-    same dtype as ``inputs``; a new array; a row's value does not depend on the others. The work is done in float64
-    and shortened towards zero, so each number is within one unit in the last place of φ's (float64: l + 32 units).
-    Edge cases: o₁ = … = o_l = 0 → the zero code, whatever o₀; the dtype's largest and subnormal inputs are exact
-    directions like any other; o₀ → ∞ tends to the sphere, o₀ → −∞ to 0; an empty batch stays empty. NaN, infinity,
-    l < 1 or l > 2²⁰, or another dtype → InvalidInput.
+    Guarantees: every row has ‖φ(o)‖₂ ≤ 1 as a real number, and also as computed in float64 by any order of summation. A
+    row's value does not depend on the others. The work is done in float64 and shortened towards zero, so each number is
+    within one unit in the last place of φ's (float64: l + 32 units).
+
+    Args:
+        inputs: Float array of shape [*batch, l + 1]: o = (o₀, o₁, …, o_l) along the last axis, with 1 ≤ l ≤ 2²⁰.
+
+    Returns:
+        A new array of shape [*batch, l] and the same dtype. o₁ = … = o_l = 0 gives the zero code for any o₀. As o₀ → ∞
+        the code tends to the sphere, as o₀ → −∞ to 0. An empty batch stays empty.
+
+    Raises:
+        InvalidInput: For NaN, infinity, l outside its range, or another dtype.
+
     Source: Fay et al. 2021, appendix "Activation function"; Muller 1959 for the direction.
+
+    >>> ball_activation(np.array([0.0, 3.0, 4.0])).round(3)
+    array([0.424, 0.566])
     """
     if not isinstance(inputs, np.ndarray) or inputs.dtype not in _DTYPES:
         raise InvalidInput(
@@ -63,11 +76,22 @@ def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndar
 
 
 def ball_radius(first: Float[np.ndarray, "*shape"], *, length: int) -> Float[np.ndarray, "*shape"]:
-    """‖φ(o)‖₂ as a function of o₀ and l: (1 + e^(−o₀·√(8/π)))^(−1/l), in float64.
+    """Return ‖φ(o)‖₂ = (1 + e^(−o₀·√(8/π)))^(−1/l), which depends on o₀ and l only.
 
-    Guarantees: from 0 to 1, never decreasing in o₀; r^l is the logistic that stands in for the normal distribution
-    function (Figure 1). Edge cases: any finite o₀, without overflow: −1e308 → 0, 1e308 → 1. NaN, infinity or a length
-    outside 1 … 2²⁰ → InvalidInput. Source: Fay et al. 2021, appendix "Activation function".
+    Guarantees: the result is from 0 to 1 and never decreases in o₀. r^l is the logistic function that approximates the
+    normal distribution function (Figure 1).
+
+    Args:
+        first: Float array of any shape: o₀. Any finite value is computed without overflow.
+        length: Length l of a code, from 1 to 2²⁰.
+
+    Returns:
+        Float64 array of the same shape.
+
+    Raises:
+        InvalidInput: For NaN, infinity, or a length outside its range.
+
+    Source: Fay et al. 2021, appendix "Activation function".
     """
     check_integer("length of a code", length, least=1, most=MAX_LENGTH, limit="1 to 2^20")
     wide = np.asarray(first, dtype=np.float64)
@@ -79,7 +103,7 @@ def ball_radius(first: Float[np.ndarray, "*shape"], *, length: int) -> Float[np.
 
 
 def _towards_zero(values: Float[np.ndarray, "*shape"], dtype: np.dtype) -> Float[np.ndarray, "*shape"]:
-    """Shorten float64 to ``dtype`` so that no number grows in size, hence no norm does."""
+    """Convert float64 to ``dtype`` so that no number grows in size, and hence no norm does."""
     result = values.astype(dtype)
     grown = np.abs(result.astype(np.float64)) > np.abs(values)
     result[grown] = np.nextafter(result[grown], np.zeros((), dtype))

@@ -1,20 +1,21 @@
-"""The autoencoder codec: 3D convolutions on either side of the bottleneck φ, codes in the ball by construction.
+"""The autoencoder codec ``ball-ae``: 3D convolutions on either side of the bottleneck φ, whose codes lie in the ball.
 
 Follows Fay et al. 2021, Algorithm 2: convolutions, ReLU and max-pooling, a fully connected layer, φ, noise on the code
-while fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper where that makes fitting fast
-and sure:
+while fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper in four points, which make
+fitting fast and reliable:
 
-* It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
-  components of the public shapes, the convolutions' last layers at zero, so no coordinate is dead at the start and what
-  is learned is a correction.
-* o₀ = (l/√(8/π))·ln‖v‖ + a, with v the direction and a learned. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the
-  components themselves, softly clipped to the ball.
-* The decoder says log-odds = m + Δ(z) − Δ(0) with m the public mean shape's, so the zero code is the mean shape.
-* Noisy codes are shrunk by p/(p + σ²) before the decoder, as the linear codec's are, and the noise varies around the
-  planned one while fitting, so a smaller roster's noise finds a decoder that knows it.
+1. It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
+   components of the public shapes, and the last layer of the convolutions is zero. No coordinate is unused at the
+   start, and the convolutions learn a correction.
+2. o₀ = (l/√(8/π))·ln‖v‖ + a, with v the direction and a learned. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the
+   components themselves, softly clipped to the ball.
+3. The decoder computes log-odds = m + Δ(z) − Δ(0), where m is the log-odds of the public mean shape. The zero code is
+   therefore the mean shape.
+4. Noisy codes are shrunk by p/(p + σ²) before the decoder, as in the linear codec. The noise varies around the planned
+   one while fitting, so that the decoder also suits the noise of smaller rosters.
 
-Imports torch, hence registered by name and loaded on use. Weights are plain float32 arrays in the codec's npz. Refuses
-arrays of other shapes than its header implies. Fitting is deterministic on one machine.
+The module imports torch, so it is registered by name and loaded on first use. Weights are plain float32 arrays in the
+codec's npz. Fitting is deterministic on one machine. Refuses arrays of other shapes than the header implies.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ MAX_VOXELS = 1 << 22  # of the study's grid: every copy of every map is held at 
 MAX_FEATURES = 1 << 18  # numbers of a pooled map: 4 voxels a block on the paper's grid, where the linear codec has 8
 LEARNING_RATE = 3e-3
 LINEAR_LEARNING_RATE = 1e-4
-"""The linear maps start where they are good, so they move slowly."""
+"""Learning rate of the linear maps. It is smaller because they start near their optimum."""
 
 WARM_UP = 20  # steps
 NOISE_RANGE = (math.log(0.2), math.log(1.5))
@@ -66,10 +67,20 @@ _SMALLEST_NORM = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BallAutoencoder:
-    """``weights`` by name, shapes from :func:`weight_shapes`; ``centre`` and ``metric`` as in the linear codec.
+    """The fitted autoencoder codec; see :class:`~common.codecs.codec.Codec`.
 
-    ``powers`` p_i are the variances of the code's coordinates the linear start was given, in units of C²; decoding
-    shrinks by p_i / (p_i + σ²).
+    Attributes:
+        centre: Log-ratios of the public mean shape, float64 [k, u, v, w], as in the linear codec.
+        metric: Weight of each coarse voxel, float64 [u, v, w], above 0, as in the linear codec.
+        powers: Variances p_i of the code's coordinates at the linear start, in units of C². Decoding shrinks by
+            p_i / (p_i + σ²).
+        weights: The network's weights by name, float32, of the shapes of :func:`weight_shapes`.
+        radius: Clipping norm C.
+        grid: Shape of a volume in voxels.
+        provenance: Which public label maps it was fitted on.
+
+    Raises:
+        InvalidInput: If shapes do not match, or a value is not finite or not above 0 where it must be.
     """
 
     centre: Float[np.ndarray, "k u v w"]
@@ -106,15 +117,17 @@ class BallAutoencoder:
 
     @property
     def dimension(self) -> int:
+        """Length l of a code."""
         return len(self.powers)
 
     @property
     def linear(self) -> None:
-        """None: no protocol reads what its codes are made of."""
+        """None, because the codec is not linear."""
         return None
 
     @property
     def labels(self) -> int:
+        """Number of classes, the background included."""
         return len(self.centre) + 1
 
     @property
@@ -122,7 +135,7 @@ class BallAutoencoder:
         return self.grid[0] // int(self.metric.shape[0])
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """See :class:`~common.codecs.codec.Codec`; here ‖code‖₂ ≤ C by construction (φ's guarantee in float64)."""
+        """Encode class probabilities (:meth:`Codec.encode`); φ guarantees ‖code‖₂ ≤ C in float64."""
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         offset = (shapes.to_log_ratios(values, factor=self._factor) - self.centre) * self.metric
         with torch.no_grad():
@@ -131,7 +144,7 @@ class BallAutoencoder:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """See :class:`~common.codecs.codec.Codec`: softmax of m + Δ(z) - Δ(0), z shrunk for ``noise_std``."""
+        """Decode a mean code (:meth:`Codec.decode`): softmax of m + Δ(z) − Δ(0), with z shrunk for the noise."""
         code = check_code(mean_code, dimension=self.dimension) / self.radius
         noise = check_noise_std(noise_std) / self.radius
         shrunk = torch.tensor(code * self.powers / (self.powers + noise**2), dtype=torch.float32)[None]
@@ -144,11 +157,13 @@ class BallAutoencoder:
         return shapes.to_probabilities(self.centre + change, factor=self._factor)
 
     def to_bytes(self) -> bytes:
+        """Return the codec as bytes (:meth:`Codec.to_bytes`)."""
         arrays = {"centre": self.centre, "metric": self.metric, "powers": self.powers, **dict(self.weights)}
         return write_codec(self, arrays, grid=True)
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> BallAutoencoder:
+        """Rebuild the codec from its header and arrays (:meth:`Codec.from_parts`)."""
         public = ("centre", "metric", "powers")
         dtypes = dict.fromkeys(arrays, np.float32) | dict.fromkeys(public, np.float64)
         fields = read_header(header, grid=True, arrays=arrays, dtypes=dtypes)
@@ -163,11 +178,24 @@ class BallAutoencoder:
         config: CodecConfig,
         provenance: Provenance,
     ) -> BallAutoencoder:
-        """Start from the linear codec of the same maps, then :data:`STEPS` steps of Adam on the cross-entropy.
+        """Fit by :data:`STEPS` steps of Adam on the cross-entropy, starting from the linear codec of the same maps.
 
-        The dimension is the linear codec's: ``config.dimension`` where it is set, else by water-filling for the planned
-        noise, at most ``max_dimension``. On grids pooled by 4 or 8 the copies are deformed, and decoded maps compared,
-        at twice the pooled resolution, in an eighth of the memory and time or less.
+        The dimension is the linear codec's: ``config.dimension`` if it is set, else the number that water-filling
+        chooses for the planned noise, at most ``max_dimension``. On grids pooled by 4 or 8 the copies are deformed, and
+        decoded maps compared, at twice the pooled resolution, which needs at most an eighth of the memory and time.
+
+        Args:
+            label_maps: Public label maps, uint8 [x, y, z].
+            labels: Number of classes.
+            config: The study's codec settings.
+            provenance: Hashes, seed and planned noise.
+
+        Returns:
+            The fitted codec.
+
+        Raises:
+            InvalidInput: If the grid has more than :data:`MAX_VOXELS` voxels, the maps are all alike, or fitting
+                diverges.
         """
         grid = label_maps[0].shape
         if math.prod(grid) > MAX_VOXELS:
@@ -209,10 +237,17 @@ class BallAutoencoder:
 
 
 def activation(inputs: Float[torch.Tensor, "*batch inputs"]) -> Float[torch.Tensor, "*batch l"]:
-    """φ with gradients: the twin of :func:`common.codecs.ball.ball_activation`, by the same two stable formulas.
+    """Apply φ to a tensor with gradients, by the same two stable formulas as
+    :func:`common.codecs.ball.ball_activation`.
 
-    Agrees with it to the dtype's rounding; the code leaving a site is computed by the other one, whose norm is proven.
-    Edge case: a vanishing direction gives the zero code, with a finite gradient.
+    The results agree to the dtype's rounding. Codes that leave a site are computed by the numpy function, whose norm is
+    proven.
+
+    Args:
+        inputs: Tensor of shape [*batch, l + 1].
+
+    Returns:
+        Tensor of shape [*batch, l]. A vanishing direction gives the zero code, with a finite gradient.
     """
     direction = inputs[..., 1:]
     peak = direction.abs().amax(dim=-1, keepdim=True)
@@ -225,7 +260,15 @@ def activation(inputs: Float[torch.Tensor, "*batch inputs"]) -> Float[torch.Tens
 def before_activation(
     weights: Mapping[str, torch.Tensor], offsets: Float[torch.Tensor, "n k u v w"]
 ) -> Float[torch.Tensor, "n inputs"]:
-    """The encoder up to φ: weighted offsets from the mean shape's log-ratios → o₀, o₁ … o_l."""
+    """Compute the encoder up to φ.
+
+    Args:
+        weights: The weights by name.
+        offsets: Weighted offsets from the mean shape's log-ratios, shape [n, k, u, v, w].
+
+    Returns:
+        The inputs o₀, o₁ … o_l of φ, shape [n, l + 1].
+    """
     strides = pooling_strides(offsets.shape[2:])
     features = offsets
     for layer, stride in enumerate(strides, start=1):
@@ -241,7 +284,16 @@ def before_activation(
 def log_ratio_change(
     weights: Mapping[str, torch.Tensor], codes: Float[torch.Tensor, "n l"], *, coarse: tuple[int, ...]
 ) -> Float[torch.Tensor, "n k u v w"]:
-    """The decoder's Δ(z) on the coarse grid; what Δ(0) is does not matter, for it is subtracted."""
+    """Compute the decoder's Δ(z) on the coarse grid. The caller subtracts Δ(0).
+
+    Args:
+        weights: The weights by name.
+        codes: Shrunk codes z, shape [n, l].
+        coarse: The coarse grid [u, v, w].
+
+    Returns:
+        Changes of the log-ratios, shape [n, k, u, v, w].
+    """
     strides = pooling_strides(coarse)
     smallest = [n // math.prod(strides) for n in coarse]
     features = F.linear(codes, weights["decoder_dense"], weights["decoder_dense_bias"])
@@ -257,14 +309,14 @@ def log_ratio_change(
 
 
 def pooling_strides(coarse: Sequence[int]) -> tuple[int, int]:
-    """The two max-poolings' strides: 2 as long as every side can be halved, else 1."""
+    """Return the strides of the two max-poolings: 2 as long as every side can be halved, else 1."""
     first = 2 if all(n % 2 == 0 for n in coarse) else 1
     second = 2 if all(n % 4 == 0 for n in coarse) else 1
     return first, second
 
 
 def weight_shapes(coarse: Sequence[int], *, structures: int, dimension: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every weight of an autoencoder on a coarse grid."""
+    """Return the shape of every weight of an autoencoder on a coarse grid."""
     u, v, w = coarse
     first, second = pooling_strides(coarse)
     bottom = math.prod(n // (first * second) for n in coarse)
@@ -293,7 +345,19 @@ def weight_shapes(coarse: Sequence[int], *, structures: int, dimension: int) -> 
 def initial_weights(
     encoder: Float[np.ndarray, "l d"], decoder: Float[np.ndarray, "l k u v w"], *, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """The linear codec: its two maps, the last learned layer on either side zero, uniform draws before them."""
+    """Return weights with which the autoencoder equals the linear codec.
+
+    The linear maps are the given ones, the last learned layer on either side is zero, and the layers before are drawn
+    uniformly.
+
+    Args:
+        encoder: The linear codec's encoder, shape [l, d].
+        decoder: The linear codec's decoder, shape [l, k, u, v, w].
+        rng: Source of the draws.
+
+    Returns:
+        Float32 arrays by name.
+    """
     dimension, structures, *coarse = decoder.shape
     result = {}
     for name, shape in weight_shapes(coarse, structures=structures, dimension=dimension).items():
@@ -316,7 +380,7 @@ def _train(
     noise_std: float,
     rng: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Minimise the cross-entropy between decoded noisy codes and the label maps they came from, voxel by voxel."""
+    """Minimise the voxel-wise cross-entropy between decoded noisy codes and the label maps they came from."""
     coarse = metric.shape
     with _one_deterministic_thread():
         weights = {name: torch.tensor(array, requires_grad=True) for name, array in initial.items()}
@@ -350,13 +414,13 @@ def _train(
 
 
 def _learning_rate(step: int) -> float:
-    """Linear warm-up, then a cosine down to zero."""
+    """Return the step's factor of the learning rate: a linear warm-up, then a cosine down to zero."""
     return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
 
 
 @contextmanager
 def _one_deterministic_thread() -> Iterator[None]:
-    """One thread and deterministic algorithms; the process's own settings come back afterwards."""
+    """Use one thread and deterministic algorithms, and restore the process's settings afterwards."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

@@ -1,8 +1,9 @@
 """Defines the codec protocol, registers codecs, and fits, stores and reads them.
 
-A codec turns class probabilities into a code of ``dimension`` numbers and a noisy mean code back into probabilities.
-It is public: fitted on public label maps only, sent to every site by content hash, part of every query's id. Refuses to
-be fitted on a label map whose hash is known as private, and refuses bytes that are not exactly what a codec writes.
+A codec turns class probabilities into a code of ``dimension`` numbers, and a noisy mean code back into probabilities. A
+codec is public: it is fitted on public label maps only, sent to every site by content hash, and part of every query's
+id. The planner and studies fit codecs; sites and the server load them. Refuses to fit on a label map whose hash is
+known as private, and refuses bytes that a codec would not have written.
 """
 
 from __future__ import annotations
@@ -42,9 +43,16 @@ _HEADER = "header"
 
 @dataclass(frozen=True, slots=True)
 class Provenance(Document):
-    """What a codec was made from: the hashes of its public label maps, its seed, and what it was fitted for.
+    """What a codec was fitted on, and for which noise.
 
-    ``noise_std`` is the planned standard deviation of the noise on the **mean** code, in the code's own units.
+    Attributes:
+        label_maps: Content hashes of the public label maps, at least two, none twice.
+        augmentations: Number of deformed copies that were added.
+        seed: Seed of the fit, from 0 to 2³² − 1.
+        noise_std: Planned standard deviation of the noise on the **mean** code, in the code's units.
+
+    Raises:
+        InvalidInput: If a value is outside its range.
     """
 
     label_maps: tuple[str, ...]
@@ -72,7 +80,7 @@ def _check_grid(grid: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CodecHeader(Document):
-    """The header of a codec's bytes; ``grid`` is in voxels, and None if the arrays determine it."""
+    """The header of a codec's bytes. ``grid`` is in voxels, and None if the arrays determine it."""
 
     SCHEMA: ClassVar = ("codec", CODEC_SCHEMA)
 
@@ -113,7 +121,7 @@ class Codec(Protocol):
     def provenance(self) -> Provenance: ...
     @property
     def linear(self) -> LinearCodec | None:
-        """The codec itself where protocols may read what its codes are made of; else None."""
+        """The codec itself if it is a :class:`LinearCodec`, whose basis protocols may use; else None."""
         ...
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
@@ -169,15 +177,35 @@ class Codec(Protocol):
         config: CodecConfig,
         provenance: Provenance,
     ) -> Self:
-        """Fit the codec on public label maps that :func:`fit_codec` has checked."""
+        """Fit the codec on public label maps that :func:`fit_codec` has checked.
+
+        Args:
+            label_maps: Public label maps, uint8 [x, y, z], all of one shape.
+            labels: Number of classes, the background included.
+            config: The study's codec settings.
+            provenance: Hashes, seed and planned noise.
+
+        Returns:
+            The fitted codec.
+
+        Raises:
+            InvalidInput: If the maps do not suit the codec.
+        """
         ...
 
 
 class LinearCodec(Codec, Protocol):
-    """A codec whose code is w_i · z_i for coordinates z of a basis of log-ratios, each decoded by itself.
+    """A codec whose code is w_i · z_i, for coordinates z of a basis of log-ratios. Each coordinate is decoded by
+    itself.
 
-    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are a shape's log-ratios on a grid that divides the codec's.
-    ``variances`` are those of z_i over public shapes, ``powers`` those of the code's coordinates.
+    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape on a grid that divides the codec's.
+
+    Attributes:
+        basis: Orthonormal directions, [l, k, u, v, w].
+        centre: Log-ratios of the public mean shape, [k, u, v, w].
+        metric: Weight of each coarse voxel, [u, v, w].
+        variances: Variances of z_i over public shapes, [l].
+        powers: Variances of the code's coordinates, [l].
     """
 
     @property
@@ -199,11 +227,25 @@ CODECS: Mapping[str, str] = MappingProxyType(
         "paper-pca": "common.codecs.paper:PaperPcaCodec",
     }
 )
-"""Every codec by the name a study gives it (``codec.name``): ``module:class``, imported on use, for one needs torch."""
+"""Every codec by its name in a study (``codec.name``) as ``module:class``, imported on first use, since one needs
+torch."""
 
 
 def codec_class(name: str) -> type[Codec]:
-    """The codec of that name; an unknown name is refused."""
+    """Return the codec class of a registered name, importing it on first use.
+
+    Args:
+        name: Key of :data:`CODECS`.
+
+    Returns:
+        The class.
+
+    Raises:
+        InvalidInput: If the name is unknown.
+
+    >>> codec_class("pca").__name__
+    'PcaCodec'
+    """
     if name not in CODECS:
         raise InvalidInput("codec", value=name, limit=", ".join(sorted(CODECS)))
     found: type[Codec] = registered(CODECS[name])
@@ -319,15 +361,30 @@ def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
 
 
 def label_map_hash(label_map: UInt8[np.ndarray, "x y z"]) -> str:
-    """SHA-256 of a label map on the study's grid: shape and voxels, no name and no header."""
+    """Return the SHA-256 of a label map on the study's grid, over shape and voxels but no file name or header.
+
+    Args:
+        label_map: Array of shape [x, y, z]; converted to uint8.
+
+    Returns:
+        The hash as a hex string.
+    """
     array = np.ascontiguousarray(label_map, dtype=np.uint8)
     return digest("label-map", {"shape": list(array.shape), "voxels": sha256_bytes(array.tobytes())})
 
 
 def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A header (canonical JSON) and numeric arrays as one uncompressed npz without pickle or time stamps.
+    """Write a header and numeric arrays as one uncompressed npz without pickle or time stamps.
 
-    More than a site would read back (:data:`MAX_CODEC_BYTES`) is refused.
+    Args:
+        header: Facts that are written as canonical JSON.
+        arrays: Arrays by name.
+
+    Returns:
+        The bytes; the same input gives the same bytes.
+
+    Raises:
+        InvalidInput: If the result would be larger than :data:`MAX_CODEC_BYTES`, which a site would not read.
     """
     size = sum(array.nbytes for array in arrays.values())
     if size > MAX_CODEC_BYTES - (1 << 16):
@@ -349,7 +406,17 @@ def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> byte
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read what :func:`pack` wrote: the header, with ``schema`` and ``name`` checked, and the arrays."""
+    """Read the bytes that :func:`pack` wrote.
+
+    Args:
+        data: At most :data:`MAX_CODEC_BYTES` bytes.
+
+    Returns:
+        The header, with ``schema`` and ``name`` checked, and the arrays by name.
+
+    Raises:
+        InvalidInput: If the bytes are too large, damaged, compressed, or of an unknown schema.
+    """
     if len(data) > MAX_CODEC_BYTES:
         raise InvalidInput("codec file is too large", value=len(data), limit=f"{MAX_CODEC_BYTES} bytes")
     arrays: dict[str, np.ndarray] = {}
@@ -372,7 +439,19 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def write_codec(codec: Codec, arrays: Mapping[str, np.ndarray], *, grid: bool) -> bytes:
-    """A codec's bytes: its arrays, and in the header its name, provenance and radius, with ``grid`` also its grid."""
+    """Return a codec's bytes: its arrays, and a header with its name, provenance and radius.
+
+    Args:
+        codec: The codec.
+        arrays: Its arrays by name.
+        grid: True to write the codec's grid into the header too.
+
+    Returns:
+        The bytes of :func:`pack`.
+
+    Raises:
+        InvalidInput: If they would be too large.
+    """
     header = CodecHeader(codec.name, codec.provenance, codec.radius, codec.grid if grid else None)
     return pack(header.to_json(), arrays)
 
@@ -380,7 +459,20 @@ def write_codec(codec: Codec, arrays: Mapping[str, np.ndarray], *, grid: bool) -
 def read_header(
     header: Mapping[str, Any], *, grid: bool, arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, type]
 ) -> dict[str, Any]:
-    """What :func:`write_codec` wrote, as a codec's constructor takes it; InvalidInput for anything else."""
+    """Check a header and arrays that :func:`write_codec` wrote, and return them as arguments of a codec's constructor.
+
+    Args:
+        header: The header.
+        grid: True if the header must hold a grid.
+        arrays: The arrays by name.
+        dtypes: The dtype that each array must have.
+
+    Returns:
+        Keyword arguments: the arrays, ``provenance``, ``radius`` and, if asked for, ``grid``.
+
+    Raises:
+        InvalidInput: If a field or an array is missing, unknown or of another type.
+    """
     read = CodecHeader.from_json(dict(header))
     if (read.grid is not None) != grid:
         limit = "three integers from 8" if grid else "none"
@@ -391,20 +483,39 @@ def read_header(
 
 
 def is_pooled(grid: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Return whether each voxel of the grid ``coarse`` is a cube of voxels of ``grid``, all of one size."""
+    """Return whether each voxel of the grid ``coarse`` is a cube of voxels of ``grid``, all of one size.
+
+    Args:
+        grid: Sizes of the fine grid.
+        coarse: Sizes of the coarse grid, as many.
+
+    Returns:
+        True if one integer factor relates all axes.
+
+    >>> is_pooled((8, 8, 16), (4, 4, 8)), is_pooled((8, 8, 16), (4, 4, 4))
+    (True, False)
+    """
     factors = {n / m if m else 0.5 for n, m in zip(grid, coarse, strict=True)}
     return len(factors) == 1 and factors.pop().is_integer()
 
 
 def frozen(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
-    """A read-only copy of this type."""
+    """Return a read-only copy of an array.
+
+    Args:
+        array: Any array.
+        dtype: Type of the copy.
+
+    Returns:
+        The copy, in C order.
+    """
     copy: np.ndarray = np.array(array, dtype=dtype, order="C")
     copy.flags.writeable = False
     return copy
 
 
 def _check_size(member: IO[bytes], size: int) -> None:
-    """That an array's header announces just the bytes that follow: nothing is allocated for what is not there."""
+    """Check that an array's header announces exactly the bytes that follow, before memory is allocated for it."""
     if np.lib.format.read_magic(member) != (1, 0):
         raise ValueError("version of an array")
     shape, _, dtype = np.lib.format.read_array_header_1_0(member)
@@ -415,7 +526,20 @@ def _check_size(member: IO[bytes], size: int) -> None:
 def check_probabilities(
     probabilities: np.ndarray, *, labels: int, grid: tuple[int, int, int]
 ) -> Float[np.ndarray, "c x y z"]:
-    """Return ``probabilities`` as float64 if they are finite class probabilities on the grid, else refuse."""
+    """Return class probabilities as float64 if they are valid, else refuse.
+
+    Args:
+        probabilities: Array of shape [labels, *grid].
+        labels: Number of classes.
+        grid: Shape of the volume in voxels.
+
+    Returns:
+        Float64 array of the same shape.
+
+    Raises:
+        InvalidInput: If the shape is wrong, a value is not finite or below −1e-3, or the sum in a voxel is off 1 by
+            more than 1e-2.
+    """
     if not isinstance(probabilities, np.ndarray) or probabilities.shape != (labels, *grid):
         raise InvalidInput(
             "class probabilities", value=getattr(probabilities, "shape", None), limit=f"shape {(labels, *grid)}"
@@ -429,7 +553,18 @@ def check_probabilities(
 
 
 def check_code(code: np.ndarray, *, dimension: int) -> Float[np.ndarray, "l"]:
-    """Return ``code`` as float64 if it is a finite vector of ``dimension`` numbers, else refuse."""
+    """Return a code as float64 if it is a finite vector of ``dimension`` numbers, else refuse.
+
+    Args:
+        code: Array of shape [dimension].
+        dimension: Length l of a code.
+
+    Returns:
+        Float64 array of shape [dimension].
+
+    Raises:
+        InvalidInput: If the shape is wrong or a value is not finite.
+    """
     if not isinstance(code, np.ndarray) or code.shape != (dimension,):
         raise InvalidInput("code", value=getattr(code, "shape", None), limit=f"shape {(dimension,)}")
     values = code.astype(np.float64)
@@ -439,7 +574,17 @@ def check_code(code: np.ndarray, *, dimension: int) -> Float[np.ndarray, "l"]:
 
 
 def check_noise_std(noise_std: float) -> float:
-    """Return the standard deviation of the noise on the mean code if it is finite and ≥ 0, else refuse."""
+    """Return the standard deviation of the noise on the mean code if it is finite and at least 0, else refuse.
+
+    Args:
+        noise_std: The standard deviation, in the code's units.
+
+    Returns:
+        The same as float.
+
+    Raises:
+        InvalidInput: If it is no number, not finite or negative.
+    """
     if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not math.isfinite(noise_std):
         raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
     if noise_std < 0:

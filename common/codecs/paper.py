@@ -1,17 +1,19 @@
-"""Algorithm 1 of Fay et al. 2021 as nearly as it can be run: raw probabilities, principal components, plain decoding.
+"""The codec ``paper-pca``: Algorithm 1 of Fay et al. 2021 with raw probabilities, principal components, plain decoding.
 
-A study that names it ``paper-pca``, with the accountant ``paper``, has the paper's noise: sensitivity √d/K, eq (15).
-There is no water-filling and no Wiener weight; l counts the variances above the planned noise, eq (7). It stands beside
-``pca`` to show what those two are worth, and is drowned by its own sensitivity at any budget that protects anybody.
+A study that uses it with the accountant ``paper`` has the paper's noise: sensitivity √d/K, eq (15). It has neither
+water-filling nor Wiener weights; l counts the variances above the planned noise, eq (7). It serves as a baseline for
+``pca``. At any budget that protects anybody, its sensitivity is so large that noise hides the signal.
 
-Three things differ from the printed algorithm, each because the print cannot be run:
+Three points differ from the printed algorithm, each because the printed one cannot be run:
 
-* the mean, which it forgets, is the public maps' and is subtracted; hence the zero code is the public mean shape;
-* y ∈ [0, 1]^d only bounds a *difference* of two codes, by √d. Here every code is clipped to C = √d/2, so Δ = 2C = √d
-  exactly, whatever a site sends;
-* eq (7) may keep nothing; here one component stays. Decoded numbers are cut at 0 and normalised to probabilities.
+1. The paper forgets the mean. Here the mean of the public maps is subtracted, so the zero code is the public mean
+   shape.
+2. y ∈ [0, 1]^d only bounds a *difference* of two codes, by √d. Here every code is clipped to C = √d/2, so Δ = 2C = √d
+   exactly, whatever a site sends.
+3. Eq (7) may keep no component. Here at least one stays. Decoded numbers are cut at 0 and normalised to probabilities.
 
-Refuses another radius than √d/2, since then the noise is not the paper's, and grids whose maps would not fit in memory.
+Refuses another radius than √d/2, since then the noise would not be the paper's, and grids whose maps do not fit in
+memory.
 """
 
 from __future__ import annotations
@@ -42,12 +44,23 @@ from common.protocol_terms import PLAIN, keys_of
 MAX_NUMBERS = 1 << 20
 """The largest d = classes · voxels: every public map and copy is held with that many numbers while fitting."""
 
-_TINY = 1e-6  # what keeps a voxel whose decoded numbers are all negative a probability
+_TINY = 1e-6  # least decoded number, so that a voxel whose numbers are all negative can be normalised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperPcaCodec:
-    """``mean`` + Σ z_i · ``basis``_i: the code is A_l (y - mean), the recovered map mean + A_lᵀ z."""
+    """The fitted codec: the code is A_l (y − mean), the decoded map is mean + A_lᵀ z; see
+    :class:`~common.codecs.codec.Codec`.
+
+    Attributes:
+        basis: The rows of A_l, float32 [l, c, x, y, z].
+        mean: Mean of the public maps, float64 [c, x, y, z].
+        radius: Clipping norm C = √d/2.
+        provenance: Which public label maps it was fitted on.
+
+    Raises:
+        InvalidInput: If shapes do not match, a value is not finite, or the radius is another.
+    """
 
     basis: Float[np.ndarray, "l c x y z"]
     mean: Float[np.ndarray, "c x y z"]
@@ -66,30 +79,35 @@ class PaperPcaCodec:
 
     @property
     def dimension(self) -> int:
+        """Length l of a code."""
         return len(self.basis)
 
     @property
     def linear(self) -> None:
-        """None: no protocol reads what its codes are made of."""
+        """None: protocols do not use this codec's basis."""
         return None
 
     @property
     def labels(self) -> int:
+        """Number of classes, the background included."""
         return len(self.mean)
 
     @property
     def grid(self) -> tuple[int, int, int]:
+        """Shape of a volume in voxels."""
         x, y, z = self.mean.shape[1:]
         return x, y, z
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """See :class:`~common.codecs.codec.Codec`: A_l (y - mean)."""
+        """Encode class probabilities (:meth:`Codec.encode`) as A_l (y − mean)."""
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ (values - self.mean).ravel()
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """See :class:`~common.codecs.codec.Codec`: mean + A_lᵀ z, cut and normalised. The noise changes nothing."""
+        """Decode a mean code (:meth:`Codec.decode`) as mean + A_lᵀ z, cut at 0 and normalised. The noise has no
+        influence.
+        """
         code = check_code(mean_code, dimension=self.dimension)
         check_noise_std(noise_std)
         change = (code @ self.basis.reshape(self.dimension, -1).astype(np.float64)).reshape(self.mean.shape)
@@ -98,10 +116,12 @@ class PaperPcaCodec:
         return result
 
     def to_bytes(self) -> bytes:
+        """Return the codec as bytes (:meth:`Codec.to_bytes`)."""
         return write_codec(self, {field: getattr(self, field) for field in _DTYPES}, grid=False)
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PaperPcaCodec:
+        """Rebuild the codec from its header and arrays (:meth:`Codec.from_parts`)."""
         return cls(**read_header(header, grid=False, arrays=arrays, dtypes=_DTYPES))
 
     @classmethod
@@ -113,7 +133,20 @@ class PaperPcaCodec:
         config: CodecConfig,
         provenance: Provenance,
     ) -> PaperPcaCodec:
-        """Mean of the maps as they are; components from the maps and their augmented copies, as the linear codec's."""
+        """Fit the mean to the maps, and the components to the maps and their augmented copies.
+
+        Args:
+            label_maps: Public label maps, uint8 [x, y, z].
+            labels: Number of classes.
+            config: The study's codec settings; its radius must be √d/2.
+            provenance: Hashes, seed and planned noise.
+
+        Returns:
+            The fitted codec.
+
+        Raises:
+            InvalidInput: If the radius is another, the maps are too large or all alike, or have too few components.
+        """
         numbers = labels * int(np.prod(label_maps[0].shape))
         _check_radius(config.radius, numbers=numbers)
         if numbers > MAX_NUMBERS:
@@ -138,13 +171,36 @@ class PaperPcaCodec:
 
 
 def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
-    """C = √d/2 with d = classes · voxels: clipping to it makes Δ = 2C the paper's √d, eq (4)."""
+    """Return C = √d/2 with d = classes · voxels. Clipping to it makes Δ = 2C the paper's √d, eq (4).
+
+    Args:
+        labels: Number of classes.
+        grid: Shape of a volume in voxels.
+
+    Returns:
+        The radius.
+
+    >>> paper_radius(labels=2, grid=(8, 8, 8))
+    16.0
+    """
     return math.sqrt(labels * math.prod(grid)) / 2
 
 
 def codec_terms(name: str, *, labels: int, grid: Sequence[int], protocol: str = PLAIN) -> CodecConfig:
-    """A codec's settings where its name and the ``protocol`` are chosen: the defaults, and for ``paper-pca`` its only
-    radius."""
+    """Return the default settings of a codec for a protocol.
+
+    Args:
+        name: Key of the codec registry. For ``paper-pca`` the radius is the only one it accepts.
+        labels: Number of classes.
+        grid: Shape of a volume in voxels.
+        protocol: Name of the query protocol.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InvalidInput: If a name is unknown.
+    """
     radius = paper_radius(labels=labels, grid=grid) if name == PaperPcaCodec.name else 1.0
     return CodecConfig(name=name, radius=radius, **keys_of(protocol))
 

@@ -1,9 +1,15 @@
-"""The linear codec: public mean shape, principal components of public shapes, water-filled weights, Wiener decoding.
+"""The linear codec ``pca``: principal components of public shapes, water-filled weights, Wiener decoding.
 
-Follows Fay et al. 2021, Algorithm 1, with four changes. The mean is subtracted (a public one); the components are taken
-of log-ratios, which are bounded, where the paper's logits are not; the radius is spread over the coordinates by
-water-filling, which also chooses l and never chooses 0, in place of eq (7)'s threshold; and decoding shrinks every
-coordinate by its signal-to-noise ratio. All of it comes from public label maps, the planned noise and a seed.
+Follows Fay et al. 2021, Algorithm 1, with four changes:
+
+1. The public mean shape is subtracted.
+2. The components are those of log-ratios, which are bounded; the paper's logits are not.
+3. Water-filling spreads the radius over the coordinates and chooses l, which is at least 1. It replaces the threshold
+   of eq (7).
+4. Decoding shrinks every coordinate by its signal-to-noise ratio.
+
+Everything is computed from public label maps, the planned noise and a seed. The planner and the joint protocol use the
+functions of this module too. Refuses label maps that are all alike.
 """
 
 from __future__ import annotations
@@ -30,19 +36,31 @@ from common.config import CodecConfig
 from common.errors import InvalidInput
 
 FILL = 0.8
-"""Share of the radius filled in the mean square, √Σp = FILL · C: room for codes longer than the average one."""
+"""Root mean square norm of a code as a share of the radius, √Σp = FILL · C. The rest is room for longer codes."""
 
 METRIC_FLOOR = 0.02
-SMALLEST_VARIANCE = 1e-9  # of the largest: below lies only rounding
+SMALLEST_VARIANCE = 1e-9  # as a share of the largest; smaller variances are rounding errors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PcaCodec:
-    """``centre`` + Σ z_i · ``basis``_i / ``metric`` in the space of log-ratios; the code is w_i · z_i.
+    """The fitted linear codec: the code is w_i · z_i with w_i = √(p_i / λ_i); see
+    :class:`~common.codecs.codec.LinearCodec`.
 
-    ``variances`` λ_i are those of z_i over public shapes; ``powers`` p_i those of the code's coordinates, so
-    w_i = √(p_i / λ_i). ``metric`` is √(1 - Σ_c p̄_c² + .02) of the public mean shape p̄: voxels whose label is in doubt
-    count most.
+    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape.
+
+    Attributes:
+        basis: Orthonormal directions, float32 [l, k, u, v, w].
+        centre: Log-ratios of the public mean shape p̄, float64 [k, u, v, w].
+        metric: √(1 − Σ_c p̄_c² + .02), float64 [u, v, w]: voxels whose label is uncertain weigh most.
+        variances: Variances λ_i of z_i over public shapes, [l].
+        powers: Variances p_i of the code's coordinates, [l]; their sum is at most C².
+        radius: Clipping norm C.
+        grid: Shape of a volume in voxels.
+        provenance: Which public label maps it was fitted on.
+
+    Raises:
+        InvalidInput: If shapes do not match, or a value is outside its range.
     """
 
     basis: Float[np.ndarray, "l k u v w"]
@@ -79,14 +97,17 @@ class PcaCodec:
 
     @property
     def dimension(self) -> int:
+        """Length l of a code."""
         return len(self.powers)
 
     @property
     def labels(self) -> int:
+        """Number of classes, the background included."""
         return len(self.centre) + 1
 
     @property
     def linear(self) -> PcaCodec:
+        """The codec itself."""
         return self
 
     @property
@@ -94,7 +115,7 @@ class PcaCodec:
         return self.grid[0] // int(self.metric.shape[0])
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """See :class:`~common.codecs.codec.Codec`: w · basis · metric · (log-ratios - centre)."""
+        """Encode class probabilities (:meth:`Codec.encode`): w · basis · metric · (log-ratios − centre)."""
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         offset = (shapes.to_log_ratios(values, factor=self._factor) - self.centre) * self.metric
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ offset.ravel()
@@ -102,7 +123,7 @@ class PcaCodec:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """See :class:`~common.codecs.codec.Codec`. Each coordinate is shrunk by p_i / (p_i + σ²), Wiener's weight."""
+        """Decode a mean code (:meth:`Codec.decode`). Each coordinate is shrunk by Wiener's weight p_i / (p_i + σ²)."""
         code = check_code(mean_code, dimension=self.dimension)
         shrunk = code * self.powers / (self.powers + check_noise_std(noise_std) ** 2)
         coordinates = shrunk * np.sqrt(self.variances / self.powers)
@@ -110,10 +131,12 @@ class PcaCodec:
         return shapes.to_probabilities(self.centre + offset / self.metric, factor=self._factor)
 
     def to_bytes(self) -> bytes:
+        """Return the codec as bytes (:meth:`Codec.to_bytes`)."""
         return write_codec(self, {field: getattr(self, field) for field in _DTYPES}, grid=True)
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PcaCodec:
+        """Rebuild the codec from its header and arrays (:meth:`Codec.from_parts`)."""
         fields = read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES)
         if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
             raise InvalidInput("pca codec", limit="finite arrays of matching shapes")
@@ -128,11 +151,23 @@ class PcaCodec:
         config: CodecConfig,
         provenance: Provenance,
     ) -> PcaCodec:
-        """Centre and metric from the maps as they are; components from the maps and their augmented copies.
+        """Fit centre and metric to the maps, and the components to the maps and their augmented copies.
 
-        The components are those of the samples' Gram matrix in float64: at most one a sample. Maps are pooled one after
-        the other, so memory is that of one map and of the coarse ones; on grids pooled by 4 or 8, copies are deformed
-        at half that resolution.
+        The components come from the samples' Gram matrix in float64, so there are at most as many as samples. Maps are
+        pooled one after another, so memory holds one full map and all coarse ones. On grids pooled by 4 or 8, copies
+        are deformed at half that pooling.
+
+        Args:
+            label_maps: Public label maps, uint8 [x, y, z].
+            labels: Number of classes.
+            config: The study's codec settings.
+            provenance: Hashes, seed and planned noise.
+
+        Returns:
+            The fitted codec.
+
+        Raises:
+            InvalidInput: If the maps are all alike or have fewer components than ``config.dimension``.
         """
         grid = label_maps[0].shape
         factor = shapes.pooling_factor(grid, labels=labels)
@@ -167,7 +202,16 @@ class PcaCodec:
 def centre_and_metric(
     exact: Sequence[Float[np.ndarray, "c x y z"]], *, factor: int
 ) -> tuple[Float[np.ndarray, "k u v w"], Float[np.ndarray, "u v w"]]:
-    """The public mean shape's log-ratios on the coarse grid, and the voxels' weights √(1 - Σ_c p̄_c² + .02)."""
+    """Return the log-ratios of the public mean shape p̄ on the coarse grid, and the voxels' weights √(1 − Σ_c p̄_c² +
+    .02).
+
+    Args:
+        exact: Public maps as class probabilities, [c, x, y, z].
+        factor: Pooling factor.
+
+    Returns:
+        Centre [k, u, v, w] and metric [u, v, w].
+    """
     mean_shape = np.stack(exact).mean(axis=0, dtype=np.float64)
     doubt = 1 - (shapes.pool(mean_shape, factor=factor) ** 2).sum(axis=0)
     return shapes.to_log_ratios(mean_shape, factor=factor), np.sqrt(np.maximum(doubt, 0) + METRIC_FLOOR)
@@ -176,10 +220,20 @@ def centre_and_metric(
 def principal_components(
     samples: Float[np.ndarray, "n d"], *, most: int
 ) -> tuple[Float[np.ndarray, "l d"], Float[np.ndarray, "l"]]:
-    """Orthonormal components and their variances, largest first, at most ``most``; float64.
+    """Return orthonormal principal components and their variances, largest first, in float64.
 
-    By the n × n Gram matrix, since n is far below d. Components of no variance are left out; each has its largest entry
-    positive, so the result does not depend on the solver's choice of sign. Samples that are all alike are refused.
+    They are computed from the n × n Gram matrix, since n is far below d. Components without variance are left out. The
+    largest entry of each component is positive, so the result does not depend on the solver's choice of sign.
+
+    Args:
+        samples: Array of shape [n, d].
+        most: Most components to return.
+
+    Returns:
+        Components [l, d] and variances [l].
+
+    Raises:
+        InvalidInput: If the samples are all alike.
     """
     offsets = samples - samples.mean(axis=0)
     values, vectors = np.linalg.eigh(offsets @ offsets.T / len(samples))
@@ -219,7 +273,15 @@ def coordinate_powers(
 
 
 def check_dimension(dimension: int, *, available: int) -> None:
-    """Raise InvalidInput if a study asks for more coordinates than its public label maps have components."""
+    """Refuse a code dimension that is larger than the number of components.
+
+    Args:
+        dimension: Code length that the study asks for.
+        available: Number of components of its public label maps.
+
+    Raises:
+        InvalidInput: If ``dimension`` is larger.
+    """
     if dimension > available:
         raise InvalidInput(
             "codec.dimension",
@@ -230,11 +292,23 @@ def check_dimension(dimension: int, *, available: int) -> None:
 
 
 def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: float) -> Float[np.ndarray, "l"]:
-    """The variances p_i of the code's coordinates, Σp = ``power``, that leave the least error after decoding.
+    """Return the variances p_i of the code's coordinates that leave the least error after decoding, with Σp =
+    ``power``.
 
-    Minimises Σ λ_i σ² / (p_i + σ²): p_i = max(0, √(λ_i σ² / ν) - σ²) with ν set by the sum. ``variances`` in
-    descending order, positive. The first is always above 0, so l ≥ 1. With σ = 0 it is the limit, p_i ∝ √λ_i.
+    They minimise Σ λ_i σ² / (p_i + σ²): p_i = max(0, √(λ_i σ² / ν) − σ²), with ν set by the sum.
+
+    Args:
+        variances: λ_i, positive and in descending order, shape [l].
+        noise_std: σ on the mean code. For σ = 0 the result is the limit, p_i ∝ √λ_i.
+        power: Sum of the result.
+
+    Returns:
+        Array of shape [l]. The first entry is always above 0.
+
     Source: reverse water-filling for the linear channel (Lee & Petersen 1976); cf. Fay et al. 2021, eq (7).
+
+    >>> water_fill(np.array([4.0, 1.0]), noise_std=0.0, power=3.0)
+    array([2., 1.])
     """
     roots = np.sqrt(variances)
     noise = noise_std**2

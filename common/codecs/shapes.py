@@ -1,7 +1,8 @@
-"""Label maps as smooth numbers a linear codec can work on: log-ratios to background on a coarser grid, and back.
+"""Converts label maps to smooth numbers for a linear codec, log-ratios to background on a coarser grid, and back.
 
-Log-ratios of pooled probabilities behave like a truncated signed distance, so a linear combination of shapes is again a
-shape, and any vector maps back to probabilities. Also the public augmentation that stands in for a larger population.
+Called by the codecs, the planner and the joint protocol. Log-ratios of pooled probabilities behave like a truncated
+signed distance, so a linear combination of shapes is again a shape, and any vector maps back to probabilities. The
+module also makes the public augmentation, which stands in for a larger population.
 """
 
 from __future__ import annotations
@@ -17,7 +18,19 @@ MAX_FEATURES = 1 << 17
 
 
 def pooling_factor(grid: tuple[int, int, int], *, labels: int, most: int = MAX_FEATURES) -> int:
-    """Return the smallest coarsening of 2, 4 and 8 that leaves at most ``most`` numbers a map, else 8."""
+    """Return the smallest pooling factor of 2, 4 and 8 that leaves at most ``most`` numbers per map, else 8.
+
+    Args:
+        grid: Shape of a volume in voxels.
+        labels: Number of classes.
+        most: Most numbers per map.
+
+    Returns:
+        The factor.
+
+    >>> pooling_factor((64, 64, 64), labels=2), pooling_factor((256, 256, 128), labels=2)
+    (2, 4)
+    """
     for factor in (2, 4):
         if (labels - 1) * int(np.prod([n // factor for n in grid])) <= most:
             return factor
@@ -25,7 +38,15 @@ def pooling_factor(grid: tuple[int, int, int], *, labels: int, most: int = MAX_F
 
 
 def pool(array: Float[np.ndarray, "... x y z"], *, factor: int) -> Float[np.ndarray, "... u v w"]:
-    """Mean over blocks of ``factor``³ voxels; the grid's sizes must be multiples of ``factor``."""
+    """Average an array over blocks of ``factor``³ voxels.
+
+    Args:
+        array: Shape [..., x, y, z]; the last three sizes must be multiples of ``factor``.
+        factor: Edge of a block in voxels.
+
+    Returns:
+        Array of shape [..., x / factor, y / factor, z / factor].
+    """
     *lead, x, y, z = array.shape
     blocks = array.reshape(*lead, x // factor, factor, y // factor, factor, z // factor, factor)
     result: np.ndarray = blocks.mean(axis=(-5, -3, -1))
@@ -33,7 +54,16 @@ def pool(array: Float[np.ndarray, "... x y z"], *, factor: int) -> Float[np.ndar
 
 
 def enlarge(array: Float[np.ndarray, "... u v w"], *, factor: int) -> Float[np.ndarray, "... x y z"]:
-    """Linear interpolation between block centres, constant beyond the outermost: the way back from :func:`pool`."""
+    """Interpolate linearly between block centres, the way back from :func:`pool`; values beyond the outermost are
+    constant.
+
+    Args:
+        array: Shape [..., u, v, w].
+        factor: Edge of a block in voxels.
+
+    Returns:
+        Array of shape [..., u · factor, v · factor, w · factor].
+    """
     for axis in (-3, -2, -1):
         size = array.shape[axis]
         at = np.clip((np.arange(size * factor) + 0.5) / factor - 0.5, 0, size - 1)
@@ -47,9 +77,15 @@ def enlarge(array: Float[np.ndarray, "... u v w"], *, factor: int) -> Float[np.n
 def to_log_ratios(
     probabilities: Float[np.ndarray, "c x y z"], *, factor: int, floor: float = PROBABILITY_FLOOR
 ) -> Float[np.ndarray, "k u v w"]:
-    """ln(p_c / p_0) of pooled probabilities for the k = c - 1 structures, each probability lifted by ``floor``.
+    """Return ln(p_c / p_0) of pooled probabilities for the k = c − 1 structures.
 
-    Bounded by ln((1 + floor) / floor) for probabilities in [0, 1].
+    Args:
+        probabilities: Class probabilities, shape [c, x, y, z].
+        factor: Pooling factor.
+        floor: Added to every probability, which bounds the result by ln((1 + floor) / floor).
+
+    Returns:
+        Log-ratios, shape [k, u, v, w].
     """
     pooled = np.log(np.maximum(pool(probabilities, factor=factor), 0) + floor)
     result: np.ndarray = pooled[1:] - pooled[:1]
@@ -57,14 +93,30 @@ def to_log_ratios(
 
 
 def to_probabilities(ratios: Float[np.ndarray, "k u v w"], *, factor: int) -> Float[np.ndarray, "c x y z"]:
-    """Softmax of the enlarged log-ratios: float32, non-negative, summing to 1 for any finite input."""
+    """Return the softmax of enlarged log-ratios, the way back from :func:`to_log_ratios`.
+
+    Args:
+        ratios: Log-ratios, shape [k, u, v, w]; any finite numbers.
+        factor: Pooling factor.
+
+    Returns:
+        Float32 array of shape [c, x, y, z], non-negative and summing to 1 in every voxel.
+    """
     full = enlarge(ratios, factor=factor)
     result: np.ndarray = softmax(np.concatenate([np.zeros_like(full[:1]), full]), axis=0).astype(np.float32)
     return result
 
 
 def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.ndarray, "c x y z"]:
-    """A label map as float32 probabilities of 0 and 1."""
+    """Return a label map as float32 probabilities of 0 and 1.
+
+    Args:
+        label_map: Shape [x, y, z].
+        labels: Number c of classes.
+
+    Returns:
+        Float32 array of shape [c, x, y, z].
+    """
     result: np.ndarray = np.arange(labels, dtype=np.uint8)[:, None, None, None] == label_map
     return result.astype(np.float32)
 
@@ -72,11 +124,22 @@ def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.n
 def augmented(
     label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int, copies: int, seed: int, coarse: int = 1
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
-    """``copies`` deformed soft maps, dealt over ``label_maps`` in turn, by MONAI's Rand3DElastic.
+    """Make deformed copies of label maps by MONAI's Rand3DElastic.
 
-    Copy i depends on (seed, i) alone. Affine part: rotations to 0.15 rad, shears to 0.04, scale to ±10 %, shifts to
-    grid/24; elastic part: displacements smooth over grid/8, of standard deviation up to grid/48 voxels. ``coarse``: the
-    maps are pooled over blocks of that many voxels an axis before they are deformed, which large grids need.
+    The affine part has rotations to 0.15 rad, shears to 0.04, scale to ±10 % and shifts to grid/24. The elastic part
+    has displacements that are smooth over grid/8, of standard deviation up to grid/48 voxels. Copy i depends on (seed,
+    i) only.
+
+    Args:
+        label_maps: Public label maps; copies take them in turn.
+        labels: Number of classes.
+        copies: Number of copies.
+        seed: Seed of the deformations.
+        coarse: Edge in voxels of the blocks over which maps are pooled before they are deformed, which large grids
+            need.
+
+    Returns:
+        An iterator over soft maps, float32 [c, x, y, z].
     """
     if copies == 0:
         return

@@ -1,1 +1,1 @@
-"""Reading, writing, making and splitting data: nothing here sees a code, a budget or the network."""
+"""Reading, writing, making and splitting image data. No module here handles codes, budgets or network messages."""

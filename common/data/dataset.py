@@ -1,8 +1,8 @@
-"""Describes a dataset on disk in any layout: its cases, their patients, and what was left out and why.
+"""Describes a dataset on disk in any layout: its cases, their patients, and which cases were left out for which reason.
 
-A patient is what the dataset says a patient is. Where it says nothing, every case counts as a patient of its own; that
-is a statement about the guarantee's unit, so :attr:`Dataset.patient_identity` carries it to wherever a guarantee is
-printed.
+Readers of layouts return a :class:`Dataset`; training, splitting and the site's checks use it. The dataset defines who
+a patient is. If it does not, every case counts as a patient. That choice is part of the guarantee's unit, so
+:attr:`Dataset.patient_identity` carries it to every place that prints a guarantee.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from common.errors import InvalidInput
 
 
 class PatientIdentity(StrEnum):
-    """How a dataset tells whose scan a case is: the layout's own patients, a table, or one patient a file."""
+    """How a dataset identifies patients: by the layout's own subjects, by a table, by folder, or one
+    patient per file.
+    """
 
     FILE = "file"
     SUBJECT = "bids-subject"
@@ -27,7 +29,7 @@ class PatientIdentity(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """One line for a ledger, a certificate or a report."""
+        """One sentence about who counts as a patient, for a ledger, a certificate or a report."""
         match self:
             case PatientIdentity.SUBJECT:
                 return "a patient is a BIDS subject: all scans below one sub- folder"
@@ -41,15 +43,20 @@ class PatientIdentity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One scan: ``id`` names it in its dataset, ``label`` is None where nobody drew one.
+    """One scan of a dataset.
 
-    ``image`` is the file that holds it, with all channels, or the first of ``channel_files`` (name, file) where every
-    channel has its own; until a study says which channels it needs, one name may have several files. ``patient`` is
-    whose scan it is, None where the dataset does not say; ``hospital`` is set only where the dataset says which one a
-    case comes from (Consilium's own extra key). ``channel_order`` says which of the file's channels to take, in which
-    order, and ``label_map`` which value of the label file means which of the study (pairs); empty, as they are.
-    ``absent``: channels of the study that the site has not, by place; they are read as 0.
-    ``label_names``: (value, name) by a table that speaks for this case alone; empty, as the dataset says.
+    Attributes:
+        id: Name of the case in its dataset.
+        image: File with all channels, or the first of ``channel_files``.
+        label: File of the label map; None if there is none.
+        hospital: Hospital that the dataset assigns the case to, by a key of Consilium's own; None if it names none.
+        patient: Patient whose scan it is; None if the dataset does not say.
+        channel_files: (channel name, file) if every channel has its own file. One name may have several files until a
+            study determines which channels it needs.
+        channel_order: Which of the file's channels to take, in which order; empty for all in their order.
+        label_map: Pairs (value in the file, label of the study); empty if they are equal.
+        label_names: Pairs (value, name) from a table for this case alone; empty to use the dataset's names.
+        absent: Indices of the study's channels that the site does not have. They are read as 0.
     """
 
     id: str
@@ -65,13 +72,13 @@ class Case:
 
     @property
     def images(self) -> tuple[Path, ...]:
-        """Every file the image is read from, in the channels' order."""
+        """Every file that holds a part of the image, in the channels' order."""
         return tuple(path for _, path in self.channel_files) or (self.image,)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem(Document):
-    """A case left out: its id and why. Fit for the site's own terminal, not to be sent anywhere."""
+    """A case that was left out: its id and the reason. Shown at the site only, never sent."""
 
     case: str
     reason: str
@@ -79,14 +86,14 @@ class Problem(Document):
 
 @dataclass(frozen=True, slots=True)
 class Doubled(Document):
-    """Two cases of two patients that hold one scan, by the content of their image files. For the site's own eyes."""
+    """Two cases of two patients whose image files have the same content. Shown at the site only, never sent."""
 
     case: str
     same_as: str
 
     @property
     def sentence(self) -> str:
-        """What it means for a guarantee, with the remedy."""
+        """What the repeated scan means for the guarantee, and how to fix it."""
         return (
             f"{self.case} holds the same scan as {self.same_as}, of another patient: somebody with two names sits in "
             "two slots and is protected as a group of two is (g = 2); to fix: take one out, or give both one patient"
@@ -94,11 +101,20 @@ class Doubled(Document):
 
 
 MOST_NAMED = 20
-"""Cases left out that a terminal names one by one."""
+"""Largest number of left-out cases that a terminal lists by name."""
 
 
 def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases") -> list[str]:
-    """How many cases are used and how many left out, then those one by one with why; one line where all are used."""
+    """Return lines for a terminal that say how many cases are used and which are left out for which reason.
+
+    Args:
+        used: Number of cases that are used.
+        problems: Cases that are left out.
+        of: Word for the cases.
+
+    Returns:
+        One line if all are used; else a summary, at most :data:`MOST_NAMED` cases, and the number of further ones.
+    """
     if not problems:
         return [f"{of}: {used} used, none left out"]
     named = [f"left out {problem.case}: {problem.reason}" for problem in problems[:MOST_NAMED]]
@@ -108,19 +124,25 @@ def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases")
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset on disk. ``labels[i]`` names label value i, or ``label_values[i]`` where these are given; no labels:
-    the dataset does not name them. No ``channels``: every case names its own. ``cases`` and ``problems`` share no id.
+    """A dataset on disk.
 
-    ``regions``: overlapping structures the index tells of, as ``DataConfig.regions`` has them. ``absent``: see
-    :class:`Case`; of all cases.
-
-    ``listed`` holds every id named for training, good or bad, in the dataset's order: what slots are dealt over.
-    ``patients`` says whose scan each id is, good or bad, as far as the dataset knows (:meth:`patient_of`).
-
-    ``doubled``: scans under two patients (:func:`common.data.patients.counted_once`). ``synthetic``: Consilium made the
-    cases itself, so they are nobody's, and a seed may decide what must be random for patients. It is a mark in the
-    index, which :func:`common.data.synthetic.write_phantoms` writes and copies keep: who writes it beside real scans
-    lies to nobody but himself, and protects his patients less than he is told.
+    Attributes:
+        name: Name of the dataset.
+        labels: Names of label values; empty if the dataset does not name them. ``labels[i]`` names value i, or
+            ``label_values[i]`` if these are given.
+        channels: Names of the channels; empty if every case names its own.
+        cases: Usable cases. They share no id with ``problems``.
+        problems: Cases that are left out.
+        listed: Every id listed for training, usable or not, in the dataset's order. Voters' seats are dealt over these.
+        patients: Patient of each id, usable or not, as far as the dataset knows; see :meth:`patient_of`.
+        patient_identity: How patients are identified.
+        label_values: Label values if they are not 0, 1, 2, …
+        regions: Overlapping structures that the index defines, as in ``DataConfig.regions``.
+        absent: As in :class:`Case`, for all cases.
+        doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
+        synthetic: True if Consilium made the cases, so that they belong to no patient and a seed may replace secret
+            randomness. It is a mark in the index that anybody can write; a site that sets it for real scans weakens the
+            protection of its own patients.
     """
 
     name: str
@@ -143,14 +165,28 @@ class Dataset:
         return tuple(case for case in self.cases if case.label is not None)
 
     def patient_of(self, case: str) -> str:
-        """Whose scan the case of this id is, good or bad; the id itself where the dataset does not say."""
+        """Return the patient of a case, usable or not.
+
+        Args:
+            case: Id of the case.
+
+        Returns:
+            The patient; the case's id if the dataset does not say.
+        """
         return self.patients.get(case, case)
 
 
 def check_labels(dataset: Dataset, data: DataConfig) -> None:
-    """Refuse a dataset whose label names or channels are not the study's, letter case aside.
+    """Refuse a dataset whose label names or number of channels differ from the study's; letter case is ignored.
 
-    :func:`client.data.layouts.match_study` makes one that passes, from names the site maps to the study's.
+    :func:`client.data.layouts.match_study` maps a site's names to the study's, so that this check passes.
+
+    Args:
+        dataset: The dataset.
+        data: The study's data settings.
+
+    Raises:
+        InvalidInput: If labels or channels differ.
     """
     named = [label.casefold() for label in dataset.labels]
     if named != [label.casefold() for label in data.labels] or dataset.label_values not in (

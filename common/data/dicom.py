@@ -1,9 +1,9 @@
-"""A folder with one DICOM series → a volume, by SimpleITK (``pip install 'SimpleITK>=2.4'``).
+"""Reads a folder with one DICOM series as a volume, with SimpleITK (``pip install 'SimpleITK>=2.4'``).
 
-Refuses a folder without a series or with several, files whose headers promise more than there is room for
-(:mod:`common.data.dicom_header`), and slices that are not evenly spaced: a gap that nobody sees would shift everything
-behind it. SimpleITK is an extra because most sites have NIfTI files; it is chosen over pydicom
-because it decodes every common transfer syntax and sorts the slices by their position.
+Called when a case's image is a folder. Refuses a folder without a series or with several, files whose headers announce
+more than there is room for (:mod:`common.data.dicom_header`), and slices that are not evenly spaced, because an
+unnoticed gap would shift everything behind it. SimpleITK is an optional dependency because most sites have NIfTI files.
+It was preferred to pydicom because it decodes every common transfer syntax and sorts slices by position.
 """
 
 from __future__ import annotations
@@ -25,9 +25,18 @@ _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
-    """Read the series in ``folder``: one channel [1, i, j, k], rescaled, with its affine in RAS+.
+    """Read the DICOM series in a folder.
 
-    Raises InvalidInput with one remedy; InvalidInput too where SimpleITK is not installed.
+    Args:
+        folder: Folder that holds one series and nothing else.
+        room: Largest number of voxels that is read.
+
+    Returns:
+        One rescaled channel, float32 [1, i, j, k], with its affine voxel → mm in RAS+.
+
+    Raises:
+        InvalidInput: If the folder does not hold exactly one readable, evenly spaced grey-scale series, the series is
+            too large, or SimpleITK is not installed.
     """
     _check_headers(folder, room)
     sitk = _simpleitk()
@@ -61,7 +70,17 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
 
 
 def slices_of(folder: Path) -> tuple[Path, ...]:
-    """The files of the one series in ``folder``, in the order in which :func:`read_series` stacks them."""
+    """Return the files of the one series in a folder, in the order in which :func:`read_series` stacks them.
+
+    Args:
+        folder: Folder of the series.
+
+    Returns:
+        The files.
+
+    Raises:
+        InvalidInput: If there is no series or several, or SimpleITK is not installed.
+    """
     reader = _simpleitk().ImageSeriesReader
     series = reader.GetGDCMSeriesIDs(str(folder))
     if len(series) != 1:
@@ -79,7 +98,9 @@ def _simpleitk() -> Any:
 
 
 def _check_headers(folder: Path, room: VoxelRoom) -> None:
-    """Every file by its header, before SimpleITK sees one: one series, slices of one size, together within the room."""
+    """Check every file's header before SimpleITK opens one: one series, slices of one size, together
+    within the room.
+    """
     series, sizes, voxels = set(), set(), 0
     for path in folder.iterdir():
         if path.is_dir():
@@ -107,7 +128,7 @@ def _check_one(series: int) -> None:
 
 
 def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:
-    """Every slice's size by its header: the first one's, and all together within the room."""
+    """Check from the headers that all slices have one size, and that together they fit into the room."""
     sizes = set()
     for file in files:
         one = sitk.ImageFileReader()
@@ -124,7 +145,7 @@ def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:
 
 
 def _check_slices(reader: Any, count: int) -> None:
-    """Every slice turned the same way, one step after the other along the stack."""
+    """Check that all slices have one orientation and are evenly spaced along the stack."""
     try:
         positions = np.array([_numbers(reader.GetMetaData(i, _POSITION)) for i in range(count)])
         turns = np.array([_numbers(reader.GetMetaData(i, _ORIENTATION)) for i in range(count)])

@@ -1,17 +1,19 @@
-"""What the header of a DICOM file says of its pixels, read in bounded time and memory, before a library decodes them.
+"""Reads what the header of a DICOM file states about its pixels, in bounded time and memory, before a library decodes
+it.
 
-SimpleITK unpacks compressed slices while it still looks for series, follows sequences as deep as they go, and ends its
-process at some malformed headers. These checks come first, in this order:
+Called by :mod:`common.data.dicom` for every file of a folder. SimpleITK unpacks compressed slices while it still looks
+for series, follows sequences to any depth, and ends its process at some malformed headers. Therefore these checks come
+first, in this order:
 
-1. The file's own header (group 2) has at most :data:`META_BYTES`, and the file is not deflated as a whole.
+1. The file meta header (group 2) has at most :data:`META_BYTES`, and the file is not deflated as a whole.
 2. The elements up to the pixels are at most :data:`MAX_ELEMENTS`, nested at most :data:`MAX_DEPTH` deep, and end
    within the file.
-3. Pixels say their rows and columns exactly once.
+3. Rows and columns are stated exactly once.
 4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces, which together are no longer than twice the pixels.
 5. A run-length coded frame has one piece, whose header names the planes that the pixels have.
 6. A JPEG, JPEG-LS or JPEG 2000 frame has the rows and columns of the file's header.
 
-Reads no value of a patient. A message names no file.
+Reads no value about a patient. Messages name no file. Refuses a file that fails a check.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from typing import Any, BinaryIO
 from common.errors import InvalidInput
 
 META_BYTES = 1 << 16
-"""Of a file's own header, before the scan's; hundreds in files of scanners."""
+"""Largest size of the file meta header in bytes. Scanners write a few hundred."""
 MAX_ELEMENTS, MAX_DEPTH = 1 << 14, 32
 """Scanners write hundreds of elements, some thousands in private sequences, fewer than ten deep."""
 MAX_FRAGMENTS = 4096
 LARGEST_PACKING = 2
-"""What a compressed frame takes at most, as a multiple of its pixels; run-length coding takes 1.01 times at worst."""
+"""Largest size of a compressed frame as a multiple of its pixels. Run-length coding needs at most 1.01 times."""
 PACKING_SLACK = 1 << 16
-"""Bytes that a compressed frame may take in any case: a codestream's own header."""
+"""Bytes that a compressed frame may always have, for the codestream's own header."""
 _CODESTREAM_BYTES = 1 << 20
-"""How far into a frame its size is looked for; pictures may carry a colour profile before it."""
+"""Bytes of a frame in which its size is searched for. A colour profile may come before it."""
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 _IMPLICIT = ("1.2.840.10008.1.2", "1.2.840.113619.5.2")
@@ -41,7 +43,7 @@ _RUN_LENGTH = "1.2.840.10008.1.2.5"
 _PICTURES = "1.2.840.10008.1.2.4."
 """The JPEG family."""
 _LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
-"""Kinds of values whose length is four bytes, after two that are empty."""
+"""Value representations whose length field has four bytes, after two reserved ones."""
 _UNDEFINED = 0xFFFFFFFF
 _ITEM, _ITEM_END, _SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD
 _PIXELS = 0x7FE00010
@@ -57,7 +59,9 @@ _TEXTS = {0x00280008: "frames", 0x0020000E: "series"}
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """How many pixels a file holds: [frames, rows, columns] of ``samples`` values of ``bits`` bits; its series' UID."""
+    """How many pixels a file holds: [frames, rows, columns] of ``samples`` values of ``bits`` bits, and its series'
+    UID.
+    """
 
     rows: int
     columns: int
@@ -68,25 +72,26 @@ class Pixels:
 
     @property
     def voxels(self) -> int:
+        """Number of pixels of all frames."""
         return self.frames * self.rows * self.columns
 
     @property
     def planes(self) -> int:
-        """Bytes of one pixel, each of which run-length coding packs on its own."""
+        """Bytes of one pixel. Run-length coding packs each of them as a plane of its own."""
         return self.samples * ((self.bits + 7) // 8)
 
 
 def read_pixels(stream: BinaryIO) -> Pixels | None:
-    """Read a file's header and check that its pixels are what the header says (see the module).
+    """Read a file's header and check that its pixels are as the header states (see the module).
 
     Args:
         stream: The file, seekable.
 
     Returns:
-        Its pixels, or None where it has none or is no DICOM file.
+        Its pixels; None if it has none or is no DICOM file.
 
     Raises:
-        InvalidInput: Where a check of the module fails.
+        InvalidInput: If a check of the module fails.
     """
     size = stream.seek(0, 2)
     stream.seek(0)
@@ -114,7 +119,7 @@ def _damaged() -> InvalidInput:
 
 
 def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
-    """Read group 2 to its end; its transfer syntax, and whether there is such a group."""
+    """Read group 2 to its end; return its transfer syntax, and whether there is such a group."""
     syntax, left, known = "", META_BYTES, False
     while True:
         start = stream.tell()
@@ -142,7 +147,7 @@ def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
 
 
 def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
-    """Whether elements name their kind, and the byte order; None where what follows is no element.
+    """Return whether elements name their value representation, and the byte order; None if no element follows.
 
     Files without a transfer syntax are read as their first element shows.
     """
@@ -164,7 +169,7 @@ def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
 
 
 class _Walk:
-    """The elements of a data set, one after the other: those that :class:`Pixels` is made of, and where pixels lie."""
+    """Walks through the elements of a data set, and notes the facts of :class:`Pixels` and where the pixels start."""
 
     def __init__(self, stream: BinaryIO, size: int, named: bool, order: str) -> None:
         self._stream, self._size = stream, size
@@ -178,7 +183,7 @@ class _Walk:
         self.pixels: int | None = None  # length of the pixels; the stream is at their start
 
     def read(self) -> None:
-        """Up to the pixels or the end of the file."""
+        """Read up to the pixels or the end of the file."""
         while self._size - self._stream.tell() >= 8:
             self._close()
             if self._one():
@@ -189,7 +194,7 @@ class _Walk:
             self._named = self._ends.pop()[1]
 
     def _one(self) -> bool:
-        """Read one element's head, and go into it or behind it; whether it was the pixels."""
+        """Read one element's head, then enter the element or skip it; return whether it was the pixels."""
         self._left -= 1
         if self._left < 0:
             raise InvalidInput(
@@ -240,7 +245,9 @@ class _Walk:
         return kind, length
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Start and length of the pieces of compressed pixels, from where the stream is; it is behind them then."""
+        """Return start and length of the pieces of compressed pixels at the stream's position; the stream is then
+        behind them.
+        """
         found: list[tuple[int, int]] = []
         while True:
             group, element, length = struct.unpack(f"{self._order}HHI", self._stream.read(8))
@@ -258,12 +265,12 @@ class _Walk:
             self._stream.seek(start + length)
 
     def take(self, at: int, count: int) -> bytes:
-        """``count`` bytes from a place in the file."""
+        """Return ``count`` bytes from a place in the file."""
         self._stream.seek(at)
         return self._stream.read(count)
 
     def _open(self, length: int) -> None:
-        """Go into a sequence or an item."""
+        """Enter a sequence or an item."""
         if len(self._ends) >= MAX_DEPTH:
             raise InvalidInput("depth of a DICOM file", limit=f"at most {MAX_DEPTH}", remedy="export the series again")
         end = None if length == _UNDEFINED else self._stream.tell() + length
@@ -272,7 +279,7 @@ class _Walk:
         self._ends.append((end, self._named))
 
     def _note(self, tag: int, length: int) -> None:
-        """Keep the value if the module asks for it; the first, where there are several."""
+        """Keep the value if the module needs it; only the first one if there are several."""
         name = _NUMBERS.get(tag) or _TEXTS.get(tag)
         if name is None:
             return
@@ -294,7 +301,7 @@ class _Walk:
 
 
 def _checked(walk: _Walk, syntax: str) -> Pixels | None:
-    """The pixels, after checks 3 to 6 of the module."""
+    """Return the pixels after checks 3 to 6 of the module."""
     if walk.pixels is None:
         return None
     if walk.twice or not {"rows", "columns"} <= walk.noted.keys():
@@ -331,7 +338,7 @@ def _checked(walk: _Walk, syntax: str) -> Pixels | None:
 
 
 def _check_run_length(frame: bytes, length: int, planes: int) -> None:
-    """PS3.5 G.5: the number of planes, and where each starts, behind this header and behind the one before."""
+    """Check a run-length header (PS3.5 G.5): the number of planes, and that each starts behind the one before."""
     if len(frame) < 64:
         raise _damaged()
     count, *starts = struct.unpack("<16I", frame[:64])
@@ -341,7 +348,7 @@ def _check_run_length(frame: bytes, length: int, planes: int) -> None:
 
 
 def _picture_size(start: bytes) -> tuple[int, int, int] | None:
-    """Rows, columns and samples that the codestream itself says; None where it says none."""
+    """Return rows, columns and samples that the codestream itself states; None if it states none."""
     if start[:3] == b"\xff\xd8\xff":
         return _jpeg_size(start)
     at = start.find(b"\xff\x4f\xff\x51")

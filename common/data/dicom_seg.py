@@ -1,8 +1,8 @@
-"""A label map as a DICOM Segmentation that refers to the series it was found in, by highdicom.
+"""Writes a label map as a DICOM Segmentation that refers to its series, with highdicom.
 
-Each structure is a segment with its name, its coded concept where the standard's dictionary has one, and the algorithm
-that found it: the student, by the hash of its weights. The segment's frames lie on the series' own slices, so a viewer
-lays them over it. Refuses a label map that is not on the series' voxels.
+Called by `consilium predict` for DICOM input. Each structure is a segment with its name, its coded concept if the
+standard's dictionary has one, and the algorithm: the student, by the hash of its weights. The frames lie on the series'
+own slices, so a viewer can overlay them. Refuses a label map that is not on the series' voxels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.data.dicom_study import highdicom, pydicom
 from common.errors import InvalidInput
 
 PRIVATE_SCHEME = "99CONSILIUM"
-"""The coding scheme of structures that the dictionary does not know."""
+"""Coding scheme for structures that DICOM's dictionary does not contain."""
 
 SERIES_NUMBER = 9000
 DESCRIPTION = "Consilium segmentation, research only"
@@ -28,7 +28,7 @@ DESCRIPTION = "Consilium segmentation, research only"
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What found the segments: its name, and the SHA-256 of its weights in hex, which is its version."""
+    """The algorithm that found the segments: its name, and as its version the SHA-256 of its weights in hex."""
 
     name: str
     weights: str
@@ -113,7 +113,17 @@ def _segment(hd: Any, dicom: Any, number: int, name: str, identification: Any) -
 
 
 def concept(name: str) -> Any:
-    """The coded concept of a structure: SNOMED's where DICOM's dictionary has the name, else one of our own scheme."""
+    """Return the coded concept of a structure: SNOMED's if DICOM's dictionary has the name, else one of our own scheme.
+
+    Args:
+        name: Name of the structure, such as ``left hippocampus``.
+
+    Returns:
+        The concept, as highdicom takes it.
+
+    Raises:
+        InvalidInput: If pydicom or highdicom is not installed.
+    """
     dicom, hd = pydicom(), highdicom()
     keyword = "".join(word[:1].upper() + word[1:] for word in name.replace("-", " ").replace("_", " ").split())
     found = getattr(dicom.sr.codedict.codes.SCT, keyword, None) if keyword.isidentifier() else None

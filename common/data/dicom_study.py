@@ -1,7 +1,7 @@
-"""The image series in a folder of DICOM files, by their headers alone, with pydicom (an extra: ``consilium[dicom]``).
+"""Finds the image series in a folder of DICOM files by their headers, with pydicom (extra ``consilium[dicom]``).
 
-A study's folder, as a scanner or an archive writes it, holds several series in one or many folders. Refuses a folder
-that holds more than one study, or none; what is no DICOM file is passed over.
+Called by `consilium predict`. The folder of a study, as a scanner or an archive writes it, may hold several series in
+one or many subfolders. Files that are not DICOM are ignored. Refuses a folder that holds no study or more than one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series: its files in the order of their names, and what its headers say of it."""
+    """One series: its files sorted by name, and the facts that its headers give."""
 
     uid: str
     study: str
@@ -36,17 +36,17 @@ class Series:
 
     @property
     def name(self) -> str:
-        """What a person knows the series by."""
+        """Description, number and modality, by which a person recognises the series."""
         return f"{self.description or 'series without a description'} (number {self.number or '?'}, {self.modality})"
 
 
 def pydicom() -> Any:
-    """The module, or InvalidInput where it is not installed."""
+    """Return the module pydicom; raise InvalidInput if it is not installed."""
     return _module("pydicom")
 
 
 def highdicom() -> Any:
-    """The module, or InvalidInput where it is not installed."""
+    """Return the module highdicom; raise InvalidInput if it is not installed."""
     return _module("highdicom")
 
 
@@ -92,7 +92,7 @@ def series_in(folder: Path) -> tuple[Series, ...]:
 
 
 def _head(path: Path) -> dict[str, str]:
-    """The tags of one file as text; empty for a file that is not DICOM."""
+    """Return the needed tags of one file as text; empty texts for a file that is not DICOM."""
     dicom = pydicom()
     try:
         head = dicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_TAGS))

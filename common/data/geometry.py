@@ -1,8 +1,10 @@
 """Determines where a volume's voxels lie in the patient from sform, qform, units and pixdim, or refuses the volume.
 
-What is certain is put right and noted: a sform that only moves the scanner's frame, a template's sform beside the
-scanner's qform, units other than mm, a pixdim that says nothing beside a good sform. What would be a guess about left
-and right or about size is refused. Coordinates are NIfTI's, RAS+ in mm.
+Called by the readers of NIfTI and DICOM, and wherever two volumes are compared in space. Corrections that are certain
+are made and noted: a sform that only shifts the scanner's frame, a template's sform beside the scanner's qform, units
+other than mm, an unusable pixdim beside a good sform. Refuses volumes for which left and right or sizes would have to
+be guessed. Coordinates are NIfTI's, RAS+ in mm.
+
 Source: the NIfTI-1.1 header, "3D image orientation and location in space".
 """
 
@@ -31,9 +33,16 @@ Affine = Float[np.ndarray, "4 4"]
 
 
 def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
-    """The affine (voxel → mm in RAS+) a header means, and what was put right to get it.
+    """Return the affine voxel → mm in RAS+ that a header means, and the corrections that were made.
 
-    Raises InvalidInput where the header gives no orientation, contradicts itself, or is not a placement at all.
+    Args:
+        header: A NIfTI-1 or NIfTI-2 header.
+
+    Returns:
+        The affine, and one note for each correction.
+
+    Raises:
+        InvalidInput: If the header gives no orientation, contradicts itself, or has an unusable affine.
     """
     notes: list[str] = []
     pixdim = np.asarray(header["pixdim"], dtype=np.float64)
@@ -64,7 +73,14 @@ def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
 
 
 def check_affine(affine: Affine) -> None:
-    """Refuse an affine that is singular, not finite, sheared beyond 30° or of impossible voxel sizes."""
+    """Refuse an affine that is singular, not finite, sheared beyond 30° or of impossible voxel sizes.
+
+    Args:
+        affine: Voxel → mm, shape [4, 4].
+
+    Raises:
+        InvalidInput: If the affine is refused.
+    """
     if not np.isfinite(affine).all() or (voxel_sizes(affine) == 0).any():
         raise _no_affine()
     sizes = voxel_sizes(affine)
@@ -87,39 +103,84 @@ def check_affine(affine: Affine) -> None:
 
 
 def voxel_sizes(affine: Affine) -> Float[np.ndarray, "3"]:
-    """Edge lengths of a voxel in mm, axis by axis."""
+    """Return the edge lengths of a voxel in mm, axis by axis.
+
+    Args:
+        affine: Voxel → mm, shape [4, 4].
+
+    Returns:
+        Array of shape [3].
+
+    >>> voxel_sizes(np.diag([1.0, 2.0, 3.0, 1.0]))
+    array([1., 2., 3.])
+    """
     sizes: np.ndarray = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
     return sizes
 
 
 def shear(affine: Affine) -> float:
-    """Largest |cosine| between two voxel axes: 0 for orthogonal ones."""
+    """Return the largest |cosine| between two voxel axes; 0 if they are orthogonal.
+
+    Args:
+        affine: Voxel → mm, shape [4, 4].
+
+    Returns:
+        The cosine.
+    """
     axes = affine[:3, :3] / voxel_sizes(affine)
     return float(np.abs(axes.T @ axes - np.eye(3)).max())
 
 
 def same_place(one: Affine, other: Affine, shape: tuple[int, ...]) -> bool:
-    """Whether both affines put every voxel of a ``shape`` within a tenth of a voxel (at least .01 mm) of each other."""
+    """Return whether two affines place every voxel within a tenth of a voxel (at least .01 mm) of each other.
+
+    Args:
+        one: Voxel → mm, shape [4, 4].
+        other: The other affine.
+        shape: The volume's shape.
+
+    Returns:
+        True if they agree.
+    """
     gap = (one - other) @ corners(shape)
     tolerance = max(0.01, PLACE_TOLERANCE * float(voxel_sizes(one).min()))
     return bool(np.sqrt((gap[:3] ** 2).sum(axis=0)).max() <= tolerance)
 
 
 def corners(shape: tuple[int, ...], *, margin: float = 0.0) -> Float[np.ndarray, "4 8"]:
-    """Homogeneous voxel coordinates of a volume's corner voxels; ``margin`` .5 for its outer edges."""
+    """Return homogeneous voxel coordinates of a volume's corner voxels, [4, 8]; ``margin`` .5 gives its outer edges."""
     ends = [(-margin, n - 1 + margin) for n in shape]
     return np.array([(*corner, 1.0) for corner in itertools.product(*ends)]).T
 
 
 def to_axes_of(array: np.ndarray, affine: Affine, reference: Affine) -> tuple[np.ndarray, Affine]:
-    """[c, i, j, k] with its axes permuted and flipped to run as ``reference``'s do; values are untouched."""
+    """Permute and flip the axes of a volume so that they run as those of a reference. Values stay the same.
+
+    Args:
+        array: Shape [c, i, j, k].
+        affine: Its affine.
+        reference: Affine whose axes are wanted.
+
+    Returns:
+        The array and its new affine.
+    """
     turn = ornt_transform(io_orientation(affine), io_orientation(reference))
     turned = np.stack([apply_orientation(channel, turn) for channel in array])
     return turned, affine @ inv_ornt_aff(turn, array.shape[1:])
 
 
 def same_box(affine: Affine, shape: tuple[int, ...], other: Affine, other_shape: tuple[int, ...]) -> bool:
-    """Whether two volumes with parallel axes fill the same box, to half of the coarser voxel's edge."""
+    """Return whether two volumes with parallel axes fill the same box, to half of the coarser voxel's edge.
+
+    Args:
+        affine: Affine of the first volume.
+        shape: Shape of the first volume.
+        other: Affine of the second volume.
+        other_shape: Shape of the second volume.
+
+    Returns:
+        True if they do.
+    """
     gap = affine @ corners(shape, margin=0.5) - other @ corners(other_shape, margin=0.5)
     coarser = max(float(voxel_sizes(affine).max()), float(voxel_sizes(other).max()))
     return bool(np.abs(gap[:3]).max() <= coarser / 2)
@@ -134,7 +195,7 @@ def _sform(header: nib.Nifti1Header) -> Affine:
 
 
 def _qform(header: nib.Nifti1Header, notes: list[str], *, needed: bool) -> Affine | None:
-    """The qform; None where it cannot be used and a sform stands in for it."""
+    """Return the qform; None if it is unusable and the sform replaces it."""
     fixed = header.copy()
     if float(fixed["pixdim"][0]) == 0:
         fixed["pixdim"][0] = 1
@@ -154,7 +215,7 @@ def _qform(header: nib.Nifti1Header, notes: list[str], *, needed: bool) -> Affin
 
 
 def _check_pixdim(pixdim: Float[np.ndarray, "3"], sform: Affine, notes: list[str]) -> None:
-    """Sizes beside a sform: zero, negative or not finite says nothing; another size contradicts it."""
+    """Compare pixdim with the sform: an unusable pixdim is noted, another size is refused."""
     if not (np.isfinite(pixdim).all() and (pixdim > 0).all()):
         notes.append("pixdim is not usable: sform used")
     elif not np.allclose(pixdim, voxel_sizes(sform), rtol=SIZE_TOLERANCE, atol=0):

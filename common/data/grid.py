@@ -1,4 +1,8 @@
-"""A study's spacing and grid from public label maps: large enough for their structures, small enough to be quick."""
+"""Chooses a study's voxel spacing and grid from public label maps: large enough for the structures, small enough to
+train.
+
+Called by the planner and by the commands that draft a study. Refuses an empty list of label maps.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,28 @@ from common.errors import InvalidInput
 MULTIPLE = 8
 KEPT = 0.999
 MOST_VOXELS = 1 << 17
-"""A grid that is chosen has no more: a teacher then takes half a minute on one core."""
+"""Most voxels of a grid that is chosen automatically. Training a teacher then takes half a minute on one core."""
 
 PATCH = 96
 
 Triple = tuple[float, float, float]
 
 WHOLE_VOXELS = 1 << 21
-"""Volumes of more voxels are tiled when they are predicted: a U-Net's feature maps of one this size take about 1 GB."""
+"""Larger volumes are predicted in tiles. A U-Net's feature maps for a volume of this size take about 1 GB."""
 
 
 def choose_spacing(label_maps: Sequence[Path]) -> Triple:
-    """The maps' median voxel spacing in mm along the patient's axes, to a tenth of a millimetre from .1 to 20."""
+    """Return the median voxel spacing of label maps in mm along the patient's axes.
+
+    Args:
+        label_maps: Files of public label maps, at least one.
+
+    Returns:
+        Spacing in RAS+ axes, rounded to 0.1 mm, from 0.1 to 20.
+
+    Raises:
+        InvalidInput: If there is no file.
+    """
     _check(label_maps)
     each = [nib.as_closest_canonical(nib.load(path)).header.get_zooms()[:3] for path in label_maps]
     x, y, z = (min(20.0, max(0.1, round(float(value), 1))) for value in np.median(each, axis=0))
@@ -35,13 +49,35 @@ def choose_spacing(label_maps: Sequence[Path]) -> Triple:
 
 
 def choose_grid(label_maps: Sequence[Path], *, spacing_mm: Triple) -> tuple[int, int, int]:
-    """Voxels an axis, multiples of 8, so that a centred crop keeps 99.9 % of the maps' labelled voxels on each axis."""
+    """Return grid sizes so that on each axis a centred crop keeps 99.9 % of the maps' labelled voxels.
+
+    Args:
+        label_maps: Files of public label maps, at least one.
+        spacing_mm: The study's spacing.
+
+    Returns:
+        Voxels on each axis, multiples of 8.
+
+    Raises:
+        InvalidInput: If there is no file.
+    """
     x, y, z = (_voxels(reach) for reach in _reach(label_maps, spacing_mm=spacing_mm))
     return (x, y, z)
 
 
 def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple[Triple, tuple[int, int, int]]:
-    """Spacing and grid of at most ``most`` voxels: else the finest axes are made coarser."""
+    """Return spacing and grid; if the grid has more than ``most`` voxels, the finest axes are made coarser.
+
+    Args:
+        label_maps: Files of public label maps, at least one.
+        most: Largest number of voxels of the grid.
+
+    Returns:
+        Spacing in mm, and voxels on each axis. A spacing of 20 mm on all axes ends the search.
+
+    Raises:
+        InvalidInput: If there is no file.
+    """
     spacing = choose_spacing(label_maps)
     while math.prod(grid := choose_grid(label_maps, spacing_mm=spacing)) > most and min(spacing) < 20:
         finest = min(spacing)
@@ -51,9 +87,15 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
 
 
 def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
-    """The data with hospitals asked on a coarser grid where it has more than ``most`` voxels; the student's stays.
+    """Return data settings in which hospitals are asked on a grid 2 or 4 times coarser than the student's.
 
-    As it is where it has no more, and where no coarser grid has multiples of 8 voxels on each axis.
+    Args:
+        data: The study's data settings, with the student's grid.
+        most: Largest number of voxels of the grid on which hospitals are asked.
+
+    Returns:
+        The coarser settings. ``data`` itself if its grid is small enough, or no coarser grid has multiples of 8 voxels
+        on each axis and at most 20 mm spacing.
     """
     for finer in (2, 4):
         x, y, z = (n // finer for n in data.grid)
@@ -66,13 +108,23 @@ def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
 
 
 def patch_of(grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """What a network is trained on where a whole volume would be too much: at most :data:`PATCH` voxels an axis."""
+    """Return the size of training patches on a grid: at most :data:`PATCH` voxels on each axis.
+
+    Args:
+        grid: The grid.
+
+    Returns:
+        The patch size.
+
+    >>> patch_of((128, 64, 160))
+    (96, 64, 96)
+    """
     x, y, z = (min(PATCH, n) for n in grid)
     return x, y, z
 
 
 def _reach(label_maps: Sequence[Path], *, spacing_mm: Triple) -> list[float]:
-    """How far from the centre the maps' structures reach on each axis, in voxels of the spacing."""
+    """Return how far the maps' structures reach from the centre on each axis, in voxels of the given spacing."""
     _check(label_maps)
     reach: list[list[np.ndarray]] = [[], [], []]
     for path in label_maps:

@@ -1,8 +1,9 @@
 """Records the value ranges of a student's public volumes and measures how far another volume lies outside them.
 
-Intensities are taken as the network sees them, z-scored on the study's grid: seven quantiles and the mean step from a
-voxel to the next, a channel; size is the file's own field of view. Reads public volumes only. A volume within the
-ranges may still be one that the student is wrong about.
+The export of a bundle records the ranges; predictions compare a new volume with them and warn. Intensities are taken as
+the network sees them, z-scored on the study's grid: for each channel seven quantiles and the mean step between
+neighbouring voxels. Size is the file's own field of view. Only public volumes are read for the ranges. A volume within
+them may still be segmented wrongly.
 """
 
 from __future__ import annotations
@@ -23,14 +24,23 @@ _NAMES = (*(f"{q:.0%} quantile of intensity" for q in QUANTILES), "step between 
 _AXES = ("left to right", "back to front", "bottom to top")
 
 LEAST_STEP, LEAST_MM = 0.05, 5.0
-"""The least width of a range, in standard deviations and in mm."""
+"""Least width of a range: of intensities in standard deviations, of sizes in mm."""
 
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class InputRanges:
-    """Least and greatest of each figure over so many ``volumes``: ``intensity`` a channel, ``extent_mm`` in x, y, z."""
+    """Smallest and largest value of each figure over the public volumes.
+
+    Attributes:
+        volumes: Number of volumes.
+        intensity: For each channel, the range of each quantile and of the step.
+        extent_mm: Range of the field of view in x, y and z, in mm.
+
+    Raises:
+        InvalidInput: If a range is missing, not finite or reversed.
+    """
 
     volumes: int
     intensity: tuple[tuple[Range, ...], ...]
@@ -43,11 +53,23 @@ class InputRanges:
             raise InvalidInput("ranges of a bundle's inputs", limit="finite, least before greatest, for every channel")
 
     def to_json(self) -> dict[str, object]:
+        """Return the ranges as plain JSON."""
         return {"volumes": self.volumes, "intensity": self.intensity, "extent_mm": self.extent_mm}
 
     @classmethod
     def from_json(cls, record: object, *, channels: int) -> InputRanges:
-        """Read what :meth:`to_json` gave, of so many channels; InvalidInput for anything else."""
+        """Read the ranges that :meth:`to_json` wrote.
+
+        Args:
+            record: The parsed JSON.
+            channels: Number of channels that it must have.
+
+        Returns:
+            The ranges.
+
+        Raises:
+            InvalidInput: If the record is anything else.
+        """
         try:
             volumes, intensity, extent = (record[name] for name in ("volumes", "intensity", "extent_mm"))  # type: ignore[index]
             made = cls(int(volumes), tuple(map(_ranges, intensity)), _ranges(extent))
@@ -58,9 +80,16 @@ class InputRanges:
         return made
 
     def unlike(self, volume: Volume) -> str:
-        """Which figure of a volume is farthest outside, in words; empty where none is far.
+        """Return words about the figure of a volume that lies farthest outside the ranges.
 
-        Far is more than 1 + 4/n widths of the range beyond it: n volumes, if few, say little about where others lie.
+        A figure counts as outside if it is more than 1 + 4/n widths of the range beyond it. With few volumes n the
+        ranges say little about other volumes, so the limit is wider.
+
+        Args:
+            volume: The volume to compare.
+
+        Returns:
+            The words; empty if no figure is that far outside.
         """
         found, sizes = _figures(volume)
         worst, said = 1 + 4 / self.volumes, ""
@@ -78,7 +107,17 @@ class InputRanges:
 
 
 def input_ranges(volumes: Iterable[Volume]) -> InputRanges:
-    """The ranges over these volumes, one or more."""
+    """Return the ranges over one or more volumes.
+
+    Args:
+        volumes: Public volumes on the study's grid.
+
+    Returns:
+        The ranges.
+
+    Raises:
+        InvalidInput: If there is no volume.
+    """
     figures = [_figures(volume) for volume in volumes]
     if not figures:
         raise InvalidInput("volumes to take ranges of", value=0, limit="at least one")

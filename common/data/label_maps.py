@@ -1,4 +1,4 @@
-"""Label maps as arrays. Free of torch."""
+"""Converts label maps to probabilities, without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from jaxtyping import Float, UInt8
 
 
 def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarray, "k x y z"]:
-    """A label map as float32 probabilities of 0 and 1, one map per class."""
+    """Return a label map as float32 probabilities of 0 and 1.
+
+    Args:
+        labels: Label map, uint8 [x, y, z].
+        classes: Number k of classes.
+
+    Returns:
+        Float32 array of shape [k, x, y, z].
+
+    >>> one_hot(np.array([[[0, 1]]], dtype=np.uint8), 2)[1]
+    array([[[0., 1.]]], dtype=float32)
+    """
     result: np.ndarray = np.moveaxis(np.eye(classes, dtype=np.float32)[labels], -1, 0)
     return np.ascontiguousarray(result)

@@ -1,4 +1,4 @@
-"""Reads how much memory this process may still take, from its container and its machine."""
+"""Reads how much memory this process may still allocate, from its container and its machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The Medical Segmentation Decathlon's dataset layout: read it, write it.
+"""Reads and writes datasets in the layout of the Medical Segmentation Decathlon.
 
-A dataset without a readable ``dataset.json`` is refused. One bad case never stops the rest: a missing file, an entry
-that is not understood, a path that leaves the directory or a case listed twice becomes a :class:`Problem`, is left out
-of ``cases`` and counted.
+Called by the readers of layouts, by the split, and for synthetic data. Refuses a dataset without a readable
+``dataset.json``. One bad case does not stop the rest: a missing file, an entry that is not understood, a path outside
+the directory, or a case listed twice becomes a :class:`Problem` and is left out of ``cases``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ NIFTI_SUFFIXES = (".nii.gz", ".nii")
 
 
 def nifti_ending(name: str) -> str:
-    """The ending of a NIfTI file's name as it is written there, in letters of either case; empty for any other name.
+    """Return the ending of a NIfTI file's name as it is written, in upper or lower case; empty for any other name.
+
+    Args:
+        name: A file name.
+
+    Returns:
+        ``.nii.gz`` or ``.nii`` in the name's own letters, or an empty string.
 
     >>> nifti_ending("SCAN_01.NII.GZ"), nifti_ending("scan.nii"), nifti_ending("scan.mha")
     ('.NII.GZ', '.nii', '')
@@ -34,7 +40,18 @@ def nifti_ending(name: str) -> str:
 
 
 def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
-    """The NIfTI files of a folder by name; InvalidInput where there is no such folder, or none in it."""
+    """Return the NIfTI files of a folder, sorted by name.
+
+    Args:
+        folder: The folder.
+        what: What the folder is for, for the error.
+
+    Returns:
+        At least one file.
+
+    Raises:
+        InvalidInput: If the folder does not exist or holds no NIfTI file.
+    """
     if not folder.is_dir():
         raise InvalidInput(what, value=str(folder), limit="a folder that is there")
     found = sorted(p for p in folder.iterdir() if nifti_ending(p.name) and not p.name.startswith("."))
@@ -45,7 +62,14 @@ def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
 
 
 def other_files(folder: Path) -> tuple[Problem, ...]:
-    """What else lies in a folder of NIfTI files and is left out, hidden files apart, each with why."""
+    """Return what else lies in a folder of NIfTI files and is left out, except hidden files.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        One problem for each file or folder; empty if the folder does not exist.
+    """
     if not folder.is_dir():
         return ()
     others = (p for p in sorted(folder.iterdir()) if not p.name.startswith("."))
@@ -57,7 +81,20 @@ def other_files(folder: Path) -> tuple[Problem, ...]:
 
 
 def case_id(file_name: str) -> str:
-    """``imagesTr/patient_001.nii.gz`` → ``patient_001``; other suffixes are refused."""
+    """Return the id of a case from the name of its file.
+
+    Args:
+        file_name: Path or name that ends in ``.nii.gz`` or ``.nii``.
+
+    Returns:
+        The name without ending and folders.
+
+    Raises:
+        InvalidInput: For another ending.
+
+    >>> case_id("imagesTr/patient_001.nii.gz")
+    'patient_001'
+    """
     name = PurePosixPath(file_name).name
     ending = nifti_ending(name)
     if ending and len(name) > len(ending):
@@ -66,20 +103,30 @@ def case_id(file_name: str) -> str:
 
 
 class MsdLayout:
-    """The Decathlon's layout among the others (:mod:`client.data.layouts`)."""
+    """The Decathlon's layout as an entry of :mod:`client.data.layouts`."""
 
     name = "msd"
     says = "dataset.json with the lists training and test, imagesTr, labelsTr"
 
     def matches(self, directory: Path) -> bool:
+        """Return whether the directory holds a ``dataset.json``."""
         return (directory / "dataset.json").is_file()
 
     def read(self, directory: Path) -> Dataset:
+        """Read the dataset (:func:`read_dataset`)."""
         return read_dataset(directory)
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; one that cannot be looked for (its name is too long, its folder closed) is not."""
+    """Return whether a path is a file; False if the file system refuses the look-up, such as for a name that is too
+    long.
+
+    Args:
+        path: The path.
+
+    Returns:
+        True if it is a file.
+    """
     try:
         return path.is_file()
     except OSError:
@@ -87,7 +134,17 @@ def is_file(path: Path) -> bool:
 
 
 def read_index(directory: Path) -> dict[str, object]:
-    """``dataset.json``; InvalidInput where it is missing or no JSON object."""
+    """Return the contents of ``dataset.json``.
+
+    Args:
+        directory: The dataset's directory.
+
+    Returns:
+        The parsed JSON object.
+
+    Raises:
+        InvalidInput: If the file is missing, too large, or no JSON object.
+    """
     path = directory / "dataset.json"
     if not is_file(path):
         raise InvalidInput(
@@ -104,11 +161,19 @@ def read_index(directory: Path) -> dict[str, object]:
 
 
 def read_dataset(directory: Path) -> Dataset:
-    """Read ``dataset.json`` and check that the files it names exist; no volume is opened.
+    """Read ``dataset.json`` and check that the files it names exist. No volume is opened.
 
-    Patients are those of ``patients.tsv`` or ``patients.csv`` beside it; without one every case is a patient.
-    Raises InvalidInput where the directory is no dataset at all: no ``dataset.json``, not JSON, no usable labels or
-    channels, no case listed. Everything wrong with a single case is a Problem.
+    Patients are those of ``patients.tsv`` or ``patients.csv`` beside it. Without such a table every case is a patient.
+
+    Args:
+        directory: The dataset's directory.
+
+    Returns:
+        The dataset. Everything wrong with a single case is one of its problems.
+
+    Raises:
+        InvalidInput: If there is no ``dataset.json``, it is no JSON object, has no usable labels or channels, or lists
+            no case.
     """
     document = read_index(directory)
     labels = _numbered(document.get("labels"), key="labels")
@@ -158,13 +223,25 @@ def write_dataset(
     synthetic: bool = False,
     regions: Iterable[str] = (),
 ) -> Dataset:
-    """Write an MSD dataset: copy each case's files to imagesTr and labelsTr (imagesTs without a label), then the index.
+    """Write an MSD dataset: copy each case's files, then write the index.
 
-    Where cases say whose scans they are, ``patients.tsv`` says so too. ``synthetic``: Consilium made the cases itself.
-    ``regions``: as ``DataConfig.regions`` has them, under a key of Consilium's own.
+    Labelled cases go to imagesTr and labelsTr, the others to imagesTs. If cases name patients, ``patients.tsv`` is
+    written too. A file that already lies in its place is kept, so a caller may write volumes first and call this last.
 
-    A file that already lies in its place is left there, so a producer may write volumes first and the index last.
-    Returns the dataset as :func:`read_dataset` reads it back. Raises InvalidInput for a missing file.
+    Args:
+        directory: Where to write; created if needed.
+        name: Name of the dataset.
+        labels: Names of the label values, the background first.
+        channels: Names of the channels.
+        cases: The cases to copy.
+        synthetic: True if Consilium made the cases.
+        regions: Overlapping structures as in ``DataConfig.regions``, written under a key of Consilium's own.
+
+    Returns:
+        The dataset as :func:`read_dataset` reads it back.
+
+    Raises:
+        InvalidInput: If a case's file is missing or no NIfTI file.
     """
     cases = sorted(cases, key=lambda case: case.id)
     training: list[dict[str, str]] = []
@@ -200,7 +277,9 @@ def write_dataset(
 
 
 def _numbered(table: object, *, key: str) -> tuple[str, ...]:
-    """``{"0": "background", "1": "left"}`` → ``("background", "left")``; gaps and repeats are refused."""
+    """Return names by their numbers: ``{"0": "background", "1": "left"}`` → ``("background", "left")``; refuse gaps and
+    repeats.
+    """
     limit = 'an object that numbers names from 0 without a gap, such as {"0": "background", "1": "left"}'
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
         raise InvalidInput(f"dataset.json: {key}", value=table, limit=limit)

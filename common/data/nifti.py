@@ -1,9 +1,10 @@
-"""A NIfTI file's bytes → its voxels, their place and what was put right; or the reason why not.
+"""Reads a NIfTI file's bytes: returns its voxels, their place and the corrections made, or refuses with the reason.
 
-The header is read as it is, before any library's repairs, and every size in it is checked before anything of that size
-is allocated or unpacked. A file costs nothing that promises more voxels than its reader has room for, or more than gzip
-or an image could have packed into it; nor does one that unpacks to more than it promises. Reads NIfTI-1 and NIfTI-2 in
-one file, of either byte order, plain or gzipped. A message names no file.
+Called for every volume that a site or the server opens. The header is read before any library repairs it, and every
+size in it is checked before memory of that size is allocated. Refuses, before unpacking, a file that announces more
+voxels than its reader has room for, or more than gzip or an image could pack into it. Refuses a file that unpacks to
+more than it announces. Reads NIfTI-1 and NIfTI-2 in one file, of either byte order, plain or gzipped. Messages name no
+file.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ MAX_FILE_BYTES = 1 << 31
 MAX_NATIVE_VOXELS = 1 << 27
 LARGEST_INTENSITY = 1e15
 GZIP_RATIO = 1032
-"""What gzip packs at most into a byte; label maps come near it."""
+"""Most bytes that one byte of gzip unpacks to. Label maps come near it."""
 IMAGE_RATIO = 64
-"""What scans of more than :data:`_SMALL` bytes pack to at most, measured: 2 to 8, 20 with most of it empty."""
+"""Largest compression ratio accepted for scans of more than :data:`_SMALL` bytes. Measured scans have 2 to 8, nearly
+empty ones 20."""
 _SMALL = 1 << 24
 MAX_OFFSET = 1 << 24
-"""Where the voxels may start: behind the header and its extensions, which are kilobytes."""
+"""Largest offset of the voxels in bytes. Header and extensions before them usually have kilobytes."""
 _GZIP = b"\x1f\x8b"
 _HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 _SLACK = 1 << 20
-"""Bytes that may follow the voxels: padding to a tape's or a disk's block."""
+"""Most bytes that may follow the voxels, such as padding to a block."""
 
 _OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"PK\x03\x04", "is a zip archive", "unpack it"),
@@ -57,8 +59,13 @@ _OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A file's own voxels [c, i, j, k] (float32, or float64 where the file has doubles), the affine voxel → mm in RAS+,
-    and what was put right."""
+    """A file's own voxels.
+
+    Attributes:
+        array: Intensities [c, i, j, k], float32, or float64 if the file has doubles.
+        affine: Voxel → mm in RAS+, [4, 4].
+        notes: Corrections that were made.
+    """
 
     array: Float[np.ndarray, "c i j k"]
     affine: Affine
@@ -67,7 +74,13 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class VoxelRoom:
-    """What a file may hold: voxels over all channels, and bytes that one byte may unpack to; ``remedy`` for more."""
+    """How much a file may hold.
+
+    Attributes:
+        voxels: Largest number of voxels over all channels.
+        ratio: Largest number of bytes that one compressed byte may unpack to.
+        remedy: What to do with a larger file.
+    """
 
     voxels: int = MAX_NATIVE_VOXELS
     ratio: int = GZIP_RATIO
@@ -125,19 +138,19 @@ def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:
 
 
 class _Source:
-    """A file's bytes, unpacked no further than asked for."""
+    """A file's bytes, unpacked only as far as they are requested."""
 
     def __init__(self, content: bytes, *, packed: bool) -> None:
         self._stream = gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content)
         self._start = b""
 
     def start(self, count: int) -> bytes:
-        """The first ``count`` bytes, fewer where there are no more; may be asked again for more."""
+        """Return the first ``count`` bytes, or fewer if the file is shorter. It may be called again for more."""
         self._start += self._take(max(0, count - len(self._start)))
         return self._start
 
     def slice(self, offset: int, count: int) -> bytes:
-        """``count`` bytes from ``offset``, which lies behind the start; refused where the file ends before."""
+        """Return ``count`` bytes from ``offset``, which lies behind the start; refuse a file that ends before."""
         skip = offset - len(self._start)
         if len(self._take(skip)) < skip or len(voxels := self._take(count)) < count:
             raise InvalidInput(
@@ -146,7 +159,7 @@ class _Source:
         return voxels
 
     def left_over(self, most: int) -> int:
-        """How many bytes follow, counted no further than beyond ``most``; reading to the end checks the checksum."""
+        """Count the bytes that follow, up to a little more than ``most``. Reading to the end checks gzip's checksum."""
         total = 0
         while total <= most and (piece := self._take(1 << 20)):
             total += len(piece)
@@ -160,7 +173,7 @@ class _Source:
 
 
 def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
-    """The header, unrepaired, and the least offset of the voxels."""
+    """Return the unrepaired header, and the least offset of the voxels."""
     start = source.start(348)
     if not start:
         raise InvalidInput("volume file is empty", remedy="copy or export it again")
@@ -192,7 +205,7 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
 def _shape(
     header: nib.Nifti1Header, channels: int | None, room: VoxelRoom
 ) -> tuple[tuple[int, int, int, int], tuple[str, ...]]:
-    """[i, j, k, c] with the axes of length 1 behind the third taken away."""
+    """Return [i, j, k, c], without the axes of length 1 behind the third."""
     dim = [int(n) for n in header["dim"]]
     sizes = dim[1 : dim[0] + 1] if 1 <= dim[0] <= 7 else []
     if not sizes or min(sizes) < 1:
@@ -250,7 +263,9 @@ def _offset(header: nib.Nifti1Header, least: int) -> int:
 
 
 def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarray, "i j k c"]:
-    """Intensities: slope · stored + intercept. NaN and infinity pass; what no scanner measures is refused."""
+    """Return slope · stored + intercept. NaN and infinity pass; a scale or a value that no scanner
+    produces is refused.
+    """
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if math.isinf(slope) or (slope != 0 and not math.isnan(slope) and not math.isfinite(intercept)):
         raise InvalidInput(

@@ -1,8 +1,9 @@
-"""Whose scan a case is: a table beside the data, or one named on the command line.
+"""Determines whose scan each case is, from a table beside the data or one named on the command line.
 
-The table has a header with the columns ``case_id`` and ``patient_id``, in CSV (commas or semicolons) or TSV. Refuses a
-table that leaves out a listed case or gives one case to two patients: a patient counted twice would be protected half
-as well as stated. A table is read before any scan is looked at, so what is refused is what a person wrote.
+Called by the readers of layouts and by the split. The table has a header with the columns ``case_id`` and
+``patient_id``, in CSV (commas or semicolons) or TSV. It is read before any scan is opened, so a refusal depends only on
+what a person wrote. Refuses a table that misses a listed case or assigns a case to two patients: a patient under two
+names would have half the stated protection.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ MAX_TABLE_CELLS = 1_000_000
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV or TSV file with a header; names and values without surrounding blanks.
+    """Return the rows of a CSV or TSV file with a header; names and values are stripped of surrounding blanks.
 
-    The separator is the tab in a ``.tsv``, else whichever of ``,`` and ``;`` the header holds. Raises InvalidInput for
-    a file that is not UTF-8 text, has no header, or a row of another length.
+    The separator is the tab in a ``.tsv``, else whichever of ``,`` and ``;`` the header has more of.
+
+    Args:
+        path: The file.
+
+    Returns:
+        One mapping from column name to value for each row.
+
+    Raises:
+        InvalidInput: If the file is too large, not UTF-8 text, has no header, or has a row of another length.
     """
     wrong = {"value": path.name, "remedy": "save it as CSV in UTF-8"}
     with parsing("table cannot be read", limit="text in UTF-8", **wrong):
@@ -52,7 +61,18 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
-    """Case id → patient id of every listed case. Raises InvalidInput for a gap or a case with two patients."""
+    """Return the patient of every listed case.
+
+    Args:
+        path: The table.
+        listed: Ids of the cases that must be in it.
+
+    Returns:
+        Patient id by case id.
+
+    Raises:
+        InvalidInput: If a case is missing or has two patients.
+    """
     patients: dict[str, str] = {}
     for row in read_table(path):
         case, patient = row.get("case_id", ""), row.get("patient_id", "")
@@ -76,7 +96,18 @@ def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
 
 
 def with_patients(dataset: Dataset, table: Path) -> Dataset:
-    """The dataset with whose scan each case is, from a table (:func:`read_patients`)."""
+    """Return the dataset with the patient of each case, from a table.
+
+    Args:
+        dataset: The dataset.
+        table: A table as :func:`read_patients` reads it.
+
+    Returns:
+        A new dataset with ``patient_identity`` table.
+
+    Raises:
+        InvalidInput: As :func:`read_patients`.
+    """
     ids = dict.fromkeys([*dataset.listed, *(case.id for case in dataset.cases)])
     patients = read_patients(table, ids)
     return replace(
@@ -88,12 +119,19 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
 
 
 def counted_once(dataset: Dataset) -> Dataset:
-    """The dataset with every scan once a patient, and a note of scans that stand under two patients.
+    """Return the dataset with repeated scans of one patient left out, and a note of scans that occur under two
+    patients.
 
-    Scans are alike by the content of their image files; other copies, compressed or stored differently, are for
-    `site doctor` to find. Among one patient's a copy is a Problem and left out, whatever any other patient has. Between
-    patients nothing is left out: each keeps its slot and its own files, for a rule that let one's files decide about
-    another's would let one patient move two voters. What it means is said (:attr:`Dataset.doubled`). Refuses nothing.
+    Scans are compared by the content of their image files. Copies that are compressed or stored differently are found
+    by `site doctor`. Within one patient a repeated scan becomes a Problem and is left out, whatever other patients
+    have. Between patients nothing is left out: if one patient's files decided about another's, one patient could move
+    two voters. Such pairs are listed in :attr:`Dataset.doubled`.
+
+    Args:
+        dataset: The dataset.
+
+    Returns:
+        A new dataset. Nothing is refused.
     """
     labelled = sorted(dataset.labelled, key=lambda case: case.id)
     own: dict[str, list[Case]] = {}
@@ -114,7 +152,9 @@ def counted_once(dataset: Dataset) -> Dataset:
 
 
 def _copies(cases: Sequence[Case], content_of: Callable[[Path], str | None]) -> list[tuple[str, str]]:
-    """(id, id of the first before it with an image file of the same content) of every case that repeats another."""
+    """Return (id, id of the first earlier case with an image file of the same content) for every case that repeats
+    another.
+    """
     sizes = Counter(_size(path) for case in cases for path in case.images)
     seen: dict[str, str] = {}
     found: list[tuple[str, str]] = []
@@ -130,14 +170,21 @@ def _copies(cases: Sequence[Case], content_of: Callable[[Path], str | None]) -> 
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file, or of a folder's files (a DICOM series), whatever they are called."""
+    """Return the SHA-256 of a file, or of the files of a folder (a DICOM series) independent of their names.
+
+    Args:
+        path: File or folder.
+
+    Returns:
+        The hash as a hex string.
+    """
     if not path.is_dir():
         return sha256_file(path)
     return digest("folder", sorted(sha256_file(file) for file in path.iterdir() if file.is_file()))
 
 
 def _size(path: Path) -> int | None:
-    """None for what cannot be looked at: reading it will say so."""
+    """Return the size in bytes; None if it cannot be read, which opening the file reports later."""
     try:
         files = path.iterdir() if path.is_dir() else [path]
         return sum(file.stat().st_size for file in files if file.is_file())
@@ -153,11 +200,23 @@ def _content(path: Path) -> str | None:
 
 
 def write_patients(directory: Path, cases: Iterable[Case]) -> None:
-    """Write ``patients.tsv``; a case that does not say whose scan it is counts as its own patient."""
+    """Write ``patients.tsv``; a case without a patient counts as its own.
+
+    Args:
+        directory: The dataset's directory.
+        cases: The cases.
+    """
     lines = ["case_id\tpatient_id", *(f"{case.id}\t{case.patient or case.id}" for case in cases)]
     (directory / PATIENT_TABLES[0]).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def find_table(directory: Path) -> Path | None:
-    """``patients.tsv`` or ``patients.csv`` in a dataset's directory."""
+    """Return ``patients.tsv`` or ``patients.csv`` in a dataset's directory.
+
+    Args:
+        directory: The dataset's directory.
+
+    Returns:
+        The path; None if there is neither.
+    """
     return next((directory / name for name in PATIENT_TABLES if (directory / name).is_file()), None)

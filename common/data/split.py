@@ -1,9 +1,9 @@
-"""Deal a dataset's cases to hospitals, the public, validation and test: by seed, on record.
+"""Splits a dataset's cases into hospitals, public parts, validation and test, by a seed, and records the split.
 
-Every case goes to exactly one place, and every patient with all scans. Public label maps are of other cases than public
-images; paired cases alone are public with both. Cases of one hospital stay with that hospital's site where the dataset
-or a table of sites says so; otherwise patients are dealt at random. Refuses counts the dataset cannot fill and a
-directory that already holds something.
+Called by `consilium data split` and by the demo. Every case goes to exactly one part, with all scans of its patient.
+Public label maps come from other cases than public images; only paired cases are public with both. If the dataset or a
+table of sites names hospitals, cases stay with theirs; otherwise patients are dealt at random. Refuses counts that the
+dataset cannot fill, and a directory that already holds something.
 """
 
 from __future__ import annotations
@@ -29,7 +29,19 @@ SPLIT_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class SplitCounts:
-    """How many cases go where; the hospitals share the rest. ``hospitals`` None: as many as the dataset names."""
+    """How many cases go to each part; the hospitals share the rest.
+
+    Attributes:
+        hospitals: Number of hospitals; None for as many as the dataset names.
+        public_images: Cases whose image becomes public.
+        label_maps: Cases whose label map becomes public.
+        validation: Cases for validation.
+        test: Cases for testing.
+        paired: Cases whose image and label map both become public.
+
+    Raises:
+        InvalidInput: If a number is negative, or ``hospitals`` is 0.
+    """
 
     hospitals: int | None = None
     public_images: int = 24
@@ -47,12 +59,13 @@ class SplitCounts:
 
     @property
     def set_aside(self) -> int:
+        """Number of cases that go to no hospital."""
         return self.public_images + self.label_maps + self.paired + self.validation + self.test
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where each case went."""
+    """The part that each case went to."""
 
     seed: int
     sites: dict[str, tuple[Case, ...]]
@@ -65,15 +78,23 @@ class Split:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """Every case that went somewhere."""
+        """Every case of all parts."""
         apart = (self.public_images, self.label_maps, self.validation, self.test, self.paired)
         return tuple(case for part in (*self.sites.values(), *apart) for case in part)
 
 
 def with_sites(dataset: Dataset, table: Path) -> Dataset:
-    """The dataset with the hospital of each case, by a table with the columns ``case_id`` and ``site``.
+    """Return the dataset with the hospital of each case, from a table with the columns ``case_id`` and ``site``.
 
-    Raises InvalidInput for a case without a site or with two.
+    Args:
+        dataset: The dataset.
+        table: The table.
+
+    Returns:
+        A new dataset.
+
+    Raises:
+        InvalidInput: If a case has no site or two.
     """
     sites: dict[str, str] = {}
     for row in read_table(table):
@@ -101,14 +122,26 @@ def plan_split(
     folds: int | None = None,
     tests: Callable[[str], bool] = lambda name: True,
 ) -> Split:
-    """Decide where every labelled case goes; opens each file only to hash it.
+    """Decide which part every labelled case goes to. Files are opened only to hash them.
 
-    A scan that is there twice under two names is used once and reported. Hospitals give in proportion to their patients
-    to what is set aside, and each keeps one at least. All scans of a patient go to one place, so a part may hold a few
-    more cases than asked for. ``folds``: the test part is one of so many equal folds of the patients, by ``seed`` in
-    turn, so that every patient that may be set aside is once tested on. ``tests`` says by a patient's name (the case's
-    where it names no patient) whether it may be tested on; every other part takes any patient.
-    Raises InvalidInput where the cases do not suffice or hospitals do not match.
+    A scan that occurs under two names is used once and reported. Each hospital gives cases in proportion to its
+    patients, and keeps at least one patient. All scans of a patient go to one part, so a part may hold a few more cases
+    than asked.
+
+    Args:
+        dataset: The dataset.
+        counts: How many cases each part gets.
+        seed: Seed of the random order.
+        folds: If given, the test part is one of this many equal folds of the patients, chosen by ``seed``, so that over
+            successive seeds every patient that may be set aside is tested once; ``counts.test`` is then ignored.
+        tests: Returns, for a patient's name (or the case's, if it names no patient), whether it may be in the test
+            part.
+
+    Returns:
+        The split.
+
+    Raises:
+        InvalidInput: If there are too few cases, or hospitals do not match.
     """
     counts = counts if folds is None else replace(counts, test=0)
     cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
@@ -157,7 +190,9 @@ def plan_split(
 
 
 def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
-    """The hospitals that the cases name, none unless all do; as many as ``asked`` for, where a number was."""
+    """Return the hospitals that the cases name; none unless all cases name one. Refuse another number than
+    ``asked``.
+    """
     named = sorted({case.hospital for case in cases if case.hospital is not None})
     if not all(case.hospital is not None for case in cases) or not named:
         if asked is None:
@@ -169,7 +204,7 @@ def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
 
 
 def _patients(cases: Iterable[Case], *, by_hospital: bool) -> list[list[Case]]:
-    """Every patient's cases."""
+    """Group the cases by patient; refuse a patient at two hospitals."""
     patients: dict[str, list[Case]] = {}
     for case in cases:
         patients.setdefault(case.patient or case.id, []).append(case)
@@ -182,12 +217,12 @@ def _patients(cases: Iterable[Case], *, by_hospital: bool) -> list[list[Case]]:
 
 
 def _name(own: Sequence[Case]) -> str:
-    """The name of the patient whose cases these are."""
+    """Return the name of the patient whose cases these are."""
     return own[0].patient or own[0].id
 
 
 def _taken(order: list[list[Case]], count: int) -> tuple[Case, ...]:
-    """The first patients' cases, as many as asked for if there are; ``order`` loses them."""
+    """Take the first patients' cases from ``order``, until there are ``count`` cases or no patients left."""
     part: list[Case] = []
     while len(part) < count and order:
         part += order.pop(0)
@@ -195,7 +230,7 @@ def _taken(order: list[list[Case]], count: int) -> tuple[Case, ...]:
 
 
 def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> dict[str, tuple[Case, ...]]:
-    """The patients' cases by site: the hospital that each names, or as many hospitals in turn."""
+    """Return the patients' cases by site: the hospital that each names, or numbered hospitals in turn."""
     dealt = (
         {f"hospital-{i + 1:02d}": order[i::hospitals] for i in range(hospitals)}
         if isinstance(hospitals, int)
@@ -209,7 +244,7 @@ def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> di
 
 
 def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tuple[list[list[Case]], list[list[Case]]]:
-    """Patients in the order in which they are set aside, and those that never are: one of every named hospital.
+    """Return patients in the order in which they are set aside, and those that never are: one of every named hospital.
 
     Any first part of the order holds each hospital's share, as closely as whole patients allow.
     """
@@ -230,12 +265,22 @@ def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tupl
 
 
 def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
-    """Copy every case to its place below ``out`` and record it in ``split.json``, written last; returns the record.
+    """Copy every case to its part below ``out`` and record the split in ``split.json``, which is written last.
 
-    A case with a file for each channel, or with labels of other numbers, is written as one file with the dataset's own.
+    A case with a file for each channel, or with other label numbers, is written as one file with the dataset's numbers.
+    ``sites/<name>/``, ``validation/``, ``test/`` and, if there are paired cases, ``public/paired`` are MSD datasets.
+    ``public/images`` holds images without labels, ``public/label-maps`` label maps without images.
 
-    ``sites/<name>/``, ``validation/``, ``test/`` and, where there are any, ``public/paired`` are MSD datasets;
-    ``public/images`` holds images without labels, ``public/label-maps`` labels without images.
+    Args:
+        split: The split.
+        dataset: The dataset that was split.
+        out: A new or empty directory.
+
+    Returns:
+        The record that ``split.json`` holds.
+
+    Raises:
+        InvalidInput: If ``out`` is not empty, or a case cannot be written.
     """
     if out.exists() and any(out.iterdir()):
         raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
@@ -303,7 +348,7 @@ def _all_as_files(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
 
 
 def _as_files(case: Case, folder: Path) -> Case:
-    """The case as one image file and one label map in the dataset's own numbers; itself where it is that already."""
+    """Return the case as one image file and one label map in the dataset's numbers, converting it if needed."""
     image, label = case.image, case.label
     if not image.is_file():
         raise InvalidInput(f"image of {case.id}", value=image.name, limit="a NIfTI file", remedy="convert the series")
@@ -326,7 +371,18 @@ def _as_files(case: Case, folder: Path) -> Case:
 
 
 def without_channel(directory: Path, channel: str) -> Dataset:
-    """Take a channel out of every image of an MSD dataset that :func:`write_split` wrote: a hospital that has none."""
+    """Remove a channel from every image of an MSD dataset, to imitate a hospital that does not record it.
+
+    Args:
+        directory: A dataset that :func:`write_split` wrote; its files are changed.
+        channel: Name of the channel.
+
+    Returns:
+        The changed dataset.
+
+    Raises:
+        InvalidInput: If the channel is unknown or the only one.
+    """
     dataset = read_dataset(directory)
     if channel not in dataset.channels or len(dataset.channels) == 1:
         raise InvalidInput(
@@ -354,7 +410,17 @@ def _saved(array: np.ndarray, affine: np.ndarray, path: Path) -> Path:
 
 
 def read_left_out(record: Path) -> tuple[int, tuple[Problem, ...]]:
-    """How many cases a split dealt, and which it left out and why, by its ``split.json``."""
+    """Read from ``split.json`` how many cases the split dealt, and which it left out.
+
+    Args:
+        record: Path of ``split.json``.
+
+    Returns:
+        Number of cases, and the problems.
+
+    Raises:
+        InvalidInput: If the file is no record of a split.
+    """
     with parsing("record of a split", value=record.name, limit="split.json as `data split` writes it"):
         document = parse_json(record.read_bytes(), what="record of a split")
         parts = ("public_images", "label_maps", "validation", "test", "paired")
@@ -364,7 +430,18 @@ def read_left_out(record: Path) -> tuple[int, tuple[Problem, ...]]:
 
 
 def private_label_hashes(record: Path) -> frozenset[str]:
-    """SHA-256 of every label map that ``split.json`` gave to a site, validation or test: none may shape a codec."""
+    """Return the hashes of all label maps that a split gave to sites, validation or test. No codec may be fitted on
+    these.
+
+    Args:
+        record: Path of ``split.json``.
+
+    Returns:
+        SHA-256 hashes.
+
+    Raises:
+        InvalidInput: If the file is no record of a split.
+    """
     with parsing("record of a split", value=record.name, limit="split.json as `data split` writes it"):
         document = parse_json(record.read_bytes(), what="record of a split")
         parts = [document["validation"], document["test"], *document["sites"].values()]
@@ -372,7 +449,9 @@ def private_label_hashes(record: Path) -> frozenset[str]:
 
 
 def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
-    """Cases whose image no earlier case has: a scan under two names could be public and private at once."""
+    """Return cases without repeated images, and a problem for each repeat, which could be public and
+    private at once.
+    """
     seen: dict[str, str] = {}
     kept, repeated = [], []
     for case in cases:

@@ -1,11 +1,13 @@
-"""3D phantoms that stand in for patients: made from a seed, written as an MSD dataset, private to nobody.
+"""Makes 3D phantoms from a seed, which stand in for patients, and writes them as an MSD dataset.
 
-A bent ellipsoid is cut across into two neighbouring structures (anterior and posterior, like a hippocampus), with a
-third one beside it if asked for. Pose, size, bend, cut and a smooth deformation vary from patient to patient, so the
-mean shape is a poor answer; tissue texture, bodies of the same brightness elsewhere, partial volume, a bias field and
-Rician noise make brightness a poor answer too. Each hospital has a scanner of its own: contrast, noise, voxel spacing
-and axis order. Every case is a function of (seed, its number), whatever else is made. A :class:`Drawing` says how
-cluttered the images are and where the border between the two structures is drawn: collections may differ in both.
+Called by `consilium data synth`, the demo and tests. A bent ellipsoid is cut into two neighbouring structures
+(anterior and posterior, like a hippocampus); a third one lies beside it if requested. Pose, size, bend, cut and a
+smooth deformation vary between patients, so that the mean shape is a poor segmentation. Tissue texture, other bodies of
+the same brightness, partial volume, a bias field and Rician noise make brightness alone a poor segmentation too.
+
+Each hospital has its own scanner: contrast, noise, voxel spacing and axis order. A case depends only on the seed and
+its number. A :class:`Drawing` sets how cluttered the images are and where the border between the two structures is
+drawn, in which collections may differ.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _SCANNER, _CASE = 1, 2  # keep the two kinds of draws apart
 
 @dataclass(frozen=True, slots=True)
 class Scanner:
-    """What a hospital's images have in common. ``noise_std`` is relative to white matter, ``gain`` its stored value."""
+    """What all images of a hospital share. ``noise_std`` is relative to white matter, ``gain`` is white matter's stored
+    value.
+    """
 
     spacing_mm: tuple[float, float, float]
     orientation: str
@@ -47,13 +51,16 @@ class Scanner:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How a collection's phantoms are imaged and drawn, apart from scanners and anatomy.
+    """How a collection's phantoms are imaged and annotated, apart from scanners and anatomy.
 
-    ``border_mm``: how far before the visible change of brightness the label maps draw the border between anterior and
-    posterior. ``cut_mm``: mean and standard deviation of that change's place along the body, over patients. Both are mm
-    of a body of size 1.
-    ``clutter``: strength of tissue texture and of bodies elsewhere; ``noise``: of the scanners' noise. ``size``: of the
-    body, relative to :data:`HALF_AXES_MM`; ``shift_mm``: how far it lies from the scan's centre at most, on each axis.
+    Attributes:
+        border_mm: Distance by which the annotated border between anterior and posterior lies before the visible change
+            of brightness, in mm of a body of size 1.
+        cut_mm: Mean and standard deviation over patients of that change's position along the body, in the same mm.
+        clutter: Strength of tissue texture and of other bodies.
+        noise: Factor of the scanners' noise.
+        size: Size of the body, relative to :data:`HALF_AXES_MM`.
+        shift_mm: Largest distance of the body from the scan's centre, on each axis.
     """
 
     border_mm: float = 0.0
@@ -68,12 +75,19 @@ PLAIN = Drawing()
 
 
 def study_data(structures: int = 2) -> DataConfig:
-    """Labels, spacing and grid that suit the phantoms."""
+    """Return labels, spacing and grid that suit the phantoms.
+
+    Args:
+        structures: Number of structures, 2 or 3.
+
+    Returns:
+        The data settings of a study.
+    """
     return DataConfig(labels=("background", *STRUCTURES[:structures]), spacing_mm=(1.4, 1.4, 1.4), grid=(32, 32, 32))
 
 
 def scanner_of(hospital: int, *, seed: int) -> Scanner:
-    """The scanner of one hospital, the same for every number of cases."""
+    """Return the scanner of one hospital. It does not depend on the number of cases."""
     rng = np.random.default_rng([_SCANNER, seed, hospital])
     in_plane, slices = rng.uniform(1.0, 1.3), rng.uniform(1.0, 1.6)
     return Scanner(
@@ -89,7 +103,17 @@ def scanner_of(hospital: int, *, seed: int) -> Scanner:
 def phantom(
     rng: np.random.Generator, scanner: Scanner, *, structures: int = 2, drawing: Drawing = PLAIN
 ) -> tuple[Int16[np.ndarray, "x y z"], UInt8[np.ndarray, "x y z"], Float[np.ndarray, "4 4"]]:
-    """Draw one patient and scan it: image, label map (0 background, then STRUCTURES) and affine, in RAS+ axes."""
+    """Draw one patient and scan it.
+
+    Args:
+        rng: Source of all draws.
+        scanner: The hospital's scanner.
+        structures: Number of structures, 2 or 3.
+        drawing: The collection's imaging and annotation.
+
+    Returns:
+        Image int16 [x, y, z], label map (0 background, then STRUCTURES) and affine, in RAS+ axes.
+    """
     shape = tuple(round(extent / step) for extent, step in zip(FIELD_OF_VIEW_MM, scanner.spacing_mm, strict=True))
     affine = np.diag([*scanner.spacing_mm, 1.0])
     affine[:3, 3] = [-step * (n - 1) / 2 for step, n in zip(scanner.spacing_mm, shape, strict=True)]
@@ -119,10 +143,23 @@ def write_phantoms(
     first: int = 0,
     on_case: Callable[[int], None] | None = None,
 ) -> Dataset:
-    """Write an MSD dataset of ``cases`` phantoms, case i of hospital i mod ``hospitals``, and read it back.
+    """Write an MSD dataset of phantoms, with case i at hospital i mod ``hospitals``, and read it back.
 
-    ``first``: the number of the first case, where others of the same seed are elsewhere already.
-    Raises InvalidInput for impossible numbers and for a directory that already holds something.
+    Args:
+        out: A new or empty directory.
+        cases: Number of cases, at most 100,000.
+        seed: Seed of scanners and cases.
+        hospitals: Number of hospitals, at most ``cases``.
+        structures: Number of structures, 2 or 3.
+        drawing: The collection's imaging and annotation.
+        first: Number of the first case, if cases of the same seed were written elsewhere.
+        on_case: Called with the number of cases written so far.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InvalidInput: If a number is outside its range, or the directory is not empty.
     """
     if not 2 <= structures <= len(STRUCTURES):
         raise InvalidInput("structures", value=structures, limit=f"2 to {len(STRUCTURES)}")
@@ -158,7 +195,7 @@ def write_phantoms(
 def _into_patient(
     points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, drawing: Drawing
 ) -> Float[np.ndarray, "3 x y z"]:
-    """Scanner mm → the patient's own mm: smooth deformation, then pose and size."""
+    """Transform scanner coordinates to the patient's own, both in mm: a smooth deformation, then pose and size."""
     shape = points.shape[1:]
     warp = 1.2 * np.stack([_smooth(rng, shape, knots=4) for _ in range(3)])
     turn = Rotation.from_euler("xyz", rng.normal(0, 10, 3), degrees=True).as_matrix()
@@ -171,15 +208,18 @@ def _into_patient(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Anatomy:
-    """How deep (mm, roughly; negative outside) each voxel lies in the whole body, before the change of brightness, and
-    in what lies beside the body."""
+    """Approximate depth in mm (negative outside) of each voxel: in the whole body, before the cut, and in the bodies
+    beside.
+    """
 
     body: Float[np.ndarray, "x y z"]
     cut: Float[np.ndarray, "x y z"]
     beside: tuple[Float[np.ndarray, "x y z"], ...]
 
     def depths(self, border_mm: float = 0.0) -> list[Float[np.ndarray, "x y z"]]:
-        """Of each structure, at most one positive, with the border so far before the change of brightness."""
+        """Return the depth in each structure, of which at most one is positive; the border is shifted by
+        ``border_mm``.
+        """
         cut = self.cut - border_mm
         return [np.minimum(self.body, cut), np.minimum(self.body, -cut), *self.beside]
 
@@ -208,7 +248,9 @@ def _paint(
     *,
     clutter: float,
 ) -> Float[np.ndarray, "x y z"]:
-    """Brightness without bias or noise: folded tissue, bodies as bright as the structures, then the structures."""
+    """Return brightness without bias or noise: folded tissue, decoy bodies as bright as the structures, then the
+    structures.
+    """
     shape = points.shape[1:]
     folds, pools = _smooth(rng, shape, knots=7), _smooth(rng, shape, knots=5)
     signal = GREY + (WHITE - GREY) * clutter * _share(folds - 1.1, 0.35)
@@ -227,13 +269,15 @@ def _paint(
 
 
 def _share(depth: Float[np.ndarray, "x y z"], width: float) -> Float[np.ndarray, "x y z"]:
-    """Partial volume: the share of a voxel inside a border at ``depth`` 0."""
+    """Return the share of a voxel inside a border at depth 0, which imitates partial volume."""
     share: np.ndarray = 0.5 * (1 + np.tanh(depth / width))
     return share
 
 
 def _smooth(rng: np.random.Generator, shape: tuple[int, ...], *, knots: int) -> Float[np.ndarray, "x y z"]:
-    """A smooth random field of mean 0 and variance 1: ``knots`` random values an axis, joined by cubic splines."""
+    """Return a smooth random field of mean 0 and variance 1: ``knots`` random values on each axis, joined by cubic
+    splines.
+    """
     field = rng.normal(size=(knots + 2,) * 3)
     for axis, count in enumerate(shape):
         spline = CubicSpline(np.arange(knots + 2), np.moveaxis(field, axis, 0))

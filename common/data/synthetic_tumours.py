@@ -1,8 +1,9 @@
-"""Made-up brain tumours as BraTS keeps them: a raw folder a case, four contrasts, three nested regions.
+"""Makes synthetic brain tumours in BraTS' layout: one raw folder per case, four contrasts, three nested regions.
 
-A whole tumour holds a core of enhancing rim and dead middle, each seen best in another contrast: oedema in FLAIR and
-T2, the rim in T1ce alone. One case in six has no enhancing tumour, one in four a second lesion. Outside the brain every
-voxel is 0, as after skull stripping. Every case is a function of (seed, its number).
+Called by `consilium data synth`. A whole tumour contains a core with an enhancing rim and a necrotic centre. Each
+region shows best in another contrast: oedema in FLAIR and T2, the rim only in T1ce. One case in six has no enhancing
+tumour, one in four a second lesion. Voxels outside the brain are 0, as after skull stripping. A case depends only on
+the seed and its number. Refuses a directory that already holds something.
 """
 
 from __future__ import annotations
@@ -26,11 +27,19 @@ BRIGHTNESS = {
     "t2w": (1.0, 2.0, 1.6, 1.3),
     "t2f": (1.0, 1.2, 1.9, 1.5),
 }
-"""Of brain, dead core, oedema and enhancing tumour in each contrast."""
+"""Brightness of brain, necrotic core, oedema and enhancing tumour in each contrast."""
 
 
 def tumour(number: int, *, seed: int) -> tuple[dict[str, Float[np.ndarray, "x y z"]], UInt8[np.ndarray, "x y z"]]:
-    """One case: its contrasts by BraTS' name for them, and its label map."""
+    """Draw one case.
+
+    Args:
+        number: Number of the case.
+        seed: Seed of the collection.
+
+    Returns:
+        Images by BraTS' names of the contrasts, and the label map.
+    """
     rng = np.random.default_rng([seed, number])
     place = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"))
     middle = np.array(SHAPE)[:, None, None, None] / 2
@@ -56,7 +65,20 @@ def tumour(number: int, *, seed: int) -> tuple[dict[str, Float[np.ndarray, "x y 
 def write_tumours(
     out: Path, *, cases: int, seed: int, on_case: Callable[[int], None] = lambda _done: None
 ) -> tuple[Path, ...]:
-    """Write ``cases`` raw BraTS folders; InvalidInput for a directory that already holds something."""
+    """Write raw BraTS folders of synthetic cases.
+
+    Args:
+        out: A new or empty directory.
+        cases: Number of cases.
+        seed: Seed of the collection.
+        on_case: Called with the number of cases written so far.
+
+    Returns:
+        The folders.
+
+    Raises:
+        InvalidInput: If the directory is not empty.
+    """
     if out.exists() and any(out.iterdir()):
         raise InvalidInput("directory is not empty", value=str(out), remedy="give a new or empty one")
     folders = []
@@ -74,7 +96,7 @@ def write_tumours(
 
 
 def _smooth(rng: np.random.Generator) -> Float[np.ndarray, "x y z"]:
-    """A smooth field of mean 0 and deviation 1."""
+    """Return a smooth random field of mean 0 and standard deviation 1."""
     field = gaussian_filter(rng.normal(size=SHAPE), 4)
     result: np.ndarray = (field - field.mean()) / field.std()
     return result

@@ -1,9 +1,17 @@
-"""A case's files ↔ arrays on the study's grid: RAS+, the study's spacing, centre-cropped or padded, z-scored.
+"""Brings a case's files onto the study's grid and back: RAS+, the study's spacing, cropped or padded, z-scored.
 
-Refuses what would silently train or label wrongly: files that do not read (:mod:`common.data.nifti`), placements that
-contradict themselves (:mod:`common.data.geometry`), non-finite or constant images, the wrong number of channels, label
-values outside the study, a label drawn on another geometry than its image. What is put right is said in ``notes``.
-A message names no file and no patient: who opened the file knows which it was.
+Called wherever an image or a label map is opened for training, prediction or scoring. In this order:
+
+1. Files are read (:mod:`common.data.nifti`, :mod:`common.data.dicom`) and placed in space
+   (:mod:`common.data.geometry`).
+2. Extent and values are checked.
+3. The volume is turned to RAS+ and resampled to the study's spacing.
+4. Images are z-scored, then everything is cropped or padded about the centre.
+
+Refuses whatever would silently train or label wrongly: unreadable files, placements that contradict themselves,
+non-finite or constant images, the wrong number of channels, label values outside the study, a label map with another
+geometry than its image. Corrections are listed in ``notes``. Messages name no file and no patient, since the caller
+knows which file it opened.
 """
 
 from __future__ import annotations
@@ -41,22 +49,26 @@ LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
 MOST_COARSER = 16
 ROOM_VOXELS, RESAMPLED_VOXELS, MOST_OF_A_GRID = 1 << 25, 20_000_000, 64
-"""A scan's own voxels, and those at the study's spacing, which take more memory: a head at 1 mm has 17 million."""
+"""Limits on a scan's own voxels, on its voxels at the study's spacing (a head at 1 mm has 17 million), and on either as
+a multiple of the grid."""
 SMALL_VOXELS = 1 << 22
-"""What every program has the memory for."""
+"""Number of voxels that is always accepted, however little memory seems free."""
 BYTES_A_VOXEL = 72
-"""Memory at the peak of bringing a scan to a grid, for each of its voxels before or after, measured."""
+"""Measured peak memory of bringing a scan to a grid, in bytes for each voxel before or after resampling."""
 _RAS = (("L", "R"), ("P", "A"), ("I", "S"))
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume on the study's grid and the way back.
+    """A volume on the study's grid, with the facts needed to bring results back to the file's own voxels.
 
-    ``image``: float32 [c, x, y, z], each channel of mean 0 and variance 1 over its native voxels (over those that are
-    not 0, where the study says so), padding 0, read-only.
-    ``affine``: voxel of the grid → mm in RAS+. ``native_affine``, ``native_shape``: the same of the file. ``notes``
-    say what was put right.
+    Attributes:
+        image: Float32 [c, x, y, z], read-only. Each channel has mean 0 and variance 1 over its native voxels (over the
+            non-zero ones if the study says so). Padding is 0.
+        affine: Voxel of the grid → mm in RAS+.
+        native_affine: Voxel of the file → mm in RAS+.
+        native_shape: Shape of the file.
+        notes: Corrections that were made.
     """
 
     image: Float[np.ndarray, "c x y z"]
@@ -74,7 +86,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A labelled case as training needs it: the volume, its label map on the same grid, and what was put right."""
+    """A labelled case for training: the volume, its label map on the same grid, and the corrections made."""
 
     volume: Volume
     label: UInt8[np.ndarray, "x y z"]
@@ -82,7 +94,18 @@ class Example:
 
 
 def load_example(case: Case, data: DataConfig) -> Example:
-    """Read a case of a dataset that was matched to the study, with its channels and its label map."""
+    """Read a labelled case onto the study's grid.
+
+    Args:
+        case: A case that was matched to the study.
+        data: The study's data settings.
+
+    Returns:
+        Volume and label map.
+
+    Raises:
+        InvalidInput: If the case has no label map or cannot be trusted (see the module).
+    """
     if case.label is None:
         raise InvalidInput("case has no label map", remedy="add its label map, or leave the case out")
     volume = load_case(case, data)
@@ -92,7 +115,19 @@ def load_example(case: Case, data: DataConfig) -> Example:
 
 
 def load_case(case: Case, data: DataConfig) -> Volume:
-    """The image of a case that was matched to the study; channels its site has not are 0, which is their mean."""
+    """Read the image of a case onto the study's grid. Channels that the site does not have are 0, the mean of a
+    channel.
+
+    Args:
+        case: A case that was matched to the study.
+        data: The study's data settings.
+
+    Returns:
+        The volume.
+
+    Raises:
+        InvalidInput: If the image cannot be trusted (see the module).
+    """
     if not case.absent:
         return load_volume(case.images, data, order=case.channel_order)
     there = [place for place in range(len(data.channels)) if place not in case.absent]
@@ -105,10 +140,19 @@ def load_case(case: Case, data: DataConfig) -> Volume:
 
 
 def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequence[int] = ()) -> Volume:
-    """Read an image onto the study's grid; InvalidInput where it cannot be trusted (see the module).
+    """Read an image onto the study's grid.
 
-    ``path``: a file with all channels, a folder with one DICOM series, or one of either for each channel. ``order``
-    says which of a file's channels to take.
+    Args:
+        path: A file with all channels, a folder with one DICOM series, or a sequence with one of either for each
+            channel.
+        data: The study's data settings.
+        order: Which of a file's channels to take, in which order; empty for all.
+
+    Returns:
+        The volume.
+
+    Raises:
+        InvalidInput: If the image cannot be trusted (see the module).
     """
     paths = [path] if isinstance(path, Path) else list(path)
     room = room_for(data)
@@ -122,12 +166,35 @@ def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequenc
 
 
 def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
-    """The same from a file's bytes (.nii or .nii.gz), which is how public volumes travel and are hashed."""
+    """Read an image from a file's bytes onto the study's grid. Public volumes are sent and hashed as such bytes.
+
+    Args:
+        content: Bytes of a .nii or .nii.gz file.
+        data: The study's data settings.
+
+    Returns:
+        The volume.
+
+    Raises:
+        InvalidInput: If the image cannot be trusted (see the module).
+    """
     return _volume(read_nifti(content, channels=len(data.channels), room=room_for(data)), data)
 
 
 def example_from_bytes(image: bytes, label: bytes, data: DataConfig) -> Example:
-    """A labelled volume from its files' bytes, with the study's own label numbers: how a public pair is kept."""
+    """Read a labelled public volume from its files' bytes, with the study's own label numbers.
+
+    Args:
+        image: Bytes of the image's NIfTI file.
+        label: Bytes of the label map's NIfTI file.
+        data: The study's data settings.
+
+    Returns:
+        Volume and label map.
+
+    Raises:
+        InvalidInput: If a file cannot be trusted (see the module).
+    """
     volume = volume_from_bytes(image, data)
     scan = read_nifti(label, channels=1, room=_label_room(data, volume))
     found, notes = _read_label(scan, data, volume=volume, mapping={})
@@ -139,9 +206,18 @@ def load_label(
 ) -> UInt8[np.ndarray, "x y z"]:
     """Read a label map onto the study's grid by nearest neighbour.
 
-    ``mapping``: the file's values → the study's, which must name every value there is. Refuses values that are not the
-    study's label numbers and, given the image's ``volume``, a label map of another shape or one placed elsewhere in
-    space; one that fills the same space in another axis order or resolution is brought to the image's voxels.
+    Args:
+        path: File of the label map.
+        data: The study's data settings.
+        volume: The image, if there is one. A label map in another axis order or resolution of the same space is brought
+            to the image's voxels; one of another space is refused.
+        mapping: The file's values → the study's; it must contain every value of the file. None if they are equal.
+
+    Returns:
+        Uint8 array on the grid.
+
+    Raises:
+        InvalidInput: If values are unknown, the place is another than the image's, or the file is unreadable.
     """
     scan = _scan(path, channels=1, room=_label_room(data, volume))
     return _read_label(scan, data, volume=volume, mapping=mapping or {})[0]
@@ -150,7 +226,20 @@ def load_label(
 def load_native_label(
     path: Path, data: DataConfig, *, volume: Volume, mapping: Mapping[int, int] | None = None
 ) -> UInt8[np.ndarray, "i j k"]:
-    """A label map on its image's own voxels, in the study's numbers: the truth for a result in native space."""
+    """Read a label map on its image's own voxels, in the study's numbers: the truth for results in native space.
+
+    Args:
+        path: File of the label map.
+        data: The study's data settings.
+        volume: The image.
+        mapping: As in :func:`load_label`.
+
+    Returns:
+        Uint8 array of the image file's shape.
+
+    Raises:
+        InvalidInput: As :func:`load_label`.
+    """
     scan = _scan(path, channels=1, room=_label_room(data, volume))
     array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping or {})
     placed, _ = _onto_image(array, scan.affine, volume)
@@ -163,8 +252,15 @@ def to_native(
 ) -> UInt8[np.ndarray, "i j k"] | Float[np.ndarray, "c i j k"]:
     """Bring a result on the study's grid back to the file's own voxels.
 
-    A label map [x, y, z] goes by nearest neighbour and comes back as uint8 [i, j, k]; probabilities [c, x, y, z] go
-    linearly and come back as float32 [c, i, j, k]. Outside the grid everything is background (channel 0).
+    Args:
+        array: A label map [x, y, z], resampled by nearest neighbour, or probabilities [c, x, y, z], resampled linearly.
+        volume: The volume that was segmented.
+
+    Returns:
+        Uint8 [i, j, k] or float32 [c, i, j, k]. Outside the grid everything is background (channel 0).
+
+    Raises:
+        InvalidInput: If the array is not on the grid.
     """
     label = array.ndim == 3
     if array.shape[-3:] != volume.image.shape[-3:] or array.ndim not in (3, 4):
@@ -185,7 +281,16 @@ def to_native(
 def onto_grid(
     probabilities: Float[np.ndarray, "k x y z"], source: Volume, target: Volume
 ) -> Float[np.ndarray, "k u v w"]:
-    """Probabilities on one grid's voxels brought linearly, by its place in space, to another's of the same scan."""
+    """Bring probabilities from one grid to another grid of the same scan, linearly and by their place in space.
+
+    Args:
+        probabilities: Shape [k, x, y, z], on the grid of ``source``.
+        source: The volume they belong to.
+        target: The volume whose grid is wanted.
+
+    Returns:
+        Float32 array of shape [k, u, v, w], summing to 1 in every voxel.
+    """
     resample = SpatialResample(mode="bilinear", padding_mode="border", align_corners=True)
     moved = resample(
         MetaTensor(torch.tensor(probabilities, dtype=torch.float32), affine=torch.tensor(source.affine)),
@@ -198,15 +303,22 @@ def onto_grid(
 
 
 def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume) -> None:
-    """Write what lies on the file's own voxels already, with the affine that was read from it in mm."""
+    """Write an array on the file's own voxels as NIfTI, with the affine that was read, in mm.
+
+    Args:
+        path: Where to write.
+        native: Array of the file's shape.
+        volume: The volume that was read.
+    """
     image = nib.Nifti1Image(native, volume.native_affine)
     image.header.set_xyzt_units("mm")
     nib.save(image, path)
 
 
 def room_for(data: DataConfig) -> VoxelRoom:
-    """How large a scan of this study may be: so many times its grid, or :data:`ROOM_VOXELS`, and no more than there is
-    memory for."""
+    """Return how large a scan of this study may be: a multiple of its grid, at least :data:`ROOM_VOXELS`, but no more
+    than free memory allows.
+    """
     grid = len(data.channels) * math.prod(data.grid)
     voxels = min(MAX_NATIVE_VOXELS, max(ROOM_VOXELS, MOST_OF_A_GRID * grid))
     if (free := free_memory_bytes()) is not None and free // BYTES_A_VOXEL < voxels:
@@ -216,14 +328,14 @@ def room_for(data: DataConfig) -> VoxelRoom:
 
 
 def _label_room(data: DataConfig, volume: Volume | None) -> VoxelRoom:
-    """A label map is as large as its image, or twice as fine on each axis."""
+    """Return the room for a label map, which may be twice as fine as its image on each axis."""
     most = room_for(data)
     voxels = most.voxels if volume is None else min(most.voxels, max(SMALL_VOXELS, 8 * math.prod(volume.native_shape)))
     return replace(most, voxels=voxels, ratio=GZIP_RATIO)
 
 
 def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
-    """A file or a DICOM folder; a note where a file's name says something else than its content."""
+    """Read a file or a DICOM folder; add a note if a file's name contradicts its compression."""
     if path.is_dir():
         return dicom.read_series(path, room=room)
     try:
@@ -248,7 +360,7 @@ def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
 
 
 def _stack(scans: list[Scan]) -> Scan:
-    """One file a channel → one scan, on the first one's voxels; refused where they are not all the same voxels."""
+    """Join one scan per channel on the first one's voxels; refuse scans that lie on different voxels."""
     first, *others = scans
     arrays, notes = [first.array], list(first.notes)
     for scan in others:
@@ -303,7 +415,9 @@ def _check_image(array: Float[np.ndarray, "c i j k"], *, labels: int) -> None:
 
 
 def _plain_float(array: Float[np.ndarray, "c i j k"]) -> Float[np.ndarray, "c i j k"]:
-    """float32; intensities so small that their squares would vanish are scaled first, which the z-score undoes."""
+    """Return float32. Intensities so small that their squares would vanish are scaled first, which the
+    z-score undoes.
+    """
     largest = float(np.abs(array).max(initial=0))
     if 0 < largest < 1e-6:
         array = array.astype(np.float64) / largest
@@ -341,7 +455,7 @@ def _read_label(
 def _label_values(
     array: Float[np.ndarray, "1 i j k"], *, labels: int, mapping: Mapping[int, int]
 ) -> tuple[Float[np.ndarray, "1 i j k"], tuple[str, ...]]:
-    """Whole numbers of the study; values a rounding away from them are rounded."""
+    """Return the study's label numbers; values within rounding of a whole number are rounded."""
     values = np.unique(array)
     whole = np.rint(values)
     near = np.isfinite(values) & (np.abs(values - whole) <= LABEL_ROUNDING)
@@ -371,7 +485,7 @@ def _label_values(
 def _onto_image(
     array: Float[np.ndarray, "1 i j k"], affine: Float[np.ndarray, "4 4"], volume: Volume
 ) -> tuple[Float[np.ndarray, "1 i j k"], tuple[str, ...]]:
-    """The label map on its image's own voxels, where it is certain which they are."""
+    """Bring the label map to its image's own voxels if their relation is certain, else refuse."""
     shape, target = volume.native_shape, volume.native_affine
     if array.shape[1:] == shape and geometry.same_place(target, affine, shape):
         return array, ()
@@ -400,7 +514,7 @@ def _onto_image(
 
 
 def _check_extent(scan: Scan, data: DataConfig) -> None:
-    """Refuse a field of view that would not fit into memory at the study's spacing, before anything is resampled."""
+    """Refuse, before resampling, a field of view that does not fit into memory at the study's spacing."""
     sizes = geometry.voxel_sizes(scan.affine)
     if float(sizes.max()) > MOST_COARSER * max(data.spacing_mm):
         raise InvalidInput(
@@ -425,7 +539,7 @@ def _check_extent(scan: Scan, data: DataConfig) -> None:
 def _resample(
     array: Float[np.ndarray, "c i j k"], affine: Float[np.ndarray, "4 4"], data: DataConfig, *, mode: str
 ) -> MetaTensor:
-    """RAS+ at the study's spacing; without a shear."""
+    """Turn to RAS+ and resample to the study's spacing, which also removes a shear."""
     volume = MetaTensor(torch.tensor(array, dtype=torch.float32), affine=torch.tensor(affine))
     volume = Orientation(axcodes="RAS", labels=_RAS)(volume)
     spaced = np.allclose(np.asarray(volume.pixdim), data.spacing_mm, rtol=0, atol=1e-4)
@@ -435,7 +549,7 @@ def _resample(
 
 
 def _fit(volume: MetaTensor, data: DataConfig, *, normalise: bool) -> MetaTensor:
-    """Z-score (images only), then the grid: so that padding is the volume's mean."""
+    """Z-score images, then crop or pad to the grid, so that padding has the volume's mean."""
     if normalise:
         volume = NormalizeIntensity(channel_wise=True, nonzero=data.normalisation == "nonzero")(volume)
     return ResizeWithPadOrCrop(spatial_size=data.grid, mode="constant")(volume)

@@ -1,6 +1,7 @@
-"""Volumes for training with bounded memory: in memory while a budget lasts, in files of the site's own beyond it.
+"""Keeps training volumes with bounded memory: in memory up to a budget, beyond it in files of the site's own.
 
-The files hold patients' voxels, so they are readable by their owner alone and go with the directory they are put in.
+Called by the trainers. The files hold patients' voxels, so only their owner can read them, and they are deleted with
+their directory. Refuses arrays of different shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ DEFAULT_BUDGET_BYTES = 2 << 30
 
 
 class StoredVolumes:
-    """Arrays of one shape, read one at a time: ``volumes[i]`` is [c, x, y, z], ``shape`` [n, c, x, y, z]."""
+    """A sequence of arrays of one shape, read one at a time: ``volumes[i]`` is [c, x, y, z], ``shape`` [n,
+    c, x, y, z].
+    """
 
     def __init__(self, parts: Sequence[np.ndarray | Path]) -> None:
         self._parts = tuple(parts)
@@ -31,6 +34,7 @@ class StoredVolumes:
 
     @property
     def ndim(self) -> int:
+        """Number of axes of ``shape``."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -45,9 +49,13 @@ class StoredVolumes:
 
 
 class VolumeCache:
-    """Keeps what it is given below ``directory``, beyond ``budget_bytes`` on disk; leaving the context deletes it.
+    """Keeps arrays in memory up to ``budget_bytes``, beyond it in files below ``directory``.
 
-    A directory left by a run that died is emptied at the start.
+    Leaving the context deletes the directory. A directory left by a crashed run is emptied at the start.
+
+    Args:
+        directory: Directory for the files; its contents are deleted.
+        budget_bytes: Memory for arrays.
     """
 
     def __init__(self, directory: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
@@ -63,7 +71,14 @@ class VolumeCache:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def keep(self, array: np.ndarray) -> np.ndarray | Path:
-        """The array itself while the budget lasts, then the file it was written to."""
+        """Keep an array.
+
+        Args:
+            array: The array.
+
+        Returns:
+            The array itself while the budget lasts, then the file that it was written to.
+        """
         if array.nbytes <= self._left:
             self._left -= array.nbytes
             return array
@@ -76,7 +91,14 @@ class VolumeCache:
 
 
 def together(parts: Sequence[np.ndarray | Path]) -> Any:
-    """One array where all parts are in memory and small enough to copy, else :class:`StoredVolumes`."""
+    """Join kept volumes to one array if all are in memory and small enough to copy, else to :class:`StoredVolumes`.
+
+    Args:
+        parts: Results of :meth:`VolumeCache.keep`.
+
+    Returns:
+        An array [n, c, x, y, z] or a StoredVolumes of that shape.
+    """
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and sum(array.nbytes for array in arrays) <= DEFAULT_BUDGET_BYTES // 4:
         return np.stack(arrays)
@@ -84,7 +106,14 @@ def together(parts: Sequence[np.ndarray | Path]) -> Any:
 
 
 def read(part: np.ndarray | Path) -> np.ndarray:
-    """A kept volume's array."""
+    """Return the array of a kept volume.
+
+    Args:
+        part: A result of :meth:`VolumeCache.keep`.
+
+    Returns:
+        The array, read from its file if needed.
+    """
     return part if isinstance(part, np.ndarray) else np.load(part, allow_pickle=False)
 
 

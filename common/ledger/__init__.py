@@ -1,1 +1,3 @@
-"""Holds what both ledgers share: rows in a signed chain, keys, receipts, and the guard against a rolled-back file."""
+"""The parts that the server's and a site's ledger share: signed chains of rows, keys, receipts, and
+rollback detection.
+"""

@@ -1,8 +1,13 @@
-"""An open ledger: a chain and the books that its rows fill. What the server's and a site's ledger have in common.
+"""Opens a ledger: combines the file (a chain of rows) with the totals that its rows add up to.
 
-Opening replays every row. Refuses a file whose rows break the chain or a rule, whose newest row no head signed by the
-ledger's own key covers, and a signing key that is not the ledger's. A process that has it open to write notices rows
-that anybody changes meanwhile, through SQLite or past it, before it charges.
+Base of the server's and a site's ledger. Opening replays every row, in this order:
+
+1. Each row is checked against the chain and against the rules, and entered into the totals.
+2. The newest row must be covered by a head signed with the ledger's own key.
+3. The signing key given must be the ledger's.
+
+Refuses a ledger that fails one of these. A process that has a ledger open for writing notices, before it charges, rows
+that anybody changed meanwhile, through SQLite or past it.
 """
 
 from __future__ import annotations
@@ -23,13 +28,13 @@ from common.ledger.rows import START, Position, Row, SignedHead
 from common.ledger.sqlite_file import ledger_error
 
 QUICK_S, LOOK_SHARE = 0.02, 30
-"""Looking at all old rows takes a few microseconds each. If it took longer than the first, which is some thousands of
-rows, it is done again only after so many times as long: of a hundred thousand rows, a second in thirty at most.
+"""How often old rows are checked again. A check takes a few microseconds per row. If it took longer than ``QUICK_S``
+seconds, the next one waits ``LOOK_SHARE`` times as long as it took.
 """
 
 
 class FilledByRows(Protocol):
-    """Totals and rules that rows are entered into, in order."""
+    """The totals and rules into which rows are entered in order."""
 
     key: SigningKey
     row_count: int
@@ -43,7 +48,16 @@ B = TypeVar("B", bound=FilledByRows)
 
 
 class OpenLedger(ABC, Generic[B]):
-    """Base of both ledgers. A context manager, closed by ``close``; it owns the chain from the first moment."""
+    """Base of both ledgers. A context manager; it owns the chain from the start and closes it.
+
+    Args:
+        chain: The open file.
+        books: Totals and rules without a row; opening fills them.
+
+    Raises:
+        InvalidInput: If the signing key is not the ledger's.
+        LedgerCorrupt: If a row breaks the chain or a rule, or no genuine head covers the newest row.
+    """
 
     STANDING: ClassVar[type[KeptStanding]]
 
@@ -71,7 +85,7 @@ class OpenLedger(ABC, Generic[B]):
             raise
 
     def close(self) -> None:
-        """Close the file; committed rows are already durable."""
+        """Close the file. Committed rows are durable already."""
         self._chain.close()
 
     def __enter__(self) -> Self:
@@ -81,41 +95,69 @@ class OpenLedger(ABC, Generic[B]):
         self.close()
 
     def head(self) -> SignedHead:
-        """The newest signed head; whoever keeps it outside this machine will notice a cut or a rewrite."""
+        """Return the newest signed head. Anybody who keeps it outside this machine can detect a cut or rewritten
+        ledger.
+        """
         self._catch_up()
         return self._chain.head()
 
     def sign(self, statement: bytes) -> bytes:
-        """An Ed25519 signature by the ledger's key: what its owner says. Statements name their own kind first."""
+        """Sign a statement with the ledger's Ed25519 key, on behalf of the ledger's owner.
+
+        Args:
+            statement: Bytes that begin with the statement's own domain.
+
+        Returns:
+            The signature.
+
+        Raises:
+            InvalidInput: If the ledger is open for reading only.
+        """
         return self._chain.signing_key.sign(statement)
 
     def rows(self) -> Iterator[Row]:
-        """Every row as stored, from the first."""
+        """Return every row as stored, from the first."""
         return self._chain.all_rows()
 
     def row_hashes(self, *, kinds: tuple[str, ...] = ()) -> list[bytes]:
-        """The hash of every row of these kinds, or of all, 32 bytes each, from the first."""
+        """Return the hashes of rows, 32 bytes each, from the first.
+
+        Args:
+            kinds: Kinds of rows to include; empty for all.
+
+        Returns:
+            The hashes in order.
+        """
         self._catch_up()
         return self._chain.row_hashes(until=self._books.row_count, kinds=kinds)
 
     @property
     def row_count(self) -> int:
+        """Number of rows."""
         self._catch_up()
         return self._books.row_count
 
     @property
     def ledger_id(self) -> str:
-        """The random name this ledger got when it was made; every signature covers it."""
+        """The random id that the ledger got when it was created. Every signature covers it."""
         return self._books.key.ledger_id
 
     @property
     def public_key(self) -> str:
-        """The key that signs heads now, in hex."""
+        """The key that currently signs heads, in hex."""
         return self._books.key.public_key
 
     def contains(self, position: Position) -> bool:
-        """Whether this very row is in the ledger: if somebody holds a signed head that is not, the ledger was rolled
-        back or forked. The place before the first row is in every ledger."""
+        """Return whether exactly this row is in the ledger.
+
+        If somebody holds a signed head that is not, the ledger was rolled back or forked.
+
+        Args:
+            position: Number and hash of a row. The place before the first row is in every ledger.
+
+        Returns:
+            True if the row is there with this hash.
+        """
         self._catch_up()
         if position == START:
             return True
@@ -123,16 +165,23 @@ class OpenLedger(ABC, Generic[B]):
         return bool(found) and found[0].hash == position.hash
 
     def covers(self, position: Position) -> bool:
-        """Whether all that was charged by this row is charged here: it is in the ledger, or was lost with an older copy
-        and charged by the standing of that very row."""
+        """Return whether all charges up to a row are charged in this ledger.
+
+        Args:
+            position: Number and hash of the row.
+
+        Returns:
+            True if the row is in the ledger, or was lost with an older copy and charged from the standing kept for that
+            row.
+        """
         return self.contains(position) or position in self._books.kept
 
     def _older_copy(self, *, this: str, beside: str) -> str | None:
-        """What the standing kept ``beside`` the file shows against ``this`` file; None if nothing.
+        """Return words on what the kept standing shows against this file; None if it shows nothing.
 
-        A ledger that had a standing and has none is a problem too: its newest rows may be missing. All have one from
-        their first row on; those of earlier versions have it from their first charge on. A copy that is only read, with
-        no signing key where one lies beside a ledger, has none by its nature.
+        A ledger that had a standing and has none is a problem too, because its newest rows may be missing. Ledgers have
+        a standing from their first row on, those of earlier versions from their first charge on. A read-only copy
+        without its signing key needs none.
         """
         path = kept_standing(self._chain.path)
         if path is None:
@@ -145,17 +194,20 @@ class OpenLedger(ABC, Generic[B]):
         )
 
     def _fork(self, standing: KeptStanding) -> Position:
-        """The newest row that a standing names and that is covered here; START, so that all of the standing is charged,
-        where it names none. An earlier row than the last in common makes the charge larger, never smaller."""
+        """Return the newest row named by a standing that is covered here; START if there is none, so that all of it is
+        charged.
+
+        An earlier row than the last common one makes the charge larger, never smaller.
+        """
         return next((position for position in standing.positions() if self.covers(position)), START)
 
     @abstractmethod
     def _has_charged(self) -> bool:
-        """Whether any row charged a pool, a study or a training."""
+        """Return whether any row charged a pool, a study or a training."""
 
     @abstractmethod
     def _standing(self) -> KeptStanding:
-        """The standing as it is now, in the writer's place."""
+        """Return the current standing. The caller holds the write lock."""
 
     def _keep_standing(self) -> None:
         with self._chain.unchanging():  # so that no earlier standing replaces a later one
@@ -164,7 +216,7 @@ class OpenLedger(ABC, Generic[B]):
             self._kept_at = self._books.row_count
 
     def _make_good_standing(self) -> None:
-        """Write a standing that a crash, or a version before there were any, left out."""
+        """Write the standing if a crash, or a version without standings, left it out."""
         path = kept_standing(self._chain.path)
         last = self._chain.last
         known = None if path is None else self.STANDING.load(path).position
@@ -173,7 +225,7 @@ class OpenLedger(ABC, Generic[B]):
         self._kept_at = self._books.row_count
 
     def _append(self, record: Document, *, payload: tuple[str, bytes] | None = None) -> None:
-        """Write a row and take it in as it was written."""
+        """Write a row and enter it as it was written."""
         kind = kind_of(self.STANDING.ROLE, record)
         self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
 
@@ -183,9 +235,9 @@ class OpenLedger(ABC, Generic[B]):
         self._look_back()
 
     def _look_back(self) -> None:
-        """Once the file has changed, see that no row that was read before did: others may append only.
+        """If the file has changed, check that no row read before did, since other processes may only append.
 
-        For whoever writes. All rows are hashed again: see :data:`LOOK_SHARE`.
+        Only writers do this. All rows are hashed again; see :data:`LOOK_SHARE` for how often.
         """
         if self._chain.read_only or self._chain.has_uncommitted:
             return

@@ -1,7 +1,7 @@
-"""Replays the rows of either ledger: checks each row, and tracks the keys that signed it.
+"""Replays the rows of either ledger: checks each row, and tracks the keys that sign.
 
-The same object decides whether a row may be written and replays rows that were: a ledger that breaks a rule anywhere
-cannot be opened and does not verify.
+Base of both ledgers' totals. The same object decides whether a new row may be written and replays stored ones. A ledger
+that breaks a rule anywhere can therefore neither be opened nor verified.
 """
 
 from __future__ import annotations
@@ -22,24 +22,54 @@ from common.ledger.sqlite_file import SCHEMA_VERSION
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """The keys that have signed heads so far, each with the row that introduced it; the last one signs now."""
+    """The keys that have signed heads so far.
+
+    Attributes:
+        ledger_id: Id of the ledger.
+        history: (number of the row that introduced it, public key in hex) of each key; the last one signs now.
+    """
 
     ledger_id: str = ""
     history: tuple[tuple[int, str], ...] = ()
 
     @property
     def public_key(self) -> str:
+        """The key that signs now, in hex; empty before the first row."""
         return self.history[-1][1] if self.history else ""
 
     @classmethod
     def first(cls, record: GenesisRecord, *, role: str) -> SigningKey:
-        """From the first row of a ledger of this role."""
+        """Return the key that the first row of a ledger introduces.
+
+        Args:
+            record: The first row.
+            role: ``server`` or ``site``.
+
+        Returns:
+            The key.
+
+        Raises:
+            InvalidInput: If the row begins another kind of ledger, or one of an unknown schema.
+        """
         if record.role != role or not 1 <= record.schema <= SCHEMA_VERSION or len(record.ledger_id) != 32:
             raise InvalidInput("first row", value=record.role, limit=f"the beginning of a {role} ledger")
         return cls(ledger_id=record.ledger_id, history=((1, record.public_key),))
 
     def changed(self, record: KeyRecord, *, role: str, seq: int, prev_hash: str) -> SigningKey:
-        """With the key that row ``seq`` introduces, which must have signed its own introduction and be new."""
+        """Return the keys with a new one that row ``seq`` introduces.
+
+        Args:
+            record: The row; it contains the new key's signature of its own introduction.
+            role: ``server`` or ``site``.
+            seq: Number of the row.
+            prev_hash: Hash of the row before.
+
+        Returns:
+            The keys.
+
+        Raises:
+            InvalidInput: If the new key did not sign its introduction, or signed this ledger before.
+        """
         message = possession_message(role, ledger_id=self.ledger_id, seq=seq - 1, row_hash=prev_hash)
         try:
             signing_public_key(record.public_key).verify(hex_bytes(record.proof), message)
@@ -50,12 +80,19 @@ class SigningKey:
         return SigningKey(ledger_id=self.ledger_id, history=(*self.history, (seq, record.public_key)))
 
     def at(self, seq: int) -> str:
-        """The key that must have signed the head at row ``seq``: a key row is still signed by the key before it."""
+        """Return the key that must have signed the head at a row. A key row is still signed by the key before it.
+
+        Args:
+            seq: Number of the row.
+
+        Returns:
+            The public key in hex.
+        """
         return next(key for since, key in reversed(self.history) if since == 1 or seq > since)
 
 
 class RowState:
-    """Base of what a ledger's rows come to. Rows are taken in order, each once."""
+    """Base of the totals that a ledger's rows add up to. Rows are entered in order, each once."""
 
     role = ""
 
@@ -63,14 +100,15 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """By the newest row of each: the standings of lost rows that were charged, as their records say."""
+        """The records that charged a standing of lost rows, by the newest lost row."""
         self.has_standing = False
-        """Whether a standing was kept from the first row on."""
+        """True if a standing was kept from the first row on."""
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
-        """Read a row (unless its writer gives the record) and ``enter`` it, if it is of a kind of this ledger's own.
+        """Read a row, unless its writer passes the record, and ``enter`` it if it is of a kind of this ledger's own.
 
-        LedgerCorrupt, naming the row, if it breaks a rule; ``enter`` must then have changed nothing.
+        Raises:
+            LedgerCorrupt: If the row breaks a rule, with its number. ``enter`` must then have changed nothing.
         """
         try:
             record = record or parse_record(self.role, row.kind, row.body)
@@ -92,11 +130,28 @@ class RowState:
 
 
 def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
-    """InvalidInput for what has its row already."""
+    """Refuse a second row for something that may have only one.
+
+    Args:
+        key: Identifies the thing.
+        mapping: What has its row already.
+        what: Name of the thing for the error.
+
+    Raises:
+        InvalidInput: If ``key`` is in ``mapping``.
+    """
     if key in mapping:
         raise said_before(key, what)
 
 
 def said_before(key: object, what: str) -> InvalidInput:
-    """For what may have one row and has it."""
+    """Return the error for something that has its only row already.
+
+    Args:
+        key: Identifies the thing.
+        what: Name of the thing.
+
+    Returns:
+        The error, for the caller to raise.
+    """
     return InvalidInput(f"{what} {key}", limit="one row in the whole ledger")

@@ -1,12 +1,15 @@
-"""The append-only file under both ledgers: SQLite rows, each holding the hash of the one before, and signed heads.
+"""Stores a ledger's rows in an append-only SQLite file: each row contains the hash of the one before, and heads are
+signed.
 
-It knows nothing of privacy. A row is ``(seq, time_utc, kind, body, prev_hash, hash)``; a transaction ends with an
-Ed25519 signature over its last row's hash; a payload (a noisy answer at the server, a code at a site) lies in a table
-of its own and is written in the transaction of the row that names its SHA-256. Refuses to open a file of another format
-or an unknown schema version, to read past a row that does not follow from the one before, and to append without a key.
+Both ledgers use it. It contains no privacy rules. A row is ``(seq, time_utc, kind, body, prev_hash, hash)``. A
+transaction ends with an Ed25519 signature over the hash of its last row. A payload (a noisy answer at the server, a
+code at a site) is stored in its own table, in the transaction of the row that names its SHA-256.
 
-The chain shows that nothing was changed, dropped or inserted **before** the newest head one knows. A tail that was cut
-off together with its heads leaves a shorter valid file: only someone outside who kept a later head can tell.
+The chain proves that nothing was changed, dropped or inserted **before** the newest head that somebody knows. If a tail
+was cut off together with its heads, the file is shorter but valid; only somebody who kept a later head can tell.
+
+Refuses a file of another format or an unknown schema version, a row that does not follow from the one before, and
+appending without a key.
 """
 
 from __future__ import annotations
@@ -50,11 +53,19 @@ from common.ledger.sqlite_file import (
 )
 
 EXACT_MARKS = 256
-"""Of so many of the newest transactions a standing names every end; of older ones it names some."""
+"""A standing names the end of each of this many newest transactions, and some older ones."""
 
 
 class Chain:
-    """An open ledger file. Threads must take turns by the caller's lock; processes do by SQLite's write lock."""
+    """An open ledger file. Threads take turns by the caller's lock, processes by SQLite's write lock.
+
+    Args:
+        connection: The open database.
+        path: The file.
+        role: ``server`` or ``site``.
+        signing_key: Key for new heads; None to read only.
+        clock: Source of the rows' times.
+    """
 
     def __init__(
         self,
@@ -84,9 +95,22 @@ class Chain:
     def create(
         cls, path: Path, *, role: str, genesis: dict[str, object], signing_key: Ed25519PrivateKey, clock: Clock
     ) -> Chain:
-        """Make a new ledger whose first row is ``genesis`` plus its id and key; an existing path is refused.
+        """Create a ledger whose first row is ``genesis`` with the ledger's id and key.
 
-        The file appears under its name only when it is complete and durable: a crash leaves nothing half made.
+        The file appears under its name only when it is complete and durable, so a crash leaves no partial ledger.
+
+        Args:
+            path: A new file.
+            role: ``server`` or ``site``.
+            genesis: Further facts for the first row.
+            signing_key: The ledger's key.
+            clock: Source of the rows' times.
+
+        Returns:
+            The open ledger.
+
+        Raises:
+            InvalidInput: If the path exists, or its folder does not.
         """
         if path.exists():
             raise InvalidInput("ledger file exists", value=str(path), remedy="open it; a ledger is never overwritten")
@@ -113,7 +137,21 @@ class Chain:
 
     @classmethod
     def open(cls, path: Path, *, role: str, signing_key: Ed25519PrivateKey | None, clock: Clock) -> Chain:
-        """Open an existing ledger; without a key it is read only. Chain and rows are checked by the caller's replay."""
+        """Open an existing ledger. The caller's replay checks chain and rows.
+
+        Args:
+            path: The file.
+            role: ``server`` or ``site``.
+            signing_key: Key for new heads; None to read only.
+            clock: Source of the rows' times.
+
+        Returns:
+            The open ledger.
+
+        Raises:
+            InvalidInput: If the file does not exist, is another kind of ledger or of an unknown schema.
+            LedgerCorrupt: If the file is no ledger or is damaged.
+        """
         connection = connect(path, read_only=signing_key is None)
         try:
             migrate(connection, role=role, path=path, read_only=signing_key is None)
@@ -123,22 +161,24 @@ class Chain:
         return cls(connection, path=path, role=role, signing_key=signing_key, clock=clock)
 
     def close(self) -> None:
+        """Close the database."""
         self._db.close()
 
     # --- reading
 
     @property
     def last(self) -> Row | None:
-        """The newest row this object has read or appended."""
+        """The newest row that this object has read or appended; None before the first."""
         return self._last
 
     @property
     def read_only(self) -> bool:
+        """True if the ledger was opened without a key."""
         return self._key is None
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read rows and heads as of one moment, whatever others commit meanwhile."""
+        """Read rows and heads of one moment within the context, whatever others commit meanwhile."""
         self._db.execute("BEGIN")
         try:
             yield
@@ -146,9 +186,13 @@ class Chain:
             self._db.execute("COMMIT")
 
     def new_rows(self) -> Iterator[Row]:
-        """Rows appended since the last call by anyone, each checked against the chain as it is read.
+        """Return rows that anyone appended since the last call, each checked against the chain as it is read.
 
-        LedgerCorrupt if the row last seen is gone or changed, a number is missing, or a hash is wrong.
+        Returns:
+            An iterator. A row counts as read when the next one is requested.
+
+        Raises:
+            LedgerCorrupt: If the row last read is gone or changed, a number is missing, or a hash is wrong.
         """
         try:
             self._still_there()
@@ -165,18 +209,18 @@ class Chain:
             raise ledger_error(error, "the ledger file cannot be read") from error
 
     def changed_by_others(self) -> bool:
-        """Whether the file changed since the last call, or since it was opened, other than by this object.
+        """Return whether anything but this object changed the file since the last call, or since it was opened.
 
-        Another connection's commits count, and so do bytes written past SQLite and a file put in this one's place.
+        Commits of other connections count, and so do bytes written past SQLite and a file put in place of this one.
         """
         before, self._seen = self._seen, self._stamp()
         return before != self._seen
 
     def _stamp(self) -> tuple[object, ...]:
-        """What changes whenever somebody else writes to the ledger or puts another file in its place.
+        """Return facts that change whenever somebody else writes to the ledger or replaces its file.
 
-        It holds SQLite's count of other connections' commits; and for the file and its write-ahead log the inode, the
-        size and the times of the last change.
+        They are SQLite's count of other connections' commits, and the inode, size and times of change of the file and
+        of its write-ahead log.
         """
         stamp: list[object] = [self._db.execute("PRAGMA data_version").fetchone()[0]]
         for file in self._files:
@@ -187,16 +231,16 @@ class Chain:
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether the transaction in progress has appended a row."""
+        """True if the transaction in progress has appended a row."""
         return bool(self._appended)
 
     def check_rows(self) -> None:
-        """Check that every row up to the newest one read lies in the file as it was, between transactions.
+        """Check, between transactions, that every row up to the newest one read is in the file unchanged.
 
-        Read through a connection of its own: this one's may hold pages of the file in memory as they were before.
+        The check uses a connection of its own, because this one may hold older pages of the file in memory.
 
         Raises:
-            LedgerCorrupt: A row is not as it was, with its number, or the file is gone or another.
+            LedgerCorrupt: If a row changed, with its number, or the file is gone or another.
         """
         try:
             with closing(connect(self.path, read_only=True)) as fresh:
@@ -223,23 +267,46 @@ class Chain:
         self._last = None
 
     def all_rows(self) -> Iterator[Row]:
-        """Every row from the first, as stored (not checked)."""
+        """Return every row from the first as stored, without checks."""
         return _every_row(self._db)
 
     def rows_of(self, kind: str) -> Iterator[Row]:
-        """Every row of one kind in order, as stored (not checked)."""
+        """Return every row of one kind in order as stored, without checks.
+
+        Args:
+            kind: Kind of the rows.
+
+        Returns:
+            An iterator.
+        """
         sql = "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE kind = ? ORDER BY seq"
         for values in self._db.execute(sql, (kind,)):
             yield Row(*values)
 
     def row_hashes(self, *, until: int, kinds: tuple[str, ...] = ()) -> list[bytes]:
-        """The hash of every row from the first to row ``until``, of these kinds or of all, as stored."""
+        """Return the hash of every row up to a row, as stored.
+
+        Args:
+            until: Number of the last row.
+            kinds: Kinds of rows to include; empty for all.
+
+        Returns:
+            Hashes of 32 bytes in order.
+        """
         of = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
         found = self._db.execute(f"SELECT hash FROM rows WHERE seq <= ? {of} ORDER BY seq", (until, *kinds))
         return [bytes.fromhex(hashed) for (hashed,) in found]
 
     def rows_between(self, after: int, until: int) -> list[Row]:
-        """Rows with after < seq ≤ until, as stored."""
+        """Return the rows with after < seq ≤ until, as stored.
+
+        Args:
+            after: Number of the row before the first.
+            until: Number of the last row.
+
+        Returns:
+            The rows in order.
+        """
         cursor = self._db.execute(
             "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE seq > ? AND seq <= ? ORDER BY seq",
             (after, until),
@@ -247,7 +314,17 @@ class Chain:
         return [Row(*values) for values in cursor]
 
     def row(self, seq: int) -> Row:
-        """One row; LedgerCorrupt where it is missing, or its hash is not that of its fields."""
+        """Return one row.
+
+        Args:
+            seq: Its number.
+
+        Returns:
+            The row.
+
+        Raises:
+            LedgerCorrupt: If it is missing, or its hash is not that of its fields.
+        """
         found = self.rows_between(seq - 1, seq)
         if not found:
             raise LedgerCorrupt("row is missing", row=seq)
@@ -255,21 +332,48 @@ class Chain:
         return found[0]
 
     def row_at(self, place: Position) -> Row:
-        """The row at this place; LedgerCorrupt where it is missing, or is another one than was read before."""
+        """Return the row at a place that was read before.
+
+        Args:
+            place: Number and hash of the row.
+
+        Returns:
+            The row.
+
+        Raises:
+            LedgerCorrupt: If it is missing or changed.
+        """
         row = self.row(place.seq)
         if row.hash != place.hash:
             raise LedgerCorrupt("the row was altered while the ledger was open", row=row.seq)
         return row
 
     def payload(self, query_id: str) -> tuple[int, bytes] | None:
-        """The row number and bytes stored for a query, or None."""
+        """Return the payload stored for a query.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            Row number and bytes; None if there is none.
+        """
         found = self._db.execute(
             f"SELECT seq, data FROM {self.payload_table} WHERE query_id = ?", (query_id,)
         ).fetchone()
         return None if found is None else (found[0], found[1])
 
     def head(self, at: int | None = None) -> SignedHead:
-        """The signed head of the newest row, or of the transaction that ended at row ``at``."""
+        """Return the signed head of the newest row, or of the transaction that ended at a row.
+
+        Args:
+            at: Number of the last row of a transaction; None for the newest.
+
+        Returns:
+            The head.
+
+        Raises:
+            LedgerCorrupt: If there is none.
+        """
         if at is None:
             sql, values = "SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1", ()
         else:
@@ -280,18 +384,29 @@ class Chain:
         return SignedHead(self.role, self.ledger_id, *found)
 
     def transaction_end(self, seq: int) -> int:
-        """The row at which the transaction of row ``seq`` ended."""
+        """Return the number of the last row of the transaction that contains a row.
+
+        Args:
+            seq: Number of the row.
+
+        Returns:
+            The last row's number.
+
+        Raises:
+            LedgerCorrupt: If no signed head covers the row.
+        """
         end = self._db.execute("SELECT min(seq) FROM heads WHERE seq >= ?", (seq,)).fetchone()[0]
         if end is None:
             raise LedgerCorrupt("no signed head covers it", row=seq)
         return int(end)
 
     def marks(self) -> tuple[tuple[int, str], ...]:
-        """Row number and hash of ends of transactions, the newest first: by them another copy's fork is found.
+        """Return row number and hash of the ends of some transactions, newest first, by which a fork of another copy is
+        found.
 
         Returns:
-            Each of the newest :data:`EXACT_MARKS`, then one for every step back by a sixteenth of the way, and the
-            first of all. So their number grows with the logarithm of the ledger's length.
+            Each of the newest :data:`EXACT_MARKS` ends, then ends at distances that grow by a sixteenth, and the first
+            of all. Their number grows with the logarithm of the ledger's length.
         """
         ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
         found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()
@@ -310,9 +425,13 @@ class Chain:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the one writer's place; commit with a signed head, or roll everything back on any exception.
+        """Take the write lock; commit with a signed head, or roll everything back on any exception.
 
-        What other processes appended before must be read by the caller (``new_rows``) as its first act inside.
+        Inside, the caller must first read what other processes appended (``new_rows``).
+
+        Raises:
+            InvalidInput: If there is no key, or the lock cannot be taken.
+            StorageFailed: If the disk is full or fails. Nothing was then written.
         """
         key = self.signing_key
         self._take_place()
@@ -343,7 +462,7 @@ class Chain:
 
     @contextmanager
     def unchanging(self) -> Iterator[None]:
-        """Take the one writer's place and append nothing: the newest row stays the newest meanwhile."""
+        """Hold the write lock and append nothing, so that the newest row stays the newest."""
         self._take_place()
         try:
             yield
@@ -366,7 +485,19 @@ class Chain:
         return self._time[:10]
 
     def append(self, kind: str, body: dict[str, object], *, payload: tuple[str, bytes] | None = None) -> Row:
-        """Add a row, and the payload (query id, bytes) that belongs to it, inside the current transaction."""
+        """Add a row inside the current transaction.
+
+        Args:
+            kind: Kind of the row.
+            body: Its facts, written as canonical JSON.
+            payload: (query id, bytes) to store with the row.
+
+        Returns:
+            The row.
+
+        Raises:
+            RuntimeError: Outside a transaction.
+        """
         if not self._in_transaction:
             raise RuntimeError("append outside a transaction")
         seq, prev = (self._last.seq + 1, self._last.hash) if self._last else (1, NO_HASH)
@@ -383,9 +514,16 @@ class Chain:
         return row
 
     def drop_payloads(self, *, before: int) -> None:
-        """Delete the payloads of rows before row ``before``, inside the current transaction; the rows stay.
+        """Delete the payloads of rows before a row, inside the current transaction. The rows stay.
 
-        The one deletion a ledger knows. The trigger against all others is put aside for it, in the same transaction.
+        This is the only deletion in a ledger. The trigger that forbids deletions is dropped and restored in the same
+        transaction.
+
+        Args:
+            before: Number of the first row whose payload stays.
+
+        Raises:
+            RuntimeError: Outside a transaction.
         """
         if not self._in_transaction:
             raise RuntimeError("deletion outside a transaction")
@@ -395,31 +533,50 @@ class Chain:
         self._db.execute(schema_sql(self.role)[guard])
 
     def has_payload(self, *, before: int) -> bool:
-        """Whether a payload of a row before row ``before`` is there."""
+        """Return whether a payload of a row before a row is stored.
+
+        Args:
+            before: Number of the row.
+
+        Returns:
+            True if there is one.
+        """
         found = self._db.execute(f"SELECT 1 FROM {self.payload_table} WHERE seq < ? LIMIT 1", (before,)).fetchone()
         return found is not None
 
     def settle(self) -> None:
-        """Bring the write-ahead log into the file and empty it, so that no copy of what was deleted stays there.
+        """Move the write-ahead log into the file and empty it, so that no copy of deleted bytes stays there.
 
-        Where a reader is in the way the next checkpoint does it.
+        If a reader is in the way, the next checkpoint does it.
         """
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._seen = self._stamp()
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
-        """Sign later heads with ``key`` (after a key row was committed)."""
+        """Sign later heads with another key, after its key row was committed.
+
+        Args:
+            key: The new key.
+        """
         self._key, self.public_key = key, public_hex(key)
 
     @property
     def signing_key(self) -> Ed25519PrivateKey:
+        """The key that signs heads; InvalidInput if the ledger is open for reading only."""
         if self._key is None:
             raise InvalidInput("ledger is open for reading", remedy="open it with its signing key")
         return self._key
 
     def possession(self, key: Ed25519PrivateKey) -> str:
-        """A new key's signature saying that it takes over this ledger after the newest row."""
+        """Return a new key's signature that it takes over this ledger after the newest row.
+
+        Args:
+            key: The new key.
+
+        Returns:
+            The signature in hex.
+        """
         seq, prev = (self._last.seq, self._last.hash) if self._last else (0, NO_HASH)
         return key.sign(possession_message(self.role, ledger_id=self.ledger_id, seq=seq, row_hash=prev)).hex()
 

@@ -1,7 +1,8 @@
-"""Defines pools, studies with their budgets, releases, and what a release costs a pool.
+"""Defines pools, studies with their budgets, releases, and the cost of a release for a pool.
 
-Everything derived (a query's id, the voters, the event) is computed again from the facts it derives from and must
-agree.
+Both ledgers use these types. Everything derived (a query's id, the number of voters, the event) is stored and computed
+again when it is read. Refuses a record whose derived values differ, and names with other characters than letters,
+digits and ``-_./``.
 """
 
 from __future__ import annotations
@@ -30,13 +31,24 @@ from common.privacy.mechanism import (
 )
 
 MAX_REPEATED_ROSTER = 16
-"""Sites of a roster that every release names in full, as release 0.1.0 wrote it; a longer one has a row of its own."""
+"""Longest roster that every release repeats in full, as version 0.1.0 wrote it. A longer one has a row of its own."""
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 def check_ledger_name(text: object, *, what: str) -> str:
-    """A site's, pool's or batch's name: 1 to 128 letters, digits, ``-_./``. Not a place for a person's name."""
+    """Return the name of a site, pool or batch if it is valid. It must not identify a person.
+
+    Args:
+        text: 1 to 128 letters, digits, ``-``, ``_``, ``.`` or ``/``.
+        what: What the name is for, for the error.
+
+    Returns:
+        The name.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         raise InvalidInput(what, value=text, limit="1 to 128 letters, digits, '-', '_', '.', '/'")
     return text
@@ -52,7 +64,15 @@ Number = Annotated[int, Between("number in a record", 0)]
 
 @dataclass(frozen=True, slots=True)
 class PoolDeclaration(Document):
-    """A site's patient pool and what may be spent on it in its whole life, over all studies, editions and runs."""
+    """A site's patient pool, and the budget for its whole life, over all studies, editions and runs.
+
+    Attributes:
+        pool: Name of the pool.
+        site: Name of the site.
+        budget: ε and δ that all releases together may spend.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+    """
 
     pool: str
     site: str
@@ -68,7 +88,19 @@ class PoolDeclaration(Document):
 
 @dataclass(frozen=True, slots=True)
 class StudyTerms:
-    """The part of a study a ledger acts on, read from the consent text that is stored in full."""
+    """The part of a study that ledgers act on, read from the consent text, which is stored in full.
+
+    Attributes:
+        id: Content hash of the study.
+        name: Name of the study.
+        budget: ε and δ that the study may spend on each pool.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+        quorum: Least number of sites of a release.
+        voters_per_site: Number m of voters at each site.
+        radius: Clipping norm C.
+        colluders: Number t of colluders of a sealed sum; None if the server adds the noise.
+    """
 
     id: str
     name: str
@@ -79,16 +111,23 @@ class StudyTerms:
     voters_per_site: int
     radius: float
     colluders: int | None = None
-    """Of a sealed sum; None where the server adds the noise."""
+    """Number of colluders of a sealed sum; None if the server adds the noise."""
 
     @property
     def least_roster(self) -> int:
-        """Sites that a release names at least: the quorum, and in a sealed sum two beside the colluders."""
+        """Least number of sites of a release: the quorum, and in a sealed sum at least the colluders plus two."""
         return max(self.quorum, 0 if self.colluders is None else self.colluders + HONEST_SITES)
 
     @classmethod
     def of(cls, study: Study) -> StudyTerms:
-        """The terms of a study: what :meth:`from_json` reads from its consent text."""
+        """Return the terms of a study, equal to what :meth:`from_json` reads from its consent text.
+
+        Args:
+            study: The study.
+
+        Returns:
+            The terms.
+        """
         privacy = study.privacy
         return cls(
             id=study.id,
@@ -104,7 +143,17 @@ class StudyTerms:
 
     @classmethod
     def from_json(cls, text: object) -> StudyTerms:
-        """Read the consent JSON of a study (:meth:`common.config.Study.to_json`); its hash is the study's id."""
+        """Read the consent JSON of a study (:meth:`common.config.Study.to_json`). Its hash is the study's id.
+
+        Args:
+            text: The parsed JSON.
+
+        Returns:
+            The terms.
+
+        Raises:
+            InvalidInput: If a field is missing or invalid.
+        """
         try:
             if not isinstance(text, dict):
                 raise TypeError("not a mapping")
@@ -129,7 +178,7 @@ class StudyTerms:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RosterEntry(Document):
-    """One site of a release and the pool its teachers were trained on."""
+    """A site of a release, and the pool that its teachers were trained on."""
 
     AS_LIST: ClassVar = True
     SHARED: ClassVar = True
@@ -147,14 +196,28 @@ Roster = tuple[RosterEntry, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spend(Document):
-    """What a pool has spent: Σμ² exactly, in how many releases, of how many noisy coordinates in all."""
+    """What a pool has spent.
+
+    Attributes:
+        mu_squared: Σμ², exactly.
+        releases: Number of releases.
+        coordinates: Number of noisy coordinates of all releases.
+    """
 
     mu_squared: Fraction = Fraction(0)
     releases: int = 0
     coordinates: int = 0
 
     def plus(self, mu_squared: Fraction, coordinates: int) -> Spend:
-        """With one more release."""
+        """Return the sum with one more release.
+
+        Args:
+            mu_squared: μ² of the release.
+            coordinates: Its number of coordinates.
+
+        Returns:
+            The new sum.
+        """
         return Spend(self.mu_squared + mu_squared, self.releases + 1, self.coordinates + coordinates)
 
     def __add__(self, other: Spend) -> Spend:
@@ -163,7 +226,14 @@ class Spend(Document):
         )
 
     def beyond(self, other: Spend) -> Spend:
-        """What of this goes beyond ``other``: the difference, each figure at least 0."""
+        """Return by how much this sum exceeds another, each figure at least 0.
+
+        Args:
+            other: The other sum.
+
+        Returns:
+            The difference.
+        """
         return Spend(
             max(self.mu_squared - other.mu_squared, Fraction(0)),
             max(self.releases - other.releases, 0),
@@ -177,11 +247,21 @@ class Spend(Document):
 
 NOTHING = Spend()
 Spends = dict[PoolName, Spend]
-"""Sums by the name of the pool."""
+"""What was spent, by the name of the pool."""
 
 
 def check_roster(roster: Roster) -> Roster:
-    """The roster sorted by site; a site or a pool that occurs twice is refused (its patients would count double)."""
+    """Return the roster sorted by site.
+
+    Args:
+        roster: The sites of a release.
+
+    Returns:
+        The sorted roster.
+
+    Raises:
+        InvalidInput: If a site or a pool occurs twice, since its patients would then count double.
+    """
     ordered = tuple(sorted(roster))
     for attribute in ("site", "pool"):
         names = [getattr(entry, attribute) for entry in ordered]
@@ -192,7 +272,7 @@ def check_roster(roster: Roster) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class RosterRecord(Document):
-    """A roster in a row of its own, which later rows and receipts name by its :attr:`id`."""
+    """A roster in a row of its own. Later rows and receipts refer to it by its :attr:`id`."""
 
     roster: Roster
     _id: str = field(default="", init=False, repr=False, compare=False)
@@ -203,12 +283,12 @@ class RosterRecord(Document):
 
     @property
     def is_long(self) -> bool:
-        """Whether rows name it by its id."""
+        """True if rows refer to the roster by its id, because it has more than :data:`MAX_REPEATED_ROSTER` sites."""
         return len(self.roster) > MAX_REPEATED_ROSTER
 
     @property
     def id(self) -> str:
-        """SHA-256 of the body of its row, which that row's hash takes in."""
+        """SHA-256 of the row's body, which the row's hash covers."""
         if not self._id:
             object.__setattr__(self, "_id", sha256_bytes(canonical_bytes(self.to_json())))
         return self._id
@@ -216,10 +296,18 @@ class RosterRecord(Document):
 
 @lru_cache(maxsize=4096)
 def charge_of(mechanism: Mechanism, protection: Protection, study_protection: Protection) -> Fraction:
-    """μ² that one release under a study's rules costs a pool protected for ``protection``, exactly.
+    """Return the μ² that one release under a study's rules costs a pool, exactly.
 
-    A release moves a patient's pool by one voter's code only if the study promises disjoint teachers (unit
-    ``patient``). Where it does not, a pool that is accounted per patient is charged for all m voters of the site.
+    Only a study of unit ``patient`` promises disjoint teachers, so that a patient moves a single voter's code. In a
+    study of unit ``hospital``, a pool that is accounted per patient is charged for all m voters of the site.
+
+    Args:
+        mechanism: The release's mechanism.
+        protection: Unit and relation of the pool.
+        study_protection: Unit and relation of the study.
+
+    Returns:
+        μ² as a rational.
     """
     if protection.unit is Unit.PATIENT and study_protection.unit is Unit.HOSPITAL:
         protection = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
@@ -238,7 +326,15 @@ def _event(mechanism: Mechanism, protection: Protection) -> tuple[str, int, str]
 
 
 def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object]:
-    """The release as any accountant replays it: a Gaussian of noise multiplier z = σ/Δ under the study's protection."""
+    """Return the release as any accountant can replay it: a Gaussian of noise multiplier z = σ/Δ.
+
+    Args:
+        mechanism: The release's mechanism.
+        protection: The study's unit and relation.
+
+    Returns:
+        ``kind``, ``mu_squared``, ``noise_multiplier``, ``relation``, ``sensitivity`` and ``unit``.
+    """
     multiplier, moved, mu_squared = _event(mechanism, protection)
     return {
         "kind": "gaussian",
@@ -252,12 +348,23 @@ def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord(Document):
-    """One charged query; ``event`` is what :func:`event_json` gives, which who knows the study checks.
+    """One charged query. Its answer is stored beside the row, which contains the answer's hash.
 
-    A short roster is in the row, a long one in an earlier row of its own, by whose id it is named here.
-    Its answer stands beside the row, with its hash in it. In a sealed sum the row is written before any site is asked:
-    ``draw`` counts the sums begun for the query, ``masks`` is the id of the roster with its mask keys, the hash of an
-    answer is empty, and the answer, if it comes, gets a row of its own.
+    A short roster is in the row. A long one is in an earlier row of its own, whose id is named here. In a sealed sum
+    the row is written before any site is asked; the answer, if it arrives, gets a row of its own.
+
+    Attributes:
+        study_id: Content hash of the study.
+        batch_id: Name of the batch.
+        query: The query.
+        query_id: The query's id, as stored.
+        voters: Number of voters of the roster.
+        event: The result of :func:`event_json`; checked by readers that know the study.
+        answer_sha256: Hash of the answer; empty in a sealed sum.
+        roster: The sites, if the roster is short.
+        draw: In a sealed sum, the number of sums begun for the query.
+        masks: In a sealed sum, the id of the roster with its mask keys.
+        roster_sha256: Id of the roster's row, if the roster is long.
     """
 
     study_id: Annotated[Sha256, Key("study")]
@@ -284,9 +391,20 @@ class ReleaseRecord(Document):
         draw: tuple[int, str] | None = None,
         named: str | None = None,
     ) -> ReleaseRecord:
-        """What an answer under a study is put on record as; or a ``draw`` by its number and its masks' id.
+        """Return the record of an answer under a study, or of a draw of a sealed sum.
 
-        ``named``: the id of the roster's own row, where it has one.
+        Args:
+            study: The study's terms.
+            batch_id: Name of the batch.
+            query: The query.
+            query_id: Its id.
+            roster: The sites.
+            answer_sha256: Hash of the answer; empty for a draw.
+            draw: (number of the draw, id of its masks) in a sealed sum.
+            named: Id of the roster's own row if it has one.
+
+        Returns:
+            The record.
         """
         mechanism = query.mechanism
         voters, event = len(roster) * mechanism.voters_per_site, event_json(mechanism, study.protection)
@@ -319,14 +437,24 @@ class ReleaseRecord(Document):
             )
 
     def check_voters(self, roster: Roster) -> None:
-        """InvalidInput unless it counts the voters of this roster."""
+        """Raise InvalidInput unless the stored number of voters is that of the roster."""
         voters = len(roster) * self.query.mechanism.voters_per_site
         if self.voters != voters:
             raise InvalidInput("voters", value=self.voters, limit=str(voters))
 
     def roster_in(self, named: Mapping[str, Roster]) -> Roster:
-        """Whom it was made with: the sites it names, or those of the row it names them by, of these. KeyError where
-        that is not among them; InvalidInput for other voters than the roster has."""
+        """Return the roster of the release.
+
+        Args:
+            named: Known rosters by id.
+
+        Returns:
+            The sites in the row, or those of the roster that it names.
+
+        Raises:
+            KeyError: If the named roster is unknown.
+            InvalidInput: If the number of voters is not the roster's.
+        """
         if self.roster is not None:
             return self.roster
         roster = named[self.roster_sha256 or ""]
@@ -335,7 +463,15 @@ class ReleaseRecord(Document):
 
 
 def check_query_id(query: QuerySpec, query_id: str) -> None:
-    """InvalidInput unless this is the query's id."""
+    """Refuse a query id that is not the hash of the query.
+
+    Args:
+        query: The query.
+        query_id: The id to check.
+
+    Raises:
+        InvalidInput: If they differ.
+    """
     if query_id != query.id:
         raise InvalidInput("query id", value=query_id, limit="the hash of the query's contents")
 

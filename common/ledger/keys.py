@@ -1,8 +1,8 @@
-"""Key files: the Ed25519 key that signs a ledger's heads and the X25519 key that codes are sealed to.
+"""Reads and writes key files: the Ed25519 key that signs a ledger's heads, and the X25519 key that codes are sealed to.
 
-A private key is one PEM file (PKCS8, unencrypted) that only its owner may read. Loading refuses a file that the group
-or the world may read or write, a symbolic link, a key of the wrong kind, and anything that is not a key; a message
-names the file and never its contents. Creation never replaces an existing file.
+Called by both ledgers, by workers and by the commands that create them. A private key is one unencrypted PEM file
+(PKCS8) that only its owner may read. Refuses a file that the group or the world may access, a symbolic link, a key of
+the wrong kind, and to replace an existing file. Messages name the file and never its contents.
 """
 
 from __future__ import annotations
@@ -35,21 +35,51 @@ MAX_KEY_BYTES = 16_384
 
 
 def create_signing_key(path: Path) -> Ed25519PrivateKey:
-    """Make an Ed25519 key and write it to ``path`` (mode 0600, durable); an existing file is refused."""
+    """Create an Ed25519 key and write it durably with mode 0600.
+
+    Args:
+        path: A new file.
+
+    Returns:
+        The private key.
+
+    Raises:
+        InvalidInput: If the file exists or cannot be written.
+    """
     key = Ed25519PrivateKey.generate()
     _write_private(path, key)
     return key
 
 
 def create_sealing_key(path: Path) -> X25519PrivateKey:
-    """Make an X25519 key and write it to ``path`` (mode 0600, durable); an existing file is refused."""
+    """Create an X25519 key and write it durably with mode 0600.
+
+    Args:
+        path: A new file.
+
+    Returns:
+        The private key.
+
+    Raises:
+        InvalidInput: If the file exists or cannot be written.
+    """
     key = X25519PrivateKey.generate()
     _write_private(path, key)
     return key
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
-    """Read the Ed25519 key at ``path``; open permissions, links and other kinds of key are refused."""
+    """Read an Ed25519 private key.
+
+    Args:
+        path: The key file.
+
+    Returns:
+        The private key.
+
+    Raises:
+        InvalidInput: If the file is open to others, a link, or no such key.
+    """
     key = _load_private(path)
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput("signing key", value=str(path), limit="an Ed25519 private key in PEM (PKCS8)")
@@ -57,7 +87,17 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_sealing_key(path: Path) -> X25519PrivateKey:
-    """Read the X25519 key at ``path``; open permissions, links and other kinds of key are refused."""
+    """Read an X25519 private key.
+
+    Args:
+        path: The key file.
+
+    Returns:
+        The private key.
+
+    Raises:
+        InvalidInput: If the file is open to others, a link, or no such key.
+    """
     key = _load_private(path)
     if not isinstance(key, X25519PrivateKey):
         raise InvalidInput("sealing key", value=str(path), limit="an X25519 private key in PEM (PKCS8)")
@@ -65,28 +105,72 @@ def load_sealing_key(path: Path) -> X25519PrivateKey:
 
 
 def public_hex(key: Ed25519PublicKey | X25519PublicKey | Ed25519PrivateKey | X25519PrivateKey) -> str:
-    """The raw 32 public bytes in hex, the form in which ledgers and offers name a key."""
+    """Return the 32 public bytes of a key in hex, as ledgers and offers name a key.
+
+    Args:
+        key: A public or private key.
+
+    Returns:
+        64 hex digits.
+    """
     public = key.public_key() if isinstance(key, Ed25519PrivateKey | X25519PrivateKey) else key
     return public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
 
 def public_pem(key: Ed25519PrivateKey) -> bytes:
-    """The public half as openssl reads it."""
+    """Return the public half of a key in PEM, as openssl reads it.
+
+    Args:
+        key: The private key.
+
+    Returns:
+        PEM bytes.
+    """
     return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def signing_public_key(text: str) -> Ed25519PublicKey:
-    """The Ed25519 public key named by 64 hex digits; InvalidInput for a spelling that is not canonical."""
+    """Return the Ed25519 public key of 64 hex digits.
+
+    Args:
+        text: The digits.
+
+    Returns:
+        The key.
+
+    Raises:
+        InvalidInput: If the encoding is not canonical.
+    """
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(check_identity_key(text)))
 
 
 def sealing_public_key(text: str) -> X25519PublicKey:
-    """The X25519 public key named by 64 hex digits; InvalidInput for a spelling that is not canonical."""
+    """Return the X25519 public key of 64 hex digits.
+
+    Args:
+        text: The digits.
+
+    Returns:
+        The key.
+
+    Raises:
+        InvalidInput: If the encoding is not canonical.
+    """
     return X25519PublicKey.from_public_bytes(bytes.fromhex(check_agreement_key(text)))
 
 
 def hex_bytes(text: str) -> bytes:
-    """The bytes that lower-case hex spells; any other spelling of them is refused, so that one value has one text."""
+    """Return the bytes of lower-case hex. Other spellings are refused, so that one value has one text.
+
+    Args:
+        text: Hex digits.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        ValueError: If the text is anything else.
+    """
     value = bytes.fromhex(text)
     if value.hex() != text:
         raise ValueError("not in lower-case hex")
@@ -94,7 +178,17 @@ def hex_bytes(text: str) -> bytes:
 
 
 def read_public_key(source: str) -> Ed25519PublicKey:
-    """A verifier's key, given as 64 hex digits or as the path of a PEM file (public, or the private key itself)."""
+    """Return the public key for a verification.
+
+    Args:
+        source: 64 hex digits, or the path of a PEM file with the public or the private key.
+
+    Returns:
+        The Ed25519 public key.
+
+    Raises:
+        InvalidInput: If it is neither.
+    """
     if len(source) == 64 and not set(source) - set("0123456789abcdef"):
         return signing_public_key(source)
     path = Path(source)
@@ -114,7 +208,7 @@ def read_public_key(source: str) -> Ed25519PublicKey:
 
 
 class Signed(Document):
-    """Base of a record whose last field is an Ed25519 signature of all the others, under the record's own domain."""
+    """Base of a record whose last field is an Ed25519 signature of all others, under the record's own domain."""
 
     __slots__ = ()
 
@@ -122,15 +216,36 @@ class Signed(Document):
     signature: str
 
     def signed(self, key: Ed25519PrivateKey) -> Self:
-        """This record with a signature by ``key``. Deterministic: the same record is signed alike."""
+        """Return this record signed by a key. The same record always gets the same signature.
+
+        Args:
+            key: The private key.
+
+        Returns:
+            A new record.
+        """
         return self.signed_by(key.sign)
 
     def signed_by(self, sign: Callable[[bytes], bytes]) -> Self:
-        """The same, signed by the given key."""
+        """Return this record signed by a function.
+
+        Args:
+            sign: Returns the Ed25519 signature of bytes.
+
+        Returns:
+            A new record.
+        """
         return dataclasses.replace(self, signature=sign(self._message()).hex())  # type: ignore[type-var]
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Whether ``public_key`` signed this very record."""
+        """Return whether a key signed exactly this record.
+
+        Args:
+            public_key: The key.
+
+        Returns:
+            True if the signature is valid.
+        """
         try:
             public_key.verify(hex_bytes(self.signature), self._message())
         except (InvalidSignature, ValueError):
@@ -186,7 +301,11 @@ def _load_private(path: Path) -> object:
 
 
 def sync_directory(path: Path) -> None:
-    """Make a file's creation or renaming in ``path`` durable."""
+    """Make the creation or renaming of a file in a directory durable.
+
+    Args:
+        path: The directory.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,18 +1,23 @@
-"""Signed receipts: what the server tells a site it charged, in a form the site can check without trusting the server.
+"""Defines signed receipts: proof of what the server charged a site, which the site can check without trusting the
+server.
 
-A receipt covers one transaction of the server's ledger that released something with the site on its roster. It holds
-the release rows word for word, the pool's totals before and after, and for every row since the site's previous receipt
-the few facts that make up its hash; so the site itself computes the new signed head from the one it kept. Refuses a
-receipt that is not signed by the server's key, that does not add up, and that does not follow from what the site knows.
+The server issues receipts after each release; sites check and keep them. A receipt covers one transaction of the
+server's ledger that released something with the site on its roster. It contains the release rows word for word, the
+pool's totals before and after, and for every row since the site's previous receipt the facts that make up its hash. The
+site itself therefore computes the new signed head from the one it kept.
 
-A short roster stands in every release, as release 0.1.0 wrote it (schema 1; schema 2 names it once a receipt). A long
-one has a row of its own, and a release names it by that row's hash (schema 3): a receipt shows, of the rows it spans,
-every roster that names its site. So a site was shown every roster it was ever on, once. The signature is then over a
-short text: what is the site's own, and the digest of what all receipts of the transaction say, which covers rosters by
-their hashes among the links.
+A receipt proves accounting: the server cannot later charge less, drop, rewrite or fork what a receipt covers without
+detection by a site that keeps its receipts. It does not prove that noise was added, nor that the roster's other sites
+exist.
 
-It proves accounting: the server cannot later charge less, drop, rewrite or fork what a receipt covers without a site
-that keeps its receipts seeing it. It does not prove that noise was added, nor that the roster's other sites exist.
+Forms of a receipt: schema 1 repeats the roster in every release, as version 0.1.0 wrote it. Schema 2 names one roster
+for all releases. With schema 3 a long roster has a row of its own, and a release names it by that row's hash; the
+receipt shows every roster with this site in the rows that it spans, so a site is shown each roster it was on once. The
+signature of schema 3 covers a short text: the site's own facts, and the digest of the facts that all receipts of the
+transaction share. The digest covers rosters by their hashes among the links.
+
+Refuses a receipt that the server's key did not sign, that does not add up, or that does not follow from what the site
+knows.
 """
 
 from __future__ import annotations
@@ -45,12 +50,12 @@ from common.ledger.rows import START, Link, Position, SignedHead, body_digest, l
 from common.privacy.mechanism import Mechanism
 
 OWN = ("after", "before", "pool", "site")
-"""What a receipt says to its site alone; everything else but signature and rosters is common to a transaction's."""
+"""Fields that differ between the receipts of a transaction. All others except signature and rosters are shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptedRelease(Document):
-    """One release row, word for word: ``release`` is its body."""
+    """One release row, word for word: its number and its body."""
 
     seq: int
     release: Annotated[ReleaseRecord, Key("body")]
@@ -58,10 +63,22 @@ class ReceiptedRelease(Document):
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Signed):
-    """A signed receipt for one site. Totals are of the site's pool, under the protection it was declared with.
+    """A signed receipt for one site. Totals are those of the site's pool, under the protection it was declared with.
 
-    Its form is of ``schema`` 1; of 2 where all releases have one roster, named once; of 3 where rosters have rows of
-    their own, and ``rosters`` are those shown with it.
+    Attributes:
+        study_id: Content hash of the study.
+        batch_id: Name of the batch.
+        site: Name of the site.
+        declaration: The site's pool.
+        releases: The transaction's releases with this site.
+        before: The pool's total before them.
+        after: The pool's total after them.
+        previous: The last row that the site's previous receipt covered.
+        links: The facts that make up each row's hash, from the row after ``previous`` to the head.
+        head: The signed head of the transaction.
+        rosters: Rosters that are shown with a receipt of schema 3.
+        schema: 1, 2 or 3; see the module.
+        signature: Signature by the server's key.
     """
 
     DOMAIN: ClassVar = b"consilium/receipt/v1"
@@ -103,10 +120,12 @@ class Receipt(Signed):
 
     @property
     def ledger_id(self) -> str:
+        """Id of the server's ledger."""
         return self.head.ledger_id
 
     @property
     def query_ids(self) -> tuple[str, ...]:
+        """Ids of the released queries in order."""
         return tuple(item.release.query_id for item in self.releases)
 
     @property
@@ -115,37 +134,53 @@ class Receipt(Signed):
         return tuple(item.release.query.mechanism for item in self.releases)
 
     def render(self) -> str:
-        """The receipt as canonical text, for sending and filing."""
+        """Return the receipt as canonical text, for sending and filing."""
         return canonical_text(self.to_json())
 
     @classmethod
     def parse(cls, text: str) -> Receipt:
-        """Read what :meth:`render` wrote; InvalidInput for anything else. The signature is not checked here."""
+        """Read the text that :meth:`render` wrote. The signature is not checked.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         return cls.from_json(parse_canonical(text.encode()))
 
     @property
     def losses(self) -> int:
-        """How often since the last receipt the server's ledger was restored, and charged what its copy had forgotten.
+        """Number of rows since the previous receipt in which a restored server ledger charged what its copy had lost.
 
-        The kind is part of the row's hash, so a server cannot say of one row two things to two sites.
+        A row's hash covers its kind, so the server cannot claim different kinds of one row towards two sites.
         """
         return sum(link.kind == "lost" for link in self.links)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Whether ``public_key`` signed this receipt, and the head in it is genuine.
+        """Return whether a key signed this receipt, and the head in it is genuine.
 
-        Of the rosters with it only those are signed, by their hashes, that are of rows it spans: :attr:`shown`.
+        Of the rosters in it, the signature covers only those in :attr:`shown`.
+
+        Args:
+            public_key: The server's key.
+
+        Returns:
+            True if both signatures are valid.
         """
         return Signed.is_genuine(self, public_key) and self.head.is_genuine()
 
     @property
     def named(self) -> frozenset[str]:
-        """Hashes of the rosters whose rows it spans."""
+        """Hashes of the rosters whose rows the receipt spans."""
         return frozenset(link.body_sha256 for link in self.links if link.kind == "roster")
 
     @property
     def shown(self) -> dict[str, Roster]:
-        """The rosters with it that are of rows it spans, by their hashes."""
+        """Rosters in the receipt whose rows it spans, by their hashes."""
         named = self.named
         return {record.id: record.roster for record in self.rosters or () if record.id in named}
 
@@ -160,17 +195,32 @@ class Receipt(Signed):
 
 
 def common_digest(members: Mapping[str, str]) -> str:
-    """SHA-256 of what the receipts of one transaction have in common, given as canonical texts."""
+    """Return the SHA-256 of the facts that the receipts of one transaction share.
+
+    Args:
+        members: The facts as canonical texts, by name.
+
+    Returns:
+        The digest.
+    """
     return sha256_bytes(b"consilium/receipt-common/v3\0" + canonical_members(members).encode())
 
 
 def signed_text(own: Mapping[str, str], *, common: str) -> bytes:
-    """What the signature of a receipt of schema 3 covers: its own members, as texts, and the common digest."""
+    """Return the bytes that the signature of a receipt of schema 3 covers.
+
+    Args:
+        own: The site's own facts as canonical texts, by name.
+        common: The result of :func:`common_digest`.
+
+    Returns:
+        The bytes.
+    """
     return b"consilium/receipt/v3\0" + canonical_members({**own, "common": canonical_text(common)}).encode()
 
 
 def _roster_in_each(data: dict[str, Any]) -> dict[str, Any]:
-    """A receipt of schema 2 with the roster in every release, as schema 1 has it."""
+    """Return a receipt of schema 2 with the roster in every release, as in schema 1."""
     made = {key: value for key, value in data.items() if key != "roster"}
     releases = made.get("releases")
     if "roster" not in data or not isinstance(releases, list) or not all(map(_without_roster, releases)):
@@ -185,9 +235,13 @@ def _without_roster(item: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a site knows of one server ledger from the receipts it has accepted: where it stood, and its own sum.
+    """What a site knows of one server ledger from the receipts it accepted.
 
-    ``owed`` is charged by genuine receipts that contradicted the record; a recovered ledger must hold it too.
+    Attributes:
+        position: The last row covered.
+        spend: The pool's total at that row.
+        recovering: True after a recovery, until the next receipt.
+        owed: Charges of genuine receipts that contradicted the record. A recovered ledger must contain them too.
     """
 
     position: Position = START
@@ -197,7 +251,17 @@ class Known:
 
 
 def read_receipts(path: Path) -> tuple[Receipt, ...]:
-    """The receipts in a file, one a line, as :meth:`Receipt.render` writes them; signatures are not checked here."""
+    """Read receipts from a file, one per line as :meth:`Receipt.render` writes them. Signatures are not checked.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The receipts.
+
+    Raises:
+        InvalidInput: If the file is unreadable or a line is no receipt.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -206,14 +270,28 @@ def read_receipts(path: Path) -> tuple[Receipt, ...]:
 
 
 def row_hashes(receipt: Receipt) -> dict[int, str]:
-    """Row number → hash of every row a receipt covers, worked out from its links."""
+    """Return the hash of every row that a receipt covers, computed from its links.
+
+    Args:
+        receipt: The receipt.
+
+    Returns:
+        Hash by row number.
+    """
     return dict(linked_hashes(receipt.links, after=receipt.previous))
 
 
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
-    """Ledger id and first row for which two sites were shown different ledgers, or None where their views agree.
+    """Return the first row for which two sites were shown different ledgers.
 
-    Every row covered by both sites' receipts is compared, not only the heads. Receipts must have been found genuine.
+    Every row that both sites' receipts cover is compared, not only the heads.
+
+    Args:
+        ours: Genuine receipts of one site.
+        theirs: Genuine receipts of another site.
+
+    Returns:
+        Ledger id and row number; None if the receipts agree.
     """
     seen = {(receipt.ledger_id, seq): hashed for receipt in ours for seq, hashed in row_hashes(receipt).items()}
     other = {(receipt.ledger_id, seq): hashed for receipt in theirs for seq, hashed in row_hashes(receipt).items()}
@@ -221,13 +299,22 @@ def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str,
 
 
 def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str, Roster] | None = None) -> None:
-    """That the receipt holds together in itself; LedgerCorrupt says what does not.
+    """Check that a receipt is consistent in itself.
 
-    Every release is of the receipt's study and batch, names the site with this pool, has the event that follows from
-    its query; the charges lead from ``before`` to ``after`` exactly; and the rows' hashes lead from ``previous`` to the
-    head, with each release at its place. ``known``: rosters that earlier receipts have shown, by their hashes.
-    InvalidInput where the receipt should show its roster and does not, which anyone could have taken away; Refused
-    (``receipt-gap``) where an earlier one should have.
+    1. The links lead from ``previous`` to the signed head, with each release at its row.
+    2. Every release belongs to the receipt's study and batch, names the site with its pool, and has the event that
+       follows from its query.
+    3. The charges lead exactly from ``before`` to ``after``.
+
+    Args:
+        receipt: A genuine receipt.
+        study: The study's terms.
+        known: Rosters that earlier receipts showed, by their hashes.
+
+    Raises:
+        LedgerCorrupt: If the receipt contradicts itself.
+        InvalidInput: If the receipt should show its roster and does not, which anyone could have removed.
+        Refused: With code ``receipt-gap`` if an earlier receipt should have shown the roster.
     """
     if receipt.head.role != "server" or len(receipt.links) != receipt.head.seq - receipt.previous.seq:
         raise LedgerCorrupt("the receipt's links do not reach from its previous head to its new one")
@@ -250,7 +337,7 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str,
 
 
 def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, rosters: Mapping[str, Roster]) -> None:
-    """LedgerCorrupt unless the release is the receipt's: of its study and batch, with the site, as the study says."""
+    """Check that a release belongs to the receipt's study and batch, names the site, and follows the study's terms."""
     record, mechanism = item.release, item.release.query.mechanism
     try:
         roster = record.roster_in(rosters)
@@ -278,11 +365,18 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
 
 
 def check_continuity(receipt: Receipt, known: Known) -> None:
-    """That the receipt follows directly from the last one; LedgerCorrupt for a rollback, a fork or other totals.
+    """Check that a receipt follows directly from the last one.
 
-    Refused (``receipt-gap``) if receipts in between have not arrived: the server can issue them again. After a recovery
-    the new line may begin anywhere, but its totals may not fall short of what this site holds receipts for; nor may
-    they after the server charged what it lost, which is more than any receipt told.
+    After a recovery the new line of receipts may begin at any row, but its totals may not fall short of what this site
+    holds receipts for. The same holds after the server charged what it lost, which is more than any receipt stated.
+
+    Args:
+        receipt: A genuine receipt.
+        known: What the site knows of the ledger.
+
+    Raises:
+        LedgerCorrupt: For a rollback, a fork or other totals.
+        Refused: With code ``receipt-gap`` if receipts in between have not arrived. The server can issue them again.
     """
     if known.recovering:
         if _falls_short(receipt.before, known.spend + known.owed):
@@ -305,10 +399,17 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
 
 
 def never_receipted(receipt: Receipt, known: Known) -> Spend:
-    """Return charges the server marked lost without sending this site a receipt.
+    """Return charges that the server marked lost without sending this site a receipt.
 
-    Such a draw may not be covered by what the site accepted. A query whose answer was lost before its receipt arrived
-    is asked again under the acceptance that paid for the first draw, so the site counts the lost draw here.
+    The site's acceptances may not cover such a draw. A query whose answer was lost before its receipt arrived is asked
+    again under the acceptance that paid for the first draw, so the site counts the lost draw here.
+
+    Args:
+        receipt: A genuine receipt.
+        known: What the site knows of the ledger.
+
+    Returns:
+        The charges; nothing if the receipt spans no loss.
     """
     if not receipt.losses:
         return NOTHING

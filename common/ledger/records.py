@@ -1,8 +1,8 @@
 """Defines one frozen type for each kind of ledger row, and reads rows strictly.
 
-A body with an unknown, missing or ill-typed field is refused, and so is an unknown kind: a reader that does not
-understand a row cannot know what was spent. How a body is written and read is declared by the type
-(:mod:`common.document`).
+Both ledgers write and replay these records. How a type is written and read is declared in the type
+(:mod:`common.document`). Refuses a body with an unknown, missing or ill-typed field, and a row of an unknown kind,
+because a reader that does not understand a row cannot know what was spent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,14 @@ DECISIONS = ("pause", "resume", "withdraw")
 
 
 def check_note(text: str) -> None:
-    """InvalidInput for a remark that is empty or too long."""
+    """Refuse a note that is empty or too long.
+
+    Args:
+        text: 1 to :data:`MAX_NOTE_CHARACTERS` characters.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_NOTE_CHARACTERS:
         raise InvalidInput("note", value=len(text), limit=f"1 to {MAX_NOTE_CHARACTERS} characters")
 
@@ -82,10 +89,10 @@ Amount = Annotated[str, OrEmpty(parse_rational)]
 
 @dataclass(frozen=True, slots=True)
 class GenesisRecord(Document):
-    """The first row: which ledger this is, of which schema, and the key that signs it.
+    """The first row: the ledger's id, role and schema, and the key that signs it.
 
-    ``standing`` is 1 where a standing has been kept from this row on; None in ledgers of earlier versions, which wrote
-    theirs with the first charge.
+    ``standing`` is 1 if a standing has been kept from this row on. It is None in ledgers of earlier versions, which
+    wrote their standing with the first charge.
     """
 
     ledger_id: str
@@ -98,14 +105,14 @@ class GenesisRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class StudyRecord(Document):
-    """A study's consent text."""
+    """The consent text of a study."""
 
     study: dict[str, object]
     study_id: str
 
     @property
     def terms(self) -> StudyTerms:
-        """What a ledger acts on."""
+        """The part of the study that a ledger acts on."""
         return StudyTerms.from_json(self.study)
 
     def check(self) -> None:
@@ -115,9 +122,9 @@ class StudyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RefusalRecord(Document):
-    """Queries that were not released (server) or not accepted (site), and why; costs nothing.
+    """Queries that were not released (server) or not accepted (site), and the reason. A refusal costs nothing.
 
-    ``requested`` and ``remaining`` are μ² of the first refused query and of what the named pool had left, or empty.
+    ``requested`` and ``remaining`` are the μ² of the first refused query and what the named pool had left, or empty.
     """
 
     study_id: StudyId
@@ -131,7 +138,7 @@ class RefusalRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord(Document):
-    """The signing key changes: the row is signed by the old key, and ``proof`` is the new key's own signature."""
+    """A change of the signing key. The old key signs the row, and ``proof`` is the new key's own signature."""
 
     public_key: IdentityKey
     proof: str
@@ -139,7 +146,7 @@ class KeyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class NoteRecord(Document):
-    """Something a person or a command wants on record; it has no effect on any sum."""
+    """A note by a person or a command. It changes no total."""
 
     text: Annotated[str, check_note]
 
@@ -156,13 +163,13 @@ class PoolRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRecord(Document):
-    """A release known from a site's receipt whose row this ledger lost: its charge stands, its answer is gone."""
+    """A release known from a site's receipt whose row this ledger lost. Its charge counts; its answer is gone."""
 
     release: ReleaseRecord
     origin: SiteName
     release_hash: Sha256
     head: Position | None = None
-    """The receipt's head, in the rows that were lost; None in rows of before it was recorded."""
+    """Head of the receipt, in the lost rows; None in rows of earlier versions."""
 
     def check(self) -> None:
         if release_digest(self.release) != self.release_hash:
@@ -171,12 +178,15 @@ class RecoveredRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostRecord(Document):
-    """This ledger was restored from an older copy; what no receipt told of stays charged in these sums.
+    """Charges that this ledger lost when it was restored from an older copy, and that no receipt proves.
 
-    ``pools`` under each pool's own protection, ``studies`` by study and pool under the study's; ``kept_row`` is the
-    lost row whose kept standing gave the figures, ``kept_hash`` that row's hash. ``fork`` is the place up to which that
-    standing's rows are this ledger's, or were charged before; the figures are what it charged from there on. Both are
-    None in rows of before they were recorded.
+    Attributes:
+        pools: Lost charges by pool, under the pool's protection.
+        studies: Lost charges by study and pool, under the study's protection.
+        kept_row: Number of the lost row whose standing gave the figures.
+        kept_hash: Hash of that row; None in rows of earlier versions.
+        fork: Last row of that standing that this ledger contains or had charged before; the figures count from there.
+            None in rows of earlier versions.
     """
 
     pools: Spends
@@ -188,7 +198,7 @@ class LostRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class BooksRecord(Document):
-    """The id of the site ledger that a pool uses at its hospital. A pool has one such row for life."""
+    """The id of the site ledger that keeps a pool's accounts at its hospital. A pool has one such row for life."""
 
     pool: PoolName
     ledger_id: Annotated[LedgerName, Key("books")]
@@ -196,7 +206,9 @@ class BooksRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReuseRecord(Document):
-    """Stored answers of other studies that this study uses too: no pool pays again, the study's own sum counts them."""
+    """Stored answers of other studies that this study uses too. No pool pays again; they count in the study's own
+    total.
+    """
 
     study_id: StudyId
     query_ids: tuple[Sha256, ...]
@@ -207,14 +219,14 @@ class ReuseRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ConsentRecord(StudyRecord):
-    """A study that the site consents to, and the pool that it lends to it."""
+    """A study that the site consents to, and the pool that takes part in it."""
 
     pool: PoolName
 
 
 @dataclass(frozen=True, slots=True)
 class CapsRecord(Document):
-    """The site's pool as its own caps declare it, and how many queries it answers in a day."""
+    """The site's own caps for its pool, and the number of queries it answers in a day."""
 
     declaration: PoolDeclaration
     queries_per_day: Annotated[int, Between("queries per day", 0)]
@@ -222,10 +234,16 @@ class CapsRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReservationRecord(Document):
-    """An accepted query, charged at acceptance and never given back.
+    """An accepted query, charged at acceptance and never refunded.
 
-    ``ledger`` is the id of the server's ledger that offered it, ``sealing_key`` the server's public key (hex) that its
-    code is to be sealed to. Both are empty in rows of before they were recorded: those name their study alone.
+    Attributes:
+        study_id: Content hash of the study.
+        query: The query.
+        query_id: Its id, as stored.
+        pool: The pool that is charged.
+        ledger: Id of the server's ledger that offered it; empty in rows of earlier versions.
+        sealing_key: Server's public key in hex to which the code is to be sealed; empty in rows of earlier versions.
+        draw: Number of the sum that this pays for in a sealed study; another sum is another charge.
     """
 
     study_id: StudyId
@@ -235,7 +253,7 @@ class ReservationRecord(Document):
     ledger: Annotated[str, OrEmpty(partial(check_ledger_name, what="ledger id")), LATER] = ""
     sealing_key: Annotated[HashOrEmpty, LATER] = ""
     draw: Number | None = None
-    """Which sum of the query this pays for, in a sealed study: another sum is another charge."""
+    """Number of the sum that this pays for in a sealed study. Another sum is another charge."""
 
     def check(self) -> None:
         check_query_id(self.query, self.query_id)
@@ -247,10 +265,16 @@ class ReservationRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord(Document):
-    """The code that answers a reserved query is fixed; ``outcome`` says in one word whether it is a real one.
+    """The code that answers a reserved query was fixed.
 
-    ``teachers`` is the digest of the :class:`TeachersRecord` it was computed with, empty where that is not known. A
-    second one for the query takes the first one's place after a patient was withdrawn in between.
+    A second row for the query replaces the first after a patient was withdrawn in between.
+
+    Attributes:
+        query_id: The query's id.
+        dimension: Length of the code.
+        outcome: One word that says whether it is a real code.
+        code_sha256: Hash of the code.
+        teachers: Digest of the :class:`TeachersRecord` it was computed with; empty if that is not known.
     """
 
     query_id: Sha256
@@ -262,7 +286,7 @@ class CodeRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord(Document):
-    """A veto (``pause``, or ``withdraw`` for good) on one study, or the end of a pause (``resume``)."""
+    """A veto on one study (``pause``, or ``withdraw`` for good), or the end of a pause (``resume``)."""
 
     study_id: StudyId
     decision: Annotated[str, OneOf("decision", DECISIONS)]
@@ -270,7 +294,7 @@ class DecisionRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SealingKeyRecord(Document):
-    """By the server's notice, what was accepted for the key ``replaces`` may be sealed to ``sealing_key``."""
+    """A server's notice that codes accepted for the key ``replaces`` may be sealed to ``sealing_key``."""
 
     sealing_key: Sha256
     replaces: Sha256
@@ -278,14 +302,14 @@ class SealingKeyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRecord(Document):
-    """A server's receipt that passed every check, kept word for word."""
+    """A server's receipt that passed every check, word for word."""
 
     receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord(Document):
-    """A genuine receipt that contradicts what the site knows, kept word for word; it stops the site."""
+    """A genuine receipt that contradicts what the site knows, word for word. It stops the site."""
 
     receipt: Receipt
     problem: str
@@ -293,26 +317,31 @@ class AlarmRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SupersededRecord(Document):
-    """A genuine receipt signed between a rollback and the recovery: its charges must be in the recovered sum."""
+    """A genuine receipt signed between a rollback and the recovery. The recovered total must contain its charges."""
 
     receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecord(Document):
-    """A person has looked into the alarm; the server's ledger of this id may go on from a recovered state."""
+    """A person has examined the alarm, and the server's ledger of this id may continue from a recovered state."""
 
     ledger_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredRecord(Document):
-    """This ledger was restored from an older copy; what it had accepted since stays charged in one sum.
+    """Charges that this ledger lost when it was restored from an older copy.
 
-    ``pool`` is that sum under the pool's protection, ``studies`` each study's share under its own; ``queries`` count
-    towards the day's cap, and those in ``pending`` may be offered again within the sum. ``kept_row`` is the lost row
-    whose kept standing gave the figures, 0 if there was none and everything the caps and budgets had left is spent.
-    ``kept_hash`` and ``fork`` are as in :class:`LostRecord`.
+    Attributes:
+        pool: Lost charges of all studies, under the pool's protection.
+        studies: Lost charges by study, under the study's protection.
+        queries: Number of lost acceptances of the day, which count towards the day's cap.
+        pending: Ids of lost queries that may be offered again without a further charge.
+        kept_row: Number of the lost row whose standing gave the figures; 0 if there was no standing, so that everything
+            that caps and budgets had left is charged.
+        kept_hash: As in :class:`LostRecord`.
+        fork: As in :class:`LostRecord`.
     """
 
     pool: Spend
@@ -371,18 +400,36 @@ KINDS: dict[str, dict[str, type[Document]]] = {
         "note": NoteRecord,
     },
 }
-"""Which record a row of each kind holds, by whose ledger it is in."""
+"""The type of record for each kind of row, in the server's ledger and in a site's."""
 
 _NAMES = {role: {record: kind for kind, record in kinds.items()} for role, kinds in KINDS.items()}
 
 
 def kind_of(role: str, record: Document) -> str:
-    """The kind of the rows of this role's ledger that hold such records."""
+    """Return the kind of the rows that hold records of a type.
+
+    Args:
+        role: ``server`` or ``site``.
+        record: The record.
+
+    Returns:
+        The kind.
+    """
     return _NAMES[role][type(record)]
 
 
 def parse_body(text: str) -> dict[str, Any]:
-    """A row's body as a mapping; only canonical text (one spelling for one value, no floats) is accepted."""
+    """Return a row's body as a mapping. Only canonical text (one spelling for one value, no floats) is accepted.
+
+    Args:
+        text: The body.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     value = parse_canonical(text)
     if not isinstance(value, dict):
         raise InvalidInput("body of a row", limit="a mapping")
@@ -390,7 +437,19 @@ def parse_body(text: str) -> dict[str, Any]:
 
 
 def parse_record(role: str, kind: str, text: str) -> Document:
-    """The record a row holds; InvalidInput for a kind this role's ledger does not know or an ill-formed body."""
+    """Return the record that a row holds.
+
+    Args:
+        role: ``server`` or ``site``.
+        kind: Kind of the row.
+        text: The row's body.
+
+    Returns:
+        The record.
+
+    Raises:
+        InvalidInput: If the kind is unknown in this ledger or the body is invalid.
+    """
     try:
         record = KINDS[role][kind]
     except KeyError:
@@ -399,10 +458,24 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """The record by the newest row of the standing it charged; nothing where that is not on record."""
+    """Return the record by the newest lost row that it charged.
+
+    Args:
+        record: A charge of lost rows.
+
+    Returns:
+        One entry, or none if the record does not name the row's hash.
+    """
     return {} if record.kept_hash is None else {Position(record.kept_row, record.kept_hash): record}
 
 
 def release_digest(release: ReleaseRecord) -> str:
-    """What a release is known by when its row is lost: the hash of its body, that its row's hash took in."""
+    """Return the hash of a release's body, which identifies a release whose row is lost.
+
+    Args:
+        release: The release.
+
+    Returns:
+        SHA-256, as the row's hash covered it.
+    """
     return sha256_bytes(canonical_bytes(release.to_json()))

@@ -1,4 +1,7 @@
-"""Tracks every charge of a server's ledger: its cost, its row and where its answer is stored."""
+"""Tracks every charge of a server's ledger: its cost, its row and where its answer is stored.
+
+Part of the server's totals (:mod:`common.ledger.server_state`); the server's ledger reads it to answer queries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ from common.privacy.mechanism import Mechanism
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a release may not be written: the limit it would pass, for which pool, and by how much."""
+    """Why a release may not be written.
+
+    Attributes:
+        reason: Which limit it would exceed.
+        pool: The pool concerned.
+        requested: μ² of the release.
+        remaining: μ² left.
+    """
 
     reason: str
     pool: str
@@ -25,7 +35,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class ChargedTotals:
-    """New totals that a release brings about, not yet entered: by pool, and by (study, pool)."""
+    """Totals after a release that is not entered yet, by pool and by (study, pool)."""
 
     pools: dict[str, Spend]
     studies: dict[tuple[str, str], Spend]
@@ -33,7 +43,7 @@ class ChargedTotals:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRow:
-    """Where a noisy answer stands, by row and hash, and the SHA-256 of its bytes."""
+    """Number and hash of the row that has a noisy answer, and the SHA-256 of the answer."""
 
     seq: int
     row_hash: str
@@ -42,9 +52,10 @@ class AnswerRow:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What a query was charged as in row ``seq``, and which row has its answer; a draw has none at first, or ever.
+    """A charge of a query in row ``seq``, and the row of its answer.
 
-    ``lost``: the draw is on record as ended without an answer.
+    A draw of a sealed sum has no answer at first, and may never get one. ``lost`` is True if the ledger records that it
+    ended without an answer.
     """
 
     seq: int
@@ -62,7 +73,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A charge known from a site's receipt, whose row this ledger lost; ``head`` is the receipt's, where recorded."""
+    """A charge known from a site's receipt whose row this ledger lost. ``head`` is the receipt's, if it
+    was recorded.
+    """
 
     study_id: str
     mechanism: Mechanism
@@ -71,10 +84,10 @@ class Recovered:
 
 
 class Releases:
-    """Every charge of a server's ledger, in the order of its rows and by its query.
+    """Every charge of a server's ledger, in the order of rows and by query.
 
-    A query of a sealed sum is charged for every draw. Its newest draw has the answer, or was lost as those before it.
-    :meth:`undo` takes back every change since :meth:`mark`; :meth:`settle` keeps them for good.
+    A query of a sealed sum is charged for every draw. Only its newest draw may have the answer; all earlier ones were
+    lost. :meth:`undo` reverts every change since :meth:`mark`; :meth:`settle` keeps them.
     """
 
     def __init__(self) -> None:
@@ -95,63 +108,135 @@ class Releases:
         return self._charges[self._newest[query_id]]
 
     def by_row(self, *, newest_first: bool = False) -> Iterator[tuple[int, Release]]:
-        """Every charge with its row."""
+        """Return every charge with its row number.
+
+        Args:
+            newest_first: True for the reverse order.
+
+        Returns:
+            An iterator of (row number, charge).
+        """
         return ((one.seq, one) for one in (reversed if newest_first else iter)(self._charges))
 
     def at(self, row: int) -> Release:
-        """What was charged in this row; KeyError for a row that charged nothing."""
+        """Return the charge in a row.
+
+        Args:
+            row: Number of the row.
+
+        Returns:
+            The charge.
+
+        Raises:
+            KeyError: If the row charged nothing.
+        """
         place = bisect_left(self._charges, row, key=attrgetter("seq"))
         if place == len(self) or self._charges[place].seq != row:
             raise KeyError(row)
         return self._charges[place]
 
     def last_row(self) -> int:
-        """The newest row that charged a query; 0 for none."""
+        """Return the newest row that charged a query; 0 if there is none."""
         return self._charges[-1].seq if self._charges else 0
 
     def answered(self, query_id: str) -> bool:
-        """Whether a query has its answer."""
+        """Return whether a query has its answer.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            True if it was charged and answered.
+        """
         return query_id in self._newest and self[query_id].answer is not None
 
     def of_queries(self) -> Iterator[Release]:
-        """The newest charge of every query, by the order in which queries were first charged."""
+        """Return the newest charge of every query, in the order in which queries were first charged."""
         return map(self._charges.__getitem__, self._newest.values())
 
     def of_study(self, study_id: str) -> Iterator[Release]:
-        """The same for the queries of one study."""
+        """Return the newest charge of every query of a study, in the order in which queries were first charged.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            An iterator of charges.
+        """
         return (one for one in self.of_queries() if one.study_id == study_id)
 
     def open_in(self, study_id: str) -> Iterator[Release]:
-        """A study's draws that have no answer and are not lost, by their rows."""
+        """Return a study's draws that have no answer and are not recorded as lost, in the order of rows.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            An iterator of charges.
+        """
         found = (one for one in self.of_study(study_id) if one.answer is None and not one.lost)
         return iter(sorted(found, key=attrgetter("seq")))
 
     def lost_in(self, study_id: str) -> int:
-        """How many charges of a study gave no answer: those that were lost, and those before a later one."""
+        """Return how many charges of a study gave no answer: those recorded as lost, and those followed by a later
+        draw.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The number.
+        """
         earlier = set(self._before.values())
         return sum(
             one.study_id == study_id and (one.lost or place in earlier) for place, one in enumerate(self._charges)
         )
 
     def largest_roster(self, study_id: str) -> int:
-        """Sites on the largest roster that a study's charges name; 0 for none."""
+        """Return the number of sites on the largest roster of a study's charges.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The number; 0 if there is no charge.
+        """
         return max((len(one.roster) for one in self._charges if one.study_id == study_id), default=0)
 
     def row_of(self, query_id: str, draw: int | None) -> int | None:
-        """The row that charged a query, or this draw of it; None for none."""
+        """Return the row that charged a query.
+
+        Args:
+            query_id: The query's id.
+            draw: Number of the draw; None for the newest charge.
+
+        Returns:
+            The row number; None if there is none.
+        """
         place = self._newest.get(query_id)
         while place is not None and draw not in (None, self._charges[place].draw):
             place = self._before.get(place)
         return None if place is None else self._charges[place].seq
 
     def last_draw(self, query_id: str) -> int:
-        """The number of a query's newest draw; 0 for none."""
+        """Return the number of a query's newest draw.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            The number; 0 if there is none.
+        """
         return (self[query_id].draw or 0) if query_id in self else 0
 
     # --- entering
 
     def add(self, release: Release) -> None:
-        """Enter the charge of a row after all that are here, with its answer if it has one."""
+        """Enter the charge of a row after all earlier ones, with its answer if it has one.
+
+        Args:
+            release: The charge.
+        """
         place, shared = len(self._charges), self._mechanisms.setdefault(release.mechanism, release.mechanism)
         if release.query_id in self._newest:
             self._before[place] = self._newest[release.query_id]
@@ -159,14 +244,19 @@ class Releases:
         self._charges.append(replace(release, mechanism=shared))
 
     def end(self, query_id: str, answer: AnswerRow | None) -> None:
-        """Enter the answer of a query's open draw, or, without one, that it is lost."""
+        """Enter the answer of a query's open draw, or that the draw is lost.
+
+        Args:
+            query_id: The query's id.
+            answer: Row of the answer; None for a lost draw.
+        """
         place = self._newest[query_id]
         if self._mark is not None:
             self._mark[1].setdefault(place, self._charges[place])
         self._charges[place] = replace(self._charges[place], answer=answer, lost=answer is None)
 
     def mark(self) -> None:
-        """Remember where the books stand."""
+        """Remember the current state for :meth:`undo`."""
         self._mark = len(self._charges), {}
 
     def settle(self) -> None:
@@ -174,7 +264,7 @@ class Releases:
         self._mark = None
 
     def undo(self) -> None:
-        """Forget everything since :meth:`mark`, if that was called."""
+        """Revert everything since :meth:`mark`, if that was called."""
         if self._mark is None:
             return
         count, ended = self._mark

@@ -1,4 +1,4 @@
-"""Tracks the queries a site accepted, and finds which limit a further one would exceed."""
+"""Tracks the queries that a site accepted; part of a site's totals (:mod:`common.ledger.site_state`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from common.privacy.mechanism import Mechanism
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An accepted query: charged on ``day`` (UTC date) in row ``seq``, for the server of this ledger and sealing key.
+    """An accepted query, with the facts that later decisions need. The query itself is in its row.
 
-    It holds what later decisions need; the query itself stands in its row.
-    ``ledger`` and ``sealing_key`` are empty where the row does not say. ``draw`` is the newest sum paid for, if sealed.
+    Attributes:
+        query_id: The query's id.
+        mechanism: Its mechanism.
+        study_id: The study's id.
+        day: UTC date of the charge.
+        seq: Number of the row.
+        ledger: Id of the server's ledger; empty if the row does not say.
+        sealing_key: Server's sealing key; empty if the row does not say.
+        draw: Number of the newest sum paid for, in a sealed study.
     """
 
     query_id: str
@@ -30,7 +37,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Which of the site's limits a query would pass."""
+    """The limit of the site that a query would exceed, its μ², and the μ² left."""
 
     reason: str
     requested: Fraction
@@ -38,9 +45,11 @@ class Shortfall:
 
 
 class Reservations(dict[str, Reservation]):
-    """Every query a site ever accepted, by its id. One that is accepted again keeps its place.
+    """Every query that a site ever accepted, by its id. A query that is accepted again keeps its position.
 
-    ``receipted``: the server's ledger whose receipt shows a query's release. ``codes``: the row of a query's code.
+    Attributes:
+        receipted: Id of the server's ledger whose receipt shows the release, by query.
+        codes: Row of the code, by query.
     """
 
     def __init__(self) -> None:
@@ -50,14 +59,26 @@ class Reservations(dict[str, Reservation]):
         self._mechanisms: dict[Mechanism, Mechanism] = {}  # mostly the same: kept once
 
     def hold(self, reservation: Reservation) -> None:
-        """Enter an acceptance, in the place of one of the same query before."""
+        """Enter an acceptance. It replaces an earlier one of the same query.
+
+        Args:
+            reservation: The acceptance.
+        """
         shared = self._mechanisms.setdefault(reservation.mechanism, reservation.mechanism)
         self[reservation.query_id] = replace(reservation, mechanism=shared)
 
     def newest_in(self, study_id: str) -> Mechanism | None:
-        """Return the mechanism of the query that a study first asked last; None if it asked none."""
+        """Return the mechanism of the newest query of a study; a query that is asked again counts where it was first
+        asked.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The mechanism; None if the study asked nothing.
+        """
         return next((one.mechanism for one in reversed(self.values()) if one.study_id == study_id), None)
 
     def without_receipt(self) -> Iterator[Reservation]:
-        """Acceptances whose release no receipt has shown, in order."""
+        """Return the acceptances whose release no receipt has shown, in order."""
         return (one for query_id, one in self.items() if query_id not in self.receipted)

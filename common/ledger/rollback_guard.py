@@ -1,10 +1,13 @@
-"""Keeps a ledger's standing beside the file: its newest head, what was spent by then, and earlier heads.
+"""Keeps a ledger's standing beside the file, by which a ledger restored from an older copy is detected and recharged.
 
-A ledger restored from an older copy is valid in itself; only something kept outside it can tell. The standing is
-written after every transaction, whichever kind of row it added, so it never runs ahead of the ledger. It names the ends
-of earlier transactions too (``marks``). A ledger that went on from an older copy holds one of them, so the standing
-says what was charged since the two parted, not only by how much their sums differ now. It may lie on another disk,
-behind a link. Refuses a link that leads nowhere. It holds no code, no answer and no name.
+Both ledgers use it. A ledger restored from an older copy is valid in itself; only something outside the file can tell.
+The standing contains the newest head, what was spent by then, and the ends of earlier transactions (``marks``). It is
+written after every transaction of any kind, so it never runs ahead of the ledger. A ledger that continued from an older
+copy contains one of the marks. The standing therefore tells what was charged since the two diverged, and not only by
+how much their totals differ now.
+
+The standing may be on another disk, behind a link. It contains no code, no answer and no name. Refuses a link that
+leads nowhere.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class KeptStanding(Document):
-    """What both ledgers' standings have in common: the newest head, and earlier ends of transactions as ``marks``,
-    newest first. A standing of a version that knew no marks has none: where it parted from a ledger is then unknown."""
+    """Base of both ledgers' standings: the newest head, and earlier ends of transactions, newest first.
+
+    A standing of an early version has no ``marks``; where it diverged from a ledger is then unknown.
+    """
 
     ROLE: ClassVar[str]
     WHAT: ClassVar[str]
@@ -43,25 +48,40 @@ class KeptStanding(Document):
 
     @property
     def position(self) -> Position:
-        """The newest row it knows."""
+        """The newest row that the standing knows."""
         return Position(self.head.seq, self.head.hash)
 
     def positions(self) -> Iterator[Position]:
-        """Every row it names, the newest first."""
+        """Return every row that the standing names, newest first."""
         yield self.position
         for seq, hashed in self.marks:
             if seq < self.head.seq:
                 yield Position(seq, hashed)
 
     def save(self, path: Path) -> None:
-        """Replace the file at ``path`` (mode 0600). A power cut may leave the one before it, which tells less."""
+        """Replace the file (mode 0600). A power cut may leave the file before it, which is older but valid.
+
+        Args:
+            path: The standing's file.
+        """
         text = canonical_text(self.to_json()) + "\n"
         write_atomically(path, text.encode(), mode=0o600, flush_name=False)
 
     def against(
         self, *, ledger_id: str, rows: int, covers: Callable[[Position], bool], this: str, beside: str
     ) -> str | None:
-        """What this standing, kept ``beside`` a file, shows against ``this`` file of so many rows; None if nothing."""
+        """Return words on what this standing shows against a ledger file.
+
+        Args:
+            ledger_id: Id of the ledger in the file.
+            rows: Number of its rows.
+            covers: Returns whether all charges up to a row are in the ledger.
+            this: Words for the ledger's file.
+            beside: Words for where the standing is kept.
+
+        Returns:
+            The words; None if the ledger covers the standing.
+        """
         if self.head.ledger_id != ledger_id:
             return f"the standing kept {beside} is of another ledger, {self.head.ledger_id}"
         if covers(self.position):
@@ -73,7 +93,17 @@ class KeptStanding(Document):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what :meth:`save` wrote; InvalidInput for anything else."""
+        """Read the file that :meth:`save` wrote.
+
+        Args:
+            path: The standing's file.
+
+        Returns:
+            The standing.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         try:
             return cls.from_json(parse_json(path.read_bytes(), what=f"standing of {cls.WHAT}"))
         except (OSError, ValueError, InvalidInput) as error:
@@ -84,9 +114,17 @@ class KeptStanding(Document):
 
 @dataclass(frozen=True, slots=True)
 class SiteLedgerStanding(KeptStanding):
-    """A site ledger's. ``pool`` is spent in all under the pool's protection, ``studies`` in each study under its own;
-    ``queries`` were accepted on ``day`` (UTC), and those in ``pending`` (ids) had no receipt yet. ``patients`` are the
-    withdrawals on record, by keyed hashes; from the studies ``left`` the site withdrew for good."""
+    """The standing of a site's ledger.
+
+    Attributes:
+        pool: Total spent, under the pool's protection.
+        studies: Total by study, under the study's protection.
+        day: UTC date of the newest acceptances.
+        queries: Number of queries accepted on that day.
+        pending: Ids of accepted queries without a receipt.
+        patients: Withdrawals of patients on record, by keyed hashes.
+        left: Studies from which the site withdrew for good.
+    """
 
     ROLE = "site"
     WHAT = "a site ledger"
@@ -103,8 +141,14 @@ class SiteLedgerStanding(KeptStanding):
 
 @dataclass(frozen=True, slots=True)
 class ServerStanding(KeptStanding):
-    """The server ledger's: what every pool spent in all, and by study and pool within each study. It has how the pools
-    were declared and where their books are (``books``), since a copy may have lost that too."""
+    """The standing of the server's ledger.
+
+    Attributes:
+        pools: Total spent of every pool.
+        studies: Total by study and pool.
+        declarations: How the pools were declared, since an older copy may lack that too.
+        books: Id of the site ledger that keeps each pool's accounts.
+    """
 
     ROLE = "server"
     WHAT = "the server's ledger"
@@ -120,19 +164,43 @@ class ServerStanding(KeptStanding):
 
 
 def standing_path(ledger: Path) -> Path:
-    """Where the standing of the ledger at this path lies: beside it, or where a link beside it leads."""
+    """Return the path of a ledger's standing: beside the ledger, or where a link beside it leads.
+
+    Args:
+        ledger: The ledger's file.
+
+    Returns:
+        The path; the file may not exist.
+    """
     path = ledger.with_suffix(".standing")
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def lies_with_its_key(ledger: Path) -> bool:
-    """Whether a signing key lies beside the ledger: it is in use here, and no copy that is only read."""
+    """Return whether a signing key is beside the ledger, so that it is in use here and no read-only copy.
+
+    Args:
+        ledger: The ledger's file.
+
+    Returns:
+        True if there is a key.
+    """
     key = ledger.with_suffix(".key")
     return key.exists() or (key.parent / "keys" / key.name).exists()
 
 
 def kept_standing(ledger: Path) -> Path | None:
-    """The standing's file, None if there is none. LedgerCorrupt if its link leads nowhere: then nothing can be told."""
+    """Return the file of a ledger's standing.
+
+    Args:
+        ledger: The ledger's file.
+
+    Returns:
+        The path; None if there is none.
+
+    Raises:
+        LedgerCorrupt: If its link leads nowhere, since a rollback could then not be detected.
+    """
     path = standing_path(ledger)
     if path.exists():
         return path

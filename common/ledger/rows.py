@@ -1,7 +1,8 @@
-"""Defines a ledger row, its hash and the signed head: all that others need to check a ledger.
+"""Defines a ledger row, its hash and the signed head: everything that others need to check a ledger.
 
-A row's hash covers its body through the body's own hash, so that a link can be shown without it, and everything before
-it through the hash of the row before. The role in the domain keeps the two kinds of ledger apart.
+Both ledgers, receipts and verifiers use it. A row's hash covers its body through the body's own hash, so that a link of
+the chain can be shown without the body. It covers everything before through the hash of the row before. The role in the
+hash's domain separates the two kinds of ledger. Refuses times in another form than the ledger writes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,23 @@ from common.ledger.keys import hex_bytes, signing_public_key
 
 NO_HASH = "0" * 64
 ROLES = {"server": "answers", "site": "codes"}
-"""Which table holds the payloads of which kind of ledger."""
+"""Table of the payloads, for each kind of ledger."""
 
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 
 
 def check_time(text: object) -> str:
-    """A row's time as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``; anything else is refused."""
+    """Return a row's time if it is written as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+
+    Args:
+        text: The time.
+
+    Returns:
+        The text.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
     if not isinstance(text, str) or not _TIME.fullmatch(text):
         raise InvalidInput("time", value=text, limit="YYYY-MM-DDTHH:MM:SS.ffffffZ")
     return text
@@ -50,7 +61,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SignedHead(Document):
-    """The newest row's number and hash, signed: whoever keeps it will notice a rewrite or a cut before that row."""
+    """The signed number and hash of the newest row. Anybody who keeps it can detect a rewrite or a cut
+    before that row.
+    """
 
     role: str
     ledger_id: str
@@ -60,7 +73,7 @@ class SignedHead(Document):
     signature: str
 
     def is_genuine(self) -> bool:
-        """Whether ``public_key`` signed these very fields. Whose key that is, the caller must know."""
+        """Return whether ``public_key`` signed exactly these fields. The caller must know whose key that is."""
         try:
             message = head_message(self.role, ledger_id=self.ledger_id, seq=self.seq, row_hash=self.hash)
             signing_public_key(self.public_key).verify(hex_bytes(self.signature), message)
@@ -74,24 +87,63 @@ class SignedHead(Document):
 
 
 def body_digest(body: str) -> str:
-    """SHA-256 of a row's body; the row's hash takes the body in through this, so a link can be shown without it."""
+    """Return the SHA-256 of a row's body. The row's hash covers the body through it.
+
+    Args:
+        body: The body's text.
+
+    Returns:
+        The hash.
+    """
     return sha256_bytes(body.encode())
 
 
 def row_hash(role: str, *, seq: int, time_utc: str, kind: str, body_sha256: str, prev_hash: str) -> str:
-    """The hash that names a row and everything before it; the role in the domain keeps the two ledgers apart."""
+    """Return the hash that identifies a row and everything before it.
+
+    Args:
+        role: ``server`` or ``site``.
+        seq: Number of the row.
+        time_utc: Its time.
+        kind: Its kind.
+        body_sha256: Digest of its body.
+        prev_hash: Hash of the row before.
+
+    Returns:
+        The hash.
+    """
     fields = {"body_sha256": body_sha256, "kind": kind, "prev_hash": prev_hash, "seq": seq, "time_utc": time_utc}
     return digest(f"{role}-ledger-row", fields)
 
 
 def head_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
-    """The bytes a head's signature covers."""
+    """Return the bytes that a head's signature covers.
+
+    Args:
+        role: ``server`` or ``site``.
+        ledger_id: Id of the ledger.
+        seq: Number of the row.
+        row_hash: Its hash.
+
+    Returns:
+        The bytes.
+    """
     fields = {"hash": row_hash, "ledger_id": ledger_id, "seq": seq}
     return f"consilium/{role}-ledger-head/v1".encode() + b"\0" + canonical_bytes(fields)
 
 
 def format_time(moment: datetime) -> str:
-    """A clock's answer as the ledger writes it; a time without a zone is refused."""
+    """Return a time as the ledger writes it.
+
+    Args:
+        moment: A time with a time zone.
+
+    Returns:
+        The text in UTC.
+
+    Raises:
+        InvalidInput: If the time has no zone.
+    """
     if moment.tzinfo is None:
         raise InvalidInput("clock", value=moment.isoformat(), limit="an aware time")
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
@@ -99,7 +151,7 @@ def format_time(moment: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Position(Document):
-    """A place in a ledger: row number and hash; (0, zeros) is before the first row."""
+    """A place in a ledger: row number and hash. (0, zeros) is before the first row."""
 
     seq: int = 0
     hash: Sha256 = NO_HASH
@@ -110,7 +162,7 @@ START = Position()
 
 @dataclass(frozen=True, slots=True)
 class Link(Document):
-    """What makes up one row's hash, without its body."""
+    """The facts that make up one row's hash, without its body."""
 
     AS_LIST: ClassVar = True
 
@@ -120,7 +172,15 @@ class Link(Document):
 
 
 def linked_hashes(links: Iterable[Link], *, after: Position) -> Iterator[tuple[int, str]]:
-    """Row number and hash of each of the server's rows that follow ``after``, worked out from their links."""
+    """Compute the hashes of the server's rows after a place from their links.
+
+    Args:
+        links: Links of consecutive rows.
+        after: The place before the first of them.
+
+    Returns:
+        An iterator of (row number, hash).
+    """
     hashed = after.hash
     for seq, link in enumerate(links, start=after.seq + 1):
         hashed = row_hash(
@@ -130,13 +190,32 @@ def linked_hashes(links: Iterable[Link], *, after: Position) -> Iterator[tuple[i
 
 
 def possession_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
-    """The bytes a new key signs to take over; ``seq`` and hash of the row before the key row bind the place."""
+    """Return the bytes that a new key signs to take over a ledger.
+
+    Args:
+        role: ``server`` or ``site``.
+        ledger_id: Id of the ledger.
+        seq: Number of the row before the key row.
+        row_hash: Hash of that row.
+
+    Returns:
+        The bytes.
+    """
     fields = {"hash": row_hash, "ledger_id": ledger_id, "seq": seq}
     return f"consilium/{role}-ledger-key/v1".encode() + b"\0" + canonical_bytes(fields)
 
 
 def check_link(role: str, row: Row, previous: Row | None) -> None:
-    """LedgerCorrupt unless ``row`` directly follows ``previous`` and its hash is that of its own fields."""
+    """Check that a row directly follows another, and that its hash is that of its own fields.
+
+    Args:
+        role: ``server`` or ``site``.
+        row: The row.
+        previous: The row before; None for the first.
+
+    Raises:
+        LedgerCorrupt: If it does not.
+    """
     seq, prev = (previous.seq + 1, previous.hash) if previous else (1, NO_HASH)
     if row.seq != seq:
         raise LedgerCorrupt(f"rows are out of order or missing: the next stored row is {row.seq}", row=seq)
@@ -149,7 +228,15 @@ def check_link(role: str, row: Row, previous: Row | None) -> None:
 
 
 def check_own_hash(role: str, row: Row) -> None:
-    """LedgerCorrupt unless the hash of ``row`` is that of its own fields."""
+    """Check that a row's hash is that of its own fields.
+
+    Args:
+        role: ``server`` or ``site``.
+        row: The row.
+
+    Raises:
+        LedgerCorrupt: If it is not.
+    """
     seq = row.seq
     try:
         check_time(row.time_utc)

@@ -1,6 +1,6 @@
 """Defines the ledger rows of sealed sums: how a draw ended, and a site's peers, mask keys and masked codes.
 
-As in :mod:`common.ledger.records`: one frozen type for each kind of body.
+Like :mod:`common.ledger.records`, which registers these types, it has one frozen type for each kind of body.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.ledger.charges import HashOrEmpty, Number, SiteName, StudyId
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord(Document):
-    """The noisy sum of a draw that every site of its roster completed; it was charged with the draw."""
+    """The noisy sum of a draw that every site of its roster completed. It was charged with the draw."""
 
     query_id: Sha256
     draw: Number
@@ -24,7 +24,7 @@ class AnswerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostDrawRecord(Document):
-    """A draw that ends without an answer, and stays charged: a site never completed it, or its sum was ``spoiled``."""
+    """A draw that ended without an answer and stays charged: a site never completed it, or its sum was ``spoiled``."""
 
     query_ids: tuple[Sha256, ...]
     draw: Number
@@ -33,9 +33,9 @@ class LostDrawRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord(Document):
-    """A person at this site has compared the public key of another site of a study with that hospital itself.
+    """A person at this site has compared another site's public key with that hospital.
 
-    A later row for the same site takes the place of this one; an empty ``key`` takes the confirmation back.
+    A later row for the same site replaces this one; an empty ``key`` revokes the confirmation.
     """
 
     study_id: StudyId
@@ -45,7 +45,7 @@ class PeerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskKeyRecord(Document):
-    """The site's mask key for a batch's draw is made of its ledger's key and this ``nonce``, drawn for it alone."""
+    """The nonce from which, with the ledger's key, the site's mask key for one draw of a batch is derived."""
 
     study_id: StudyId
     batch_id: Annotated[Sha256, Key("batch")]
@@ -55,9 +55,17 @@ class MaskKeyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskedRecord(Document):
-    """A code was masked for one roster (``masks`` is its id), with noise of ``share_std``, and may leave as it is.
+    """A code was masked for one roster and may be sent.
 
-    Once for a draw: the same masks over another code or other noise would show the difference.
+    There is one row for a draw, because the same masks over another code or other noise would reveal the difference.
+
+    Attributes:
+        query_id: The query's id.
+        draw: Number of the draw.
+        masks: Id of the roster with its mask keys.
+        share_std: Standard deviation of the site's share of the noise.
+        words_sha256: Hash of the masked code.
+        batch: The batch, which with the draw identifies the mask key; None in rows of earlier versions.
     """
 
     query_id: Sha256
@@ -66,15 +74,21 @@ class MaskedRecord(Document):
     share_std: Fraction
     words_sha256: Sha256
     batch: Sha256 | None = None
-    """With the draw's number it names the mask key; None in rows of before it was recorded."""
+    """The batch, which with the draw identifies the mask key; None in rows of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DisclosureRecord(Document):
-    """The mask key of a batch's draw was disclosed to an auditor; nothing is masked with it any more.
+    """The mask key of a batch's draw was disclosed to an auditor. Nothing is masked with it afterwards.
 
-    ``masks`` is the roster's id, ``auditor`` the key it was sealed to. If the auditor told all, the pool's Σμ² would
-    grow by at most ``mu_squared``, over the ``queries`` that were masked with this key.
+    Attributes:
+        study_id: The study's id.
+        batch_id: The batch.
+        draw: Number of the draw.
+        masks: Id of the roster.
+        auditor: The key to which the mask key was sealed.
+        queries: Number of queries that were masked with it.
+        mu_squared: Largest increase of the pool's Σμ² if the auditor revealed everything.
     """
 
     study_id: StudyId

@@ -1,8 +1,8 @@
-"""The server ledger's running totals, computed from its rows alone, and the rules every row must keep.
+"""Computes the server ledger's totals from its rows alone, and applies the rules that every row must keep.
 
-The same object decides whether a release may be written and replays rows that were: a ledger that breaks a rule
-anywhere (a budget passed, a quorum missed, a pool loosened, a derived value that does not follow) cannot be opened and
-does not verify. Sums of μ² are exact rationals; nothing is read from a cached column.
+The server's ledger and the verifier use it. The same object decides whether a release may be written and replays stored
+rows. A ledger that breaks a rule anywhere (an exceeded budget, a missed quorum, a loosened pool, a derived value that
+does not follow) can neither be opened nor verified. Σμ² are exact rationals, and no cached figure is read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from common.privacy.mechanism import Mechanism
 
 
 class Books(RowState):
-    """Totals and rules of a server ledger. Rows go in through :meth:`enter`, in order, each once."""
+    """Totals and rules of a server's ledger. Rows are entered through :meth:`enter`, in order, each once."""
 
     role = "server"
 
@@ -72,51 +72,110 @@ class Books(RowState):
     # --- totals
 
     def spent(self, pool: str) -> Spend:
-        """All releases the pool took part in, under the pool's own protection."""
+        """Return the total of all releases that a pool took part in, under the pool's own protection.
+
+        Args:
+            pool: Name of the pool.
+
+        Returns:
+            The total.
+        """
         return self._spent.get(pool, NOTHING)
 
     def spent_in(self, study_id: str, pool: str) -> Spend:
-        """The study's releases the pool took part in, under the study's protection."""
+        """Return the total of a study's releases that a pool took part in, under the study's protection.
+
+        Args:
+            study_id: The study's id.
+            pool: Name of the pool.
+
+        Returns:
+            The total.
+        """
         return self._study_spent.get((study_id, pool), NOTHING)
 
     def all_spent(self) -> dict[str, Spend]:
-        """Every pool that spent anything, with its sum."""
+        """Return the total of every pool that spent anything."""
         return dict(self._spent)
 
     def all_spent_in(self) -> dict[str, dict[str, Spend]]:
-        """The same within each study, by study and pool."""
+        """Return the totals within each study, by study and pool."""
         found: dict[str, dict[str, Spend]] = {}
         for (study, pool), spend in self._study_spent.items():
             found.setdefault(study, {})[pool] = spend
         return found
 
     def last_draw(self, query_id: str) -> int:
-        """The number of the newest draw of a query, by rows and receipts; 0 for none."""
+        """Return the number of the newest draw of a query, by rows and recovered receipts.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            The number; 0 if there is none.
+        """
         return max(self.releases.last_draw(query_id), self.recovered_draws.get(query_id, 0))
 
     def study_pools(self, study_id: str) -> tuple[str, ...]:
-        """Pools that took part in any release the study used, by name."""
+        """Return the pools that took part in any release the study used, sorted by name.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            Names of pools.
+        """
         return tuple(sorted(pool for study, pool in self._study_spent if study == study_id))
 
     def largest_roster(self, study_id: str) -> int:
-        """Sites on the largest roster that any answer or charge of a study can have had; 0 for none."""
+        """Return an upper bound on the number of sites of any roster behind a study's answers and charges.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The number; 0 if there is none.
+        """
         reused = (len(self.releases[query_id].roster) for query_id in self.reused.get(study_id, {}))
         recovered = (len(one.roster) for _, one in self.recovered.values() if one.study_id == study_id)
         lost = (len(record.studies.get(study_id, {})) for record in self.lost.values())  # by pool, so none had more
         return max(self.releases.largest_roster(study_id), *reused, *recovered, *lost, 0)
 
     def limit(self, pool: str) -> Fraction:
-        """The pool's lifetime Σμ²."""
+        """Return the Σμ² that a pool may spend in its whole life.
+
+        Args:
+            pool: Name of a declared pool.
+
+        Returns:
+            The limit.
+        """
         return self._limits[pool]
 
     def study_limit(self, study_id: str) -> Fraction:
-        """Σμ² a study may spend on each pool."""
+        """Return the Σμ² that a study may spend on each pool.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The limit.
+        """
         return self._study_limits[study_id]
 
     # --- rules
 
     def plan(self, mechanism: Mechanism, *, study_id: str, roster: Roster) -> ChargedTotals | Obstacle:
-        """The totals a release would bring about, or the first limit it would pass (pools in roster order)."""
+        """Return the totals after a release, or the first limit that the release would exceed.
+
+        Args:
+            mechanism: The release's mechanism.
+            study_id: The study's id.
+            roster: The sites; pools are tested in this order.
+
+        Returns:
+            The totals, not entered yet, or the obstacle.
+        """
         study = self.studies[study_id]
         own = charge_of(mechanism, study.protection, study.protection)
         allowed = self._study_limits[study_id]
@@ -143,7 +202,15 @@ class Books(RowState):
         return ChargedTotals(pools, studies)
 
     def plan_reuse(self, query_id: str, *, study_id: str) -> ChargedTotals | Obstacle:
-        """What it does to a study's own sum to use another study's answer: the pools have paid already."""
+        """Return a study's totals after it uses another study's answer. The pools have paid for it already.
+
+        Args:
+            query_id: An answered query of another study.
+            study_id: The study that uses the answer.
+
+        Returns:
+            The totals, not entered yet, or the obstacle.
+        """
         release, study = self.releases[query_id], self.studies[study_id]
         cost = charge_of(release.mechanism, study.protection, self.studies[release.study_id].protection)
         allowed = self._study_limits[study_id]
@@ -156,7 +223,14 @@ class Books(RowState):
         return ChargedTotals({}, studies)
 
     def check_pool(self, new: PoolDeclaration) -> None:
-        """InvalidInput unless ``new`` is a new pool, or keeps or tightens what the pool was declared with."""
+        """Refuse a declaration that loosens an earlier one of the same pool.
+
+        Args:
+            new: The declaration.
+
+        Raises:
+            InvalidInput: If site or protection differ, or the budget is larger.
+        """
         old = self.pools.get(new.pool)
         if old is None:
             return
@@ -177,9 +251,17 @@ class Books(RowState):
             )
 
     def check_books(self, pool: str, ledger_id: str) -> None:
-        """InvalidInput unless the pool may be said to have its books in the site ledger of this id.
+        """Refuse to assign a pool to a site ledger if either is already assigned otherwise.
 
-        A pool has one book for life and a book one pool: another for the same patients would start at nothing.
+        A pool has one site ledger for life, and a site ledger one pool. A second ledger for the same patients would
+        start at zero.
+
+        Args:
+            pool: Name of the pool.
+            ledger_id: Id of the site ledger.
+
+        Raises:
+            InvalidInput: If the assignment contradicts an earlier one, or the pool is not declared.
         """
         if pool not in self.pools:
             raise InvalidInput("pool", value=pool, limit="a declared pool")
@@ -197,24 +279,35 @@ class Books(RowState):
     # --- entering rows
 
     def enter(self, row: Row, record: Document | None = None, *, charge: ChargedTotals | None = None) -> Document:
-        """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule; nothing is then changed.
+        """Enter a row into the totals.
 
-        ``record`` and ``charge`` spare the writer, who has just made the row, from reading it back.
+        Args:
+            row: The next row.
+            record: The record, if the caller has just written the row.
+            charge: The totals that :meth:`plan` returned, if the caller has just written the row.
+
+        Returns:
+            The row's record.
+
+        Raises:
+            LedgerCorrupt: If the row breaks a rule, with its number. Nothing is then changed.
         """
         return self._take(row, record, lambda found: self._enter(row, found, charge))
 
     def begin(self) -> None:
-        """Remember what later entries change, until :meth:`settle` keeps it or :meth:`roll_back` undoes it."""
+        """Remember what later entries change, until :meth:`settle` keeps it or :meth:`roll_back` reverts it."""
         self._undo, self._before = [], (self.row_count, self.key)
         self.releases.mark()
 
     def settle(self) -> None:
-        """The transaction was committed: keep everything entered since :meth:`begin`."""
+        """Keep everything entered since :meth:`begin`, after the transaction was committed."""
         self._undo = None
         self.releases.settle()
 
     def roll_back(self) -> None:
-        """The transaction was not committed: forget everything entered since :meth:`begin`, if that was called."""
+        """Revert everything entered since :meth:`begin`, if that was called, after the transaction was not
+        committed.
+        """
         if self._undo is None:
             return
         for mapping, key, old in reversed(self._undo):
@@ -293,7 +386,16 @@ class Books(RowState):
             self._set(self.rosters, record.masks, row.seq)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
-        """InvalidInput unless roster, pools and mechanism are what the study and the declarations allow."""
+        """Refuse a release whose roster, pools or mechanism the study and the declarations do not allow.
+
+        Args:
+            roster: The sites.
+            mechanism: The release's mechanism.
+            study: The study's terms.
+
+        Raises:
+            InvalidInput: If a rule is broken.
+        """
         if len(roster) < study.least_roster:
             raise InvalidInput("roster", value=len(roster), limit=f"the study's quorum, {study.least_roster}")
         if mechanism.colluders != study.colluders:
@@ -315,7 +417,7 @@ class Books(RowState):
                 )
 
     def _recovered(self, row: Row, record: RecoveredRecord) -> None:
-        """A charge from a receipt stands even where it passes a limit: what was released was released."""
+        """Enter a charge from a receipt, even beyond a limit, since the release has happened."""
         release, release_hash, head = record.release, record.release_hash, record.head
         study, mechanism = self.studies[release.study_id], release.query.mechanism
         roster = release.roster_in(self.named)
@@ -332,7 +434,7 @@ class Books(RowState):
             self._set(self._study_spent, (study.id, entry.pool), inside.plus(own, mechanism.dimension))
 
     def _lost(self, row: Row, record: LostRecord) -> None:
-        """What an older copy forgot stands even where it passes a limit: what was released was released."""
+        """Enter charges that an older copy lacked, even beyond a limit, since the releases have happened."""
         for pool, spend in record.pools.items():
             self._set(self._spent, self.pools[pool].pool, self.spent(pool) + spend)
         for study, pools in record.studies.items():
@@ -374,8 +476,10 @@ class Books(RowState):
 
 
 class _Sums:
-    """Sums after one more release of so many coordinates. Pools mostly stand alike: the last sum is kept, and is the
-    answer for the next pool that has the very same sum, cost and limit."""
+    """Totals after one more release of a given number of coordinates.
+
+    Most pools have the same total, so the last result is kept and returned for the next pool with the same input.
+    """
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
@@ -383,7 +487,7 @@ class _Sums:
         self._after: Spend | None = None
 
     def after(self, spend: Spend, cost: Fraction, limit: Fraction) -> Spend | None:
-        """``spend`` with one more release of this cost, or None if that would pass ``limit``."""
+        """Return the total with one more release of this cost, or None if that would exceed ``limit``."""
         of = self._of
         if of is None or spend is not of[0] or cost is not of[1] or limit is not of[2]:
             self._of = spend, cost, limit

@@ -1,8 +1,8 @@
-"""Reads from a site ledger how a pool's patients were dealt to voters, and checks slots files against it.
+"""Tracks, in a site's ledger, how a pool's patients were dealt to voters, and checks slots files against it.
 
-Patients are keyed hashes (``subject``); the key lies with the slots file. Refuses to seat a patient in a second slot,
-in another's, and after a withdrawal: so two voters of one deal never share a patient, whichever copy of a slots file
-is read.
+Part of a site's totals (:mod:`common.ledger.site_teachers`). Patients appear as keyed hashes (``subject``), whose key
+is kept with the slots file. Refuses to seat a patient in a second slot, in another patient's slot, or after a
+withdrawal. Two voters of one deal therefore never share a patient, whichever copy of a slots file is read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,24 @@ from common.ledger.teacher_records import DealRecord
 
 
 def seats_digest(deal: str, seats: Mapping[int, str]) -> str:
-    """Names who sits where: a hash over the deal and (slot, subject) of everybody who has not been withdrawn."""
+    """Return a hash over a deal and the (slot, subject) of every patient who has not been withdrawn.
+
+    Args:
+        deal: Id of the deal.
+        seats: Subject by slot.
+
+    Returns:
+        The hash.
+    """
     return digest("deal-seats", {"deal": deal, "seats": [[slot, seats[slot]] for slot in sorted(seats)]})
 
 
 class DealBooks:
-    """Every deal's seats. ``withdrawn`` are the subjects of patients who left, kept by the caller."""
+    """The seats of every deal.
+
+    Args:
+        withdrawn: Subjects of withdrawn patients; the caller keeps it up to date.
+    """
 
     def __init__(self, withdrawn: Collection[str]) -> None:
         self._withdrawn = withdrawn
@@ -33,15 +45,39 @@ class DealBooks:
         return deal in self._seats
 
     def seats(self, deal: str) -> Mapping[int, str]:
-        """The newest subject in each slot, also one that was withdrawn and not replaced; empty for an unknown deal."""
+        """Return the newest subject in each slot, including withdrawn ones that were not replaced.
+
+        Args:
+            deal: Id of the deal.
+
+        Returns:
+            Subject by slot; empty for an unknown deal.
+        """
         return MappingProxyType(self._seats.get(deal, {}))
 
     def taken(self, deal: str) -> dict[int, str]:
-        """The slots of those who have not been withdrawn."""
+        """Return the seats of the patients who have not been withdrawn.
+
+        Args:
+            deal: Id of the deal.
+
+        Returns:
+            Subject by slot.
+        """
         return {slot: subject for slot, subject in self.seats(deal).items() if subject not in self._withdrawn}
 
     def missing(self, record: DealRecord) -> tuple[tuple[int, str], ...]:
-        """What of a deal has no row yet. InvalidInput where it contradicts the rows there are."""
+        """Return the seats of a deal that have no row yet.
+
+        Args:
+            record: The deal as a slots file states it.
+
+        Returns:
+            Pairs (slot, subject).
+
+        Raises:
+            InvalidInput: If the deal contradicts earlier rows.
+        """
         if self._voters.get(record.deal, record.voters) != record.voters:
             raise InvalidInput("voters of a deal", value=record.voters, limit=str(self._voters[record.deal]))
         seats, slot_of = self._seats.get(record.deal, {}), self._slot_of.get(record.deal, {})
@@ -58,7 +94,14 @@ class DealBooks:
         return new
 
     def enter(self, record: DealRecord) -> None:
-        """Take a row in, all of which must be new."""
+        """Enter a row, all of whose seats must be new.
+
+        Args:
+            record: The row.
+
+        Raises:
+            InvalidInput: If a seat has a row already, or contradicts one.
+        """
         if len(self.missing(record)) != len(record.seats):
             raise InvalidInput("seats of a deal", limit="each in one row")
         self._voters[record.deal] = record.voters

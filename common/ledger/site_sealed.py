@@ -1,7 +1,7 @@
 """Tracks a site's sealed sums from its rows: confirmed peer keys, mask keys, and codes sent under masks.
 
-Refuses a peer that is the site itself or has another peer's key, a second message under the same masks, and one under
-another roster than the server's receipt charges.
+Part of a site's totals (:mod:`common.ledger.site_state`). Refuses a peer that is the site itself or has another peer's
+key, a second message under the same masks, and a message under another roster than the server's receipt charges.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ Draw = tuple[str, int]
 
 
 class SealedRecords:
-    """Part of a site's books. Rows are taken in order, each once; what breaks a rule changes nothing.
+    """The part of a site's totals about sealed sums. Rows are entered in order, each once; a row that breaks a rule
+    changes nothing.
 
-    ``peers``: study → site → confirmed key. ``nonces`` of mask keys by batch and draw; those of ``disclosed`` draws are
-    in somebody else's hands. By draw: the rows of codes
-    under masks (``masked``), which say the rest, and the rosters of these and of the receipts.
+    Attributes:
+        peers: Confirmed key by study and site.
+        nonces: Nonce of the mask key by batch and draw.
+        disclosed: Mask keys that were disclosed to an auditor.
+        masked: Row of the masked code by draw.
     """
 
     def __init__(self) -> None:
@@ -34,8 +37,17 @@ class SealedRecords:
         self._masked_under, self._receipted_under = dict[Draw, str](), dict[Draw, str]()
 
     def check_peer(self, record: PeerRecord, *, own_name: str, own_keys: AbstractSet[str]) -> None:
-        """InvalidInput for a peer under this site's own name or with a key of its own, with a key confirmed under
-        another name; and for one to distrust that was never trusted."""
+        """Refuse a peer that cannot be confirmed or revoked.
+
+        Args:
+            record: The peer and its key; an empty key revokes the confirmation.
+            own_name: Name of this site.
+            own_keys: All keys that ever signed this site's ledger.
+
+        Raises:
+            InvalidInput: If the peer has this site's name or key, or a key confirmed under another name, or a peer is
+                revoked that was never confirmed.
+        """
         known = self.peers.get(record.study_id, {})
         if not record.key and record.site not in known:
             raise InvalidInput("peer", value=record.site, limit=f"one that was confirmed: {', '.join(known) or 'none'}")
@@ -51,15 +63,26 @@ class SealedRecords:
             )
 
     def enter_peer(self, record: PeerRecord) -> None:
-        """Trust a peer's key in the place of the one before, or no key of it any more."""
+        """Confirm a peer's key in place of the one before, or revoke it.
+
+        Args:
+            record: The peer and its key; empty to revoke.
+        """
         known = self.peers.setdefault(record.study_id, {})
         known.pop(record.site, None)
         if record.key:
             known[record.site] = record.key
 
     def enter_key(self, record: MaskKeyRecord | DisclosureRecord) -> None:
-        """Record a mask key for a draw of a batch, or that it was disclosed to an auditor. Several auditors may have
-        it."""
+        """Enter a mask key for a draw of a batch, or its disclosure to an auditor. It may be disclosed to several
+        auditors.
+
+        Args:
+            record: The row.
+
+        Raises:
+            InvalidInput: If the draw has a mask key already.
+        """
         if isinstance(record, DisclosureRecord):
             self.disclosed.append(record)
             return
@@ -67,11 +90,28 @@ class SealedRecords:
         self.nonces[record.batch_id, record.draw] = record.nonce
 
     def is_disclosed(self, batch: str, draw: int) -> bool:
-        """Whether somebody beside this site has its mask key of a batch's draw."""
+        """Return whether the mask key of a batch's draw was disclosed.
+
+        Args:
+            batch: The batch.
+            draw: Number of the draw.
+
+        Returns:
+            True if somebody besides this site has the key.
+        """
         return any((one.batch_id, one.draw) == (batch, draw) for one in self.disclosed)
 
     def enter_masked(self, row: Row, record: MaskedRecord) -> None:
-        """A code under masks is made once for a draw: never two messages under the same masks."""
+        """Enter a masked code. There is one for a draw, so never two messages under the same masks.
+
+        Args:
+            row: The row.
+            record: Its record.
+
+        Raises:
+            InvalidInput: If the draw has a masked code already, its key was disclosed, or a receipt charges another
+                roster.
+        """
         if record.batch is not None and self.is_disclosed(record.batch, record.draw):
             raise InvalidInput("mask key of a masked code", limit="a key that was never disclosed")
         draw = record.query_id, record.draw
@@ -82,15 +122,37 @@ class SealedRecords:
         self._masked_under[draw] = record.masks
 
     def enter_receipted(self, query_id: str, draw: int, masks: str) -> None:
-        """Record the roster under which a receipt charges a draw."""
+        """Record the roster under which a receipt charges a draw.
+
+        Args:
+            query_id: The query's id.
+            draw: Number of the draw.
+            masks: Id of the roster.
+        """
         self._receipted_under[query_id, draw] = masks
 
     def masked_under(self, query_id: str, draw: int) -> str | None:
-        """The id of the roster under which a query's code was masked for a draw; None where it was not."""
+        """Return the roster under which a query's code was masked for a draw.
+
+        Args:
+            query_id: The query's id.
+            draw: Number of the draw.
+
+        Returns:
+            Id of the roster; None if the code was not masked.
+        """
         return self._masked_under.get((query_id, draw))
 
     def check_draw(self, record: ReleaseRecord, *, accepted: int | None) -> None:
-        """That a receipt charges no draw that this site did not accept, and none under another roster than it saw."""
+        """Check that a receipt charges only draws that this site accepted, under the roster that it saw.
+
+        Args:
+            record: The charged release.
+            accepted: Number of the newest accepted draw; None if it is unknown.
+
+        Raises:
+            LedgerCorrupt: If the charge contradicts this site's rows.
+        """
         if record.draw is None:
             return
         if record.draw > (accepted or record.draw):

@@ -1,7 +1,8 @@
-"""A site ledger's running totals, computed from its rows alone, and the rules every row must keep.
+"""Computes a site ledger's totals from its rows alone, and applies the rules that every row must keep.
 
-The site charges itself when it accepts, from the query's own mechanism; the server's figures are kept beside, as
-evidence, and never enter a sum. Like the server's books, the same object decides and replays.
+The site's ledger and the verifier use it. The site charges itself when it accepts a query, from the query's own
+mechanism. The server's figures are kept as evidence and never enter a total. As for the server, the same object decides
+whether a row may be written and replays stored rows; a ledger that breaks a rule can neither be opened nor verified.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from common.privacy.mechanism import Mechanism, QuerySpec
 
 
 class SiteBooks(RowState):
-    """Totals and rules of a site's ledger. Rows go in through :meth:`enter`, in order, each once."""
+    """Totals and rules of a site's ledger. Rows are entered through :meth:`enter`, in order, each once."""
 
     role = "site"
 
@@ -70,22 +71,38 @@ class SiteBooks(RowState):
         self._spent, self._study_spent = NOTHING, dict[str, Spend]()
 
     def spent(self) -> Spend:
-        """Everything accepted over all studies, under the pool's own protection; every further release of a query
-        that receipts show after its first (an answer lost with an old backup was drawn twice); and what this ledger
-        itself forgot when it was restored from an older copy."""
+        """Return the total over all studies, under the pool's own protection.
+
+        It contains every acceptance, every further release of a query that receipts show (an answer lost with an old
+        backup was drawn twice), and the charges that this ledger lost when it was restored from an older copy.
+        """
         return self._spent
 
     def spent_in(self, study_id: str) -> Spend:
-        """Everything accepted in one study, under the study's protection."""
+        """Return the total of one study, under the study's protection.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The total.
+        """
         return self._study_spent.get(study_id, NOTHING)
 
     @property
     def released_again(self) -> int:
-        """Releases that receipts show beyond the first of each query."""
+        """Number of releases that receipts show beyond the first of each query."""
         return sum(self._released_again.values())
 
     def is_settled(self, query_id: str) -> bool:
-        """Whether every acceptance of a query has its receipted release, and none may follow without a recovery."""
+        """Return whether every acceptance of a query has its receipted release, and a further one needs a recovery.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            True if the query is settled.
+        """
         return (
             query_id in self.reservations.receipted
             and not self.awaits_release(query_id)
@@ -93,21 +110,40 @@ class SiteBooks(RowState):
         )
 
     def awaits_release(self, query_id: str) -> bool:
-        """Whether an acceptance of a query was paid for whose release no receipt has shown yet."""
+        """Return whether an acceptance of a query was paid for whose release no receipt has shown yet.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            True if so.
+        """
         return self._released(query_id) < self._paid(query_id)
 
     def _paid(self, query_id: str) -> int:
-        """How often an acceptance of it was charged; beyond the first few queries ever are."""
+        """Return how often an acceptance of the query was charged; more than once is rare."""
         return (query_id in self.reservations) + self._paid_again.get(query_id, 0)
 
     def _released(self, query_id: str) -> int:
-        """How many releases of it receipts show."""
+        """Return how many releases of the query receipts show."""
         return (query_id in self.reservations.receipted) + self._released_again.get(query_id, 0)
 
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
-        """Whether an acceptance was for this study and this server: its ledger, and its sealing key or one that it
-        announced in the place of that one. What a row does not say, or the caller (empty), is not compared; in the
-        place of a row's ledger stands the one that the study's receipts came from."""
+        """Return whether an acceptance was for this study and this server.
+
+        The server is compared by its ledger and its sealing key; a key that the server announced as replacement counts
+        too. What a row or the caller does not state is not compared. If the row names no ledger, the one from which the
+        study's receipts came is used.
+
+        Args:
+            reservation: The acceptance.
+            study_id: The study's id.
+            ledger: Id of the server's ledger; empty if unknown.
+            sealing_key: Server's sealing key in hex; empty if unknown.
+
+        Returns:
+            True if nothing differs.
+        """
         offered_by = reservation.ledger or self.lines.get(reservation.study_id, "")
         keys, following = {reservation.sealing_key}, {reservation.sealing_key}
         while following:
@@ -121,18 +157,27 @@ class SiteBooks(RowState):
 
     @property
     def limit(self) -> Fraction:
-        """The pool's lifetime Σμ² by the site's own cap."""
+        """The Σμ² that the pool may spend in its whole life by the site's own cap."""
         declaration = self.declared.declaration
         return max_mu_squared(declaration.accountant, declaration.budget)
 
     @property
     def declared(self) -> CapsRecord:
+        """The site's caps; InvalidInput if none were declared."""
         if self.caps is None:
             raise InvalidInput("caps of the site's pool", limit="declared before anything is accepted")
         return self.caps
 
     def shortfall(self, mechanisms: list[Mechanism], *, study_id: str) -> Shortfall | None:
-        """The first limit that accepting all of these would pass, or None."""
+        """Return the first limit that accepting all of these releases would exceed.
+
+        Args:
+            mechanisms: Mechanisms of the queries, in order.
+            study_id: The study's id.
+
+        Returns:
+            The limit; None if all fit.
+        """
         study = self.studies[study_id]
         spent, inside = self._spent.mu_squared, self.spent_in(study_id).mu_squared
         allowed = max_mu_squared(study.accountant, study.budget)
@@ -150,7 +195,18 @@ class SiteBooks(RowState):
         return None
 
     def enter(self, row: Row, record: Document | None = None) -> Document:
-        """Take a row into the totals. LedgerCorrupt, naming the row, if it breaks a rule."""
+        """Enter a row into the totals.
+
+        Args:
+            row: The next row.
+            record: The record, if the caller has just written the row.
+
+        Returns:
+            The row's record.
+
+        Raises:
+            LedgerCorrupt: If the row breaks a rule, with its number.
+        """
         return self._take(row, record, lambda found: self._enter(row, found))
 
     def _enter(self, row: Row, record: Document) -> None:
@@ -199,12 +255,30 @@ class SiteBooks(RowState):
                     raise InvalidInput("kind of row", value=row.kind)
 
     def draw_stands(self, reservation: Reservation, draw: int) -> bool:
-        """Whether a code may go under the masks of this draw: the newest, accepted since this ledger was last restored.
-        What an older copy has forgotten may have been sent already, under the same masks and for the same charge."""
+        """Return whether a code may be sent under the masks of a draw.
+
+        The draw must be the newest accepted one, and accepted since this ledger was last restored from an older copy. A
+        code of an earlier draw may have been sent already under the same masks, in rows that the copy lacks.
+
+        Args:
+            reservation: The accepted query.
+            draw: Number of the draw.
+
+        Returns:
+            True if the code may be sent.
+        """
         return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
-        """Whether accepting a query, or a further sum of it, is a charge that was not made yet."""
+        """Return whether accepting a query, or a further sum of it, is a charge that was not made yet.
+
+        Args:
+            query_id: The query's id.
+            draw: Number of the sum; None in an open study.
+
+        Returns:
+            True if it must be charged.
+        """
         known = self.reservations.get(query_id)
         if draw is None or known is None:
             return known is None or query_id in self.reopened
@@ -232,7 +306,14 @@ class SiteBooks(RowState):
         self.reopened |= {query_id for query_id, ledger_id in receipted if ledger_id == record.ledger_id}
 
     def check_caps(self, new: CapsRecord) -> None:
-        """InvalidInput if caps name another pool or protection than before. The site may lower or raise its own ε."""
+        """Refuse caps of another pool or protection than before. The site may lower or raise its own ε.
+
+        Args:
+            new: The new caps.
+
+        Raises:
+            InvalidInput: If pool or protection differ.
+        """
         if self.caps is None:
             return
         for what, before, after in (
@@ -248,18 +329,38 @@ class SiteBooks(RowState):
                 )
 
     def check_peer(self, record: PeerRecord) -> None:
-        """InvalidInput for a peer that this site cannot have in a study it has consented to."""
+        """Refuse a peer that this site cannot have in a study it consented to.
+
+        Args:
+            record: The peer and its key.
+
+        Raises:
+            InvalidInput: If the study is unknown, or as :meth:`SealedRecords.check_peer`.
+        """
         if record.study_id not in self.studies:
             raise InvalidInput("study of a peer", value=record.study_id[:16], limit="a study this site consented to")
         own_keys = {key for _, key in self.key.history}
         self.sealed.check_peer(record, own_name=self.declared.declaration.site, own_keys=own_keys)
 
     def check_receipt(self, receipt: Receipt) -> None:
-        """That a genuine receipt agrees with what this site consented to, accepted and was told before.
+        """Check that a genuine receipt agrees with what this site consented to, accepted and was told before.
 
-        LedgerCorrupt for a contradiction; Refused (``receipt-gap``) if earlier receipts are missing. After a recovery a
-        receipt that falls short is Refused (``receipt-superseded``) if its queries were accepted before: it was signed
-        between the rollback and the recovery. One for what was accepted since must hold every charge, or more.
+        1. Study, pool, protection and ledger must be those that the site knows.
+        2. The receipt must be consistent in itself (:func:`check_arithmetic`).
+        3. Every charged query must have been accepted, or lost with an older copy and charged as lost.
+        4. The receipt must follow from the last one (:func:`check_continuity`).
+        5. What the server charges as lost may not exceed what this site accepted without a receipt.
+
+        After a recovery, a receipt that falls short was signed between rollback and recovery if its queries were
+        accepted before the recovery. A receipt for queries accepted afterwards must contain every charge, or more.
+
+        Args:
+            receipt: A genuine receipt.
+
+        Raises:
+            LedgerCorrupt: For a contradiction.
+            Refused: With code ``receipt-gap`` if earlier receipts are missing, or ``receipt-superseded`` if the receipt
+                was signed before the recovery.
         """
         study = self.studies.get(receipt.study_id)
         if study is None:
@@ -304,8 +405,10 @@ class SiteBooks(RowState):
         return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
 
     def _open_to_loss(self) -> Fraction:
-        """Σμ² that one restored copy of a server can have drawn of this pool without a receipt: what was accepted and
-        never receipted, here or in rows that this ledger lost itself."""
+        """Return the Σμ² that a restored server can have drawn of this pool without a receipt.
+
+        It is the cost of what was accepted and never receipted, here or in rows that this ledger itself lost.
+        """
         open_queries = self.reservations.without_receipt()
         costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)
         return sum(costs, sum((spend.mu_squared for spend in self.lost.values()), Fraction(0)))
@@ -313,8 +416,8 @@ class SiteBooks(RowState):
     def _accept(self, row: Row, receipt: Receipt) -> None:
         """Enter a receipt after all its checks.
 
-        An acceptance pays for one release. A receipt that shows one more release of a query than was paid for is
-        charged here, past a limit too, since it has happened.
+        An acceptance pays for one release. If receipts show more releases of a query than were paid for, the excess is
+        charged here even beyond a limit, since it has happened.
         """
         self.check_receipt(receipt)
         lost = self._lost_draws(receipt)
@@ -370,8 +473,11 @@ class SiteBooks(RowState):
         self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
-        """What an older copy forgot is spent. Studies wait for a person, since a veto may be among what is lost, and
-        peers are confirmed anew, since a key may have been taken back."""
+        """Charge what an older copy lacked, pause all studies, and forget confirmed peers.
+
+        A veto or a revoked peer key may be among the lost rows, so a person must resume studies and confirm peers
+        again.
+        """
         self.sealed.peers.clear()
         self.sealed.nonces.clear()
         self._spent += record.pool
@@ -391,7 +497,16 @@ class SiteBooks(RowState):
         self.kept |= kept_of(record)
 
     def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:
-        """Whether this acceptance was made before, lost with its row, and is part of what was charged for the loss."""
+        """Return whether an acceptance was made before, was lost with its row, and is part of the charge for the loss.
+
+        Args:
+            query_id: The query's id.
+            mechanism: Its mechanism.
+            study_id: The study's id.
+
+        Returns:
+            True if it needs no further charge.
+        """
         own = self._costs(mechanism, self.studies[study_id])[1]
         return query_id in self.pending and own <= self.lost.get(study_id, NOTHING).mu_squared
 
@@ -405,7 +520,9 @@ class SiteBooks(RowState):
         sealing_key: str = "",
         draw: int | None = None,
     ) -> None:
-        """An acceptance whose row was lost, known by a receipt or offered again: it has been charged with the loss."""
+        """Enter an acceptance whose row was lost, known from a receipt or offered again. It was charged
+        with the loss.
+        """
         mechanism = query.mechanism
         self.pending.discard(query.id)
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
@@ -416,7 +533,7 @@ class SiteBooks(RowState):
         self._hold(row, query, study, ledger, sealing_key, draw)
 
     def _owe(self, receipt: Receipt) -> None:
-        """Add what a receipt off the line charged for this site's queries to what a recovered ledger must hold."""
+        """Add the charges of a receipt that was not accepted to those that a recovered server ledger must contain."""
         known = self.known.get(receipt.ledger_id, Known())
         owed = known.owed
         for query_id in receipt.query_ids:

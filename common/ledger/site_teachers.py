@@ -1,7 +1,7 @@
-"""Tracks a site's teachers from its rows: trainings, withdrawn patients, and the codes teachers computed.
+"""Tracks a site's teachers from its rows: trainings, withdrawn patients, and the codes that teachers computed.
 
-Refuses a teacher or a code that names a training, a teacher or a query that no row before introduces, and a deal that
-moves a patient.
+Part of a site's totals (:mod:`common.ledger.site_state`). Refuses a teacher or a code that names a training, a teacher
+or a query that no earlier row introduces, and a deal that moves a patient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from common.privacy.mechanism import Unit
 
 @dataclass(frozen=True, slots=True)
 class AskedQuery:
-    """What a code answers: a query of this dimension, in a study of this unit."""
+    """The query that a code answers: its id, its dimension, and its study's unit."""
 
     query_id: str
     dimension: int
@@ -38,9 +38,11 @@ class AskedQuery:
 
 
 class TeacherBooks:
-    """Part of a site's books. Rows are taken in order, each once; what breaks a rule changes nothing.
+    """The part of a site's totals about teachers. Rows are entered in order, each once; a row that breaks a rule
+    changes nothing.
 
-    ``codes``: the row of every query's code, which says the rest.
+    Args:
+        codes: Row of every query's code, which this object fills.
     """
 
     def __init__(self, codes: dict[str, Position]) -> None:
@@ -59,11 +61,26 @@ class TeacherBooks:
         self._known: dict[str, TeachersRecord] = {}
 
     def code_stands(self, query_id: str) -> bool:
-        """Whether a query has a code that was fixed after the last withdrawal of a patient."""
+        """Return whether a query has a code that was fixed after the last withdrawal of a patient.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            True if the code may be sent.
+        """
         return self.codes.get(query_id, START).seq > self.last_withdrawal
 
     def training_of(self, voter: int, served: str) -> str:
-        """The training on record that made a voter's teacher, one without a guarantee first; empty if none did."""
+        """Return the training on record that made a voter's teacher; one without a guarantee takes precedence.
+
+        Args:
+            voter: Number of the voter.
+            served: Hash of the teacher.
+
+        Returns:
+            Id of the training; empty if none made it.
+        """
         made_it = [
             training
             for training, hash_ in self.trained
@@ -72,14 +89,34 @@ class TeacherBooks:
         return min(made_it, key=lambda training: self.trainings[training][1].event is not None, default="")
 
     def served_trainings(self, *, rows_lost: bool) -> frozenset[str]:
-        """The trainings on record whose teachers computed a code; empty text among them for a teacher of none of them,
-        for a code that does not say, and for rows that were lost with an older copy."""
+        """Return the trainings on record whose teachers computed a code.
+
+        Args:
+            rows_lost: True if rows were lost with an older copy.
+
+        Returns:
+            Ids of trainings. An empty id is among them if a teacher came from no training on record, a code does not
+            name its teachers, or rows were lost.
+        """
         known = (self._known[digest].voters for digest in self.computed_with if digest)
         served = {training for voters in known for made, training in voters if made}
         return frozenset(served | ({""} if rows_lost or "" in self.computed_with else set()))
 
     def enter(self, row: Row, record: Document, *, asked: AskedQuery | None) -> bool:
-        """Take a row in; False for a kind that is not of teachers. ``asked`` is what a code's row answers."""
+        """Enter a row.
+
+        Args:
+            row: The row.
+            record: Its record.
+            asked: For the row of a code, the query that it answers.
+
+        Returns:
+            False if the row is not about teachers.
+
+        Raises:
+            InvalidInput: If the row breaks a rule.
+            KeyError: If it names something that no earlier row introduces.
+        """
         match record:
             case CodeRecord():
                 self._code(row, record, asked)
@@ -140,14 +177,22 @@ class TeacherBooks:
             self.dealt.add(made)
 
     def is_news(self, record: TrainedRecord) -> bool:
-        """Whether a finished training's row says more than the rows before: a teacher that is new, that a patient's
-        withdrawal made doubtful, or whose deal nobody had said."""
+        """Return whether the row of a finished training adds something.
+
+        It does if the teacher is new, a patient was withdrawn since its last row, or its deal was not stated before.
+
+        Args:
+            record: The row.
+
+        Returns:
+            True if it adds something.
+        """
         made = record.training_id, record.served
         known = self.trained.get(made)
         return known is None or known < self.last_withdrawal or (record.dealt is not None and made not in self.dealt)
 
     def dealt_now(self, deal: str) -> str:
-        """The digest of who sits where in a deal."""
+        """Return the digest of the current seats of a deal."""
         return seats_digest(deal, self.deals.taken(deal))
 
     def _draw(self, record: DrawnRecord) -> None:
@@ -158,19 +203,42 @@ class TeacherBooks:
         self.drawn[record.training_id] = record.steps
 
     def made(self, training_id: str) -> frozenset[str]:
-        """The hashes of the teachers that a training made: more than one only if its steps were drawn again."""
+        """Return the hashes of the teachers that a training made: more than one only if its steps were drawn again.
+
+        Args:
+            training_id: Id of the training.
+
+        Returns:
+            The hashes.
+        """
         return frozenset(served for training, served in self.trained if training == training_id)
 
     def brought(self, voter: int, served: str) -> bool:
-        """Whether the hospital brought this teacher for this voter, and no patient was withdrawn since: nobody knows
-        whom such a teacher has seen, so after a withdrawal a person has to bring it anew."""
+        """Return whether the hospital brought this teacher for this voter, and no patient was withdrawn since.
+
+        Nobody knows which patients such a teacher has seen. After a withdrawal, a person must bring it again.
+
+        Args:
+            voter: Number of the voter.
+            served: Hash of the teacher.
+
+        Returns:
+            True if it may vote.
+        """
         return self.foreign.get((voter, served), 0) > self.last_withdrawal
 
     def may_vote(self, voter: int, served: str, *, deal: str) -> bool:
-        """Whether no withdrawn patient is in this voter's teacher: it was made after the voter's last withdrawal.
+        """Return whether a voter's teacher contains no withdrawn patient, because it was made after the voter's last
+        withdrawal.
 
-        ``deal`` is the one that a teacher of no training on record is taken to be of; empty: any. A row of an earlier
-        version does not say which deal the patient left, and counts for every one.
+        Args:
+            voter: Number of the voter.
+            served: Hash of the teacher.
+            deal: Deal assumed for a teacher of no training on record; empty for any. A withdrawal on record of an
+                earlier version names no deal and counts for every one.
+
+        Returns:
+            True if it may vote.
         """
         rows = {training: row for (training, hash_), row in self.trained.items() if hash_ == served}
         own = {training: row for training, row in rows.items() if self.trainings[training][1].voter == voter}

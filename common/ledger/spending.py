@@ -1,9 +1,9 @@
 """Computes from a ledger what was spent of a budget and what is guaranteed, for every text that prints it.
 
-A study's figure is that of the pool the study cost most. It counts the study's releases, draws that were lost, answers
-of other studies that it uses too, and charges that a restored ledger got back from receipts or from its standing. A
-pool's figure counts all studies of the ledger. Charges that were recovered may pass a budget; what was spent is
-guaranteed then, not the budget. Every figure is rounded up.
+A study's figure is that of the pool on which the study spent most. It counts the study's releases, lost draws, answers
+of other studies that it uses, and charges that a restored ledger regained from receipts or its standing. A pool's
+figure counts all studies of the ledger. Recovered charges may exceed a budget; then the guarantee is what was spent,
+not the budget. Every figure is rounded up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLD_LEAST, _PLD_MOST = Fraction(1, 2**20), Fraction(64**2)
 
 
 class BudgetTerms(Protocol):
-    """What a budget is and how it is counted: a study's, or a pool's."""
+    """What has a budget, a study or a pool: the budget, its accountant, and the protection."""
 
     @property
     def budget(self) -> Budget: ...
@@ -43,11 +43,17 @@ class BudgetTerms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """One budget beside what the books say was spent of it.
+    """A budget, and what the ledger shows was spent of it.
 
-    ``spend`` is of one unit under ``protection``: Σμ², releases, noisy coordinates. ``largest_roster`` is the number of
-    sites that the largest roster behind it names, 0 for none. ``doubt`` says why more may have been spent than the
-    books show: then every figure here is a lower bound and nothing is known to be guaranteed.
+    Attributes:
+        budget: ε and δ.
+        accountant: The accountant that decides.
+        protection: Unit and relation.
+        spend: What one unit spent: Σμ², releases, noisy coordinates.
+        largest_roster: Number of sites of the largest roster behind it; 0 for none.
+        doubt: Why more may have been spent than the ledger shows; None if nothing suggests it. With a doubt every
+            figure is a lower bound, and nothing is known to be guaranteed.
+        limit: The Σμ² that the budget allows.
     """
 
     budget: Budget
@@ -65,7 +71,17 @@ class Spending:
     def of(
         cls, terms: BudgetTerms, spend: Spend = NOTHING, *, largest_roster: int = 0, doubt: str | None = None
     ) -> Spending:
-        """What ``spend`` is of the budget of a study or a pool."""
+        """Return the spending of a study or a pool.
+
+        Args:
+            terms: The study or pool.
+            spend: What one unit spent.
+            largest_roster: Number of sites of the largest roster.
+            doubt: Why more may have been spent.
+
+        Returns:
+            The spending.
+        """
         return cls(terms.budget, terms.accountant, terms.protection, spend, largest_roster, doubt)
 
     @property
@@ -75,7 +91,7 @@ class Spending:
 
     @property
     def passed(self) -> bool:
-        """Whether more was spent than the budget admits: recovered charges, or a budget that was tightened."""
+        """True if more was spent than the budget allows, by recovered charges or because the budget was tightened."""
         return self.mu_squared > self.limit
 
     @property
@@ -85,71 +101,109 @@ class Spending:
 
     @property
     def share(self) -> float:
-        """What was spent, as a share of the Σμ² that the budget admits: not a share of ε."""
+        """The spent share of the Σμ² that the budget allows. It is not a share of ε."""
         return float(self.mu_squared / self.limit)
 
     def room(self, cost: Fraction) -> int:
-        """How many further charges of μ² = ``cost`` > 0 the budget admits."""
+        """Return how many further charges the budget allows.
+
+        Args:
+            cost: μ² of each, above 0.
+
+        Returns:
+            The number.
+        """
         return max(0, floor((self.limit - self.mu_squared) / cost))
 
     def by(self, accountant: AccountantName | str) -> Guarantee:
-        """What was spent, by an accountant of this name."""
+        """Return what was spent as a guarantee, by an accountant.
+
+        Args:
+            accountant: Its name.
+
+        Returns:
+            The guarantee.
+        """
         return _guarantee(self.mu_squared, self.budget, self.protection, str(accountant))
 
     @property
     def spent(self) -> Guarantee:
-        """What was spent, by the accountant that keeps the budget."""
+        """What was spent as a guarantee, by the budget's accountant."""
         return self.by(self.accountant)
 
     @property
     def guaranteed(self) -> Guarantee:
-        """The larger of the budget and what was spent, by the budget's accountant. It holds after further questions."""
+        """The larger of the budget and what was spent, by the budget's accountant. It holds after further queries."""
         promised = Guarantee(self.budget.epsilon, self.budget.delta, str(self.accountant), self.protection)
         return max(promised, self.spent, key=lambda one: one.epsilon)
 
     def readings(self) -> dict[AccountantName, Guarantee]:
-        """What was spent, by every accountant that may keep a budget."""
+        """Return what was spent, by every accountant that may decide a budget."""
         return {name: self.by(name) for name in AccountantName}
 
     def by_all(self) -> tuple[Guarantee, ...]:
-        """What was spent by every accountant that has an answer for it: pld has none for the smallest and largest."""
+        """Return what was spent, by every accountant that can compute it; pld cannot for the smallest and largest
+        values.
+        """
         mu_squared = self.mu_squared
         pld = mu_squared == 0 or _PLD_LEAST < mu_squared <= _PLD_MOST
         return tuple(self.by(name) for name in ACCOUNTANTS if name != "pld" or pld)
 
     def groups(self) -> tuple[Guarantee, ...]:
-        """What is guaranteed to units that change together (:func:`common.privacy.consent.group_guarantees`)."""
+        """Return the guarantees of groups of units (:func:`common.privacy.consent.group_guarantees`)."""
         return group_guarantees(self.bound, self.budget, self.protection, self.accountant)
 
     @property
     def odds_guaranteed(self) -> float:
-        """How often a guess about one unit can be right after all further questions; at least 1/2."""
+        """Largest probability that a guess about one unit is right after all further queries; at least 1/2."""
         return guess_right_at_most(self.bound)
 
     @property
     def odds_spent(self) -> float:
-        """The same after what was released so far."""
+        """Largest probability that a guess about one unit is right after what was released so far; at least 1/2."""
         return guess_right_at_most(self.mu_squared)
 
     def odds_sentence(self, *, colluders: int | None, yours: bool = False) -> str:
-        """:attr:`odds_guaranteed` in words, as :func:`common.privacy.consent.guess_sentence` has it."""
+        """Return :attr:`odds_guaranteed` as a sentence (:func:`common.privacy.consent.guess_sentence`).
+
+        Args:
+            colluders: Number of hospitals whose noise shares the guesser may know; None in an open study.
+            yours: True if the sentence addresses the hospital that is asked for consent.
+
+        Returns:
+            The sentence.
+        """
         return self.if_known(guess_sentence(self.protection, self.bound, colluders=colluders, yours=yours))
 
     def odds_spent_sentence(self, *, sealed: bool) -> str:
-        """:attr:`odds_spent` in words, as :func:`common.privacy.consent.spent_sentence` has it."""
+        """Return :attr:`odds_spent` as a sentence (:func:`common.privacy.consent.spent_sentence`).
+
+        Args:
+            sealed: True for a sealed study.
+
+        Returns:
+            The sentence.
+        """
         return spent_sentence(self.mu_squared, sealed=sealed)
 
     def groups_sentence(self) -> str:
-        """:meth:`groups` in words, as :func:`common.privacy.consent.group_sentence` has it."""
+        """Return :meth:`groups` as a sentence (:func:`common.privacy.consent.group_sentence`)."""
         return self.if_known(group_sentence(self.groups()))
 
     def if_known(self, sentence: str) -> str:
-        """A sentence about what is guaranteed, with the condition that it is under while more may have been spent."""
+        """Return a sentence about the guarantee, made conditional if more may have been spent.
+
+        Args:
+            sentence: The sentence.
+
+        Returns:
+            The sentence, with a condition in front if there is a doubt.
+        """
         return f"If no more was spent than the ledger shows: {sentence}" if self.doubt else sentence
 
     @property
     def warning(self) -> str | None:
-        """What to say beside a budget that was passed, or of which more may have been spent; None for any other."""
+        """A warning if the budget was exceeded or more may have been spent than shown; else None."""
         if self.doubt:
             return (
                 f"More may have been spent than the ledger shows, so nothing is known to be guaranteed: {self.doubt}."
@@ -164,19 +218,56 @@ class Spending:
 
 
 def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spending:
-    """What a study spent on the pool it cost most; KeyError for a study that is not in these books."""
+    """Return what a study spent on the pool on which it spent most.
+
+    Args:
+        books: The server's totals.
+        study_id: The study's id.
+        doubt: Why more may have been spent.
+
+    Returns:
+        The spending.
+
+    Raises:
+        KeyError: If the study is not in the ledger.
+    """
     spends = (books.spent_in(study_id, pool) for pool in books.study_pools(study_id))
     worst = max(spends, key=lambda spend: spend.mu_squared, default=NOTHING)
     return Spending.of(books.studies[study_id], worst, largest_roster=books.largest_roster(study_id), doubt=doubt)
 
 
 def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | None = None) -> Spending:
-    """What a study spent on one pool; KeyError for a study that is not in these books."""
+    """Return what a study spent on one pool.
+
+    Args:
+        books: The server's totals.
+        study_id: The study's id.
+        pool: Name of the pool.
+        doubt: Why more may have been spent.
+
+    Returns:
+        The spending.
+
+    Raises:
+        KeyError: If the study is not in the ledger.
+    """
     return Spending.of(books.studies[study_id], books.spent_in(study_id, pool), doubt=doubt)
 
 
 def of_pool(books: Books, pool: str, *, doubt: str | None = None) -> Spending:
-    """What all studies together spent on a pool, under the pool's own budget; KeyError for one not declared."""
+    """Return what all studies together spent on a pool, under the pool's own budget.
+
+    Args:
+        books: The server's totals.
+        pool: Name of the pool.
+        doubt: Why more may have been spent.
+
+    Returns:
+        The spending.
+
+    Raises:
+        KeyError: If the pool is not declared.
+    """
     return Spending.of(books.pools[pool], books.spent(pool), doubt=doubt)
 
 

@@ -1,7 +1,7 @@
-"""The file under a ledger: its tables and triggers, the version of its format, and how SQLite is opened and fails.
+"""Defines the SQLite file of a ledger: its tables and triggers, its format version, and how it is opened and fails.
 
-Refuses a file of another format or an unknown schema version, and a disk that keeps no write-ahead log. An older schema
-is brought up to date, one version a transaction.
+Called by the chain, by backups and by the verifier. An older schema is migrated, one version per transaction. Refuses a
+file of another format or an unknown schema version, and a disk that does not support a write-ahead log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,18 @@ BUSY_TIMEOUT_S = 60.0
 Migration = Callable[[sqlite3.Connection, str], None]
 
 MIGRATIONS: dict[int, Migration] = {}
-"""``MIGRATIONS[n]`` brings a file of schema n to n + 1; it may add tables and columns, never change a stored row."""
+"""``MIGRATIONS[n]`` migrates a file from schema n to n + 1. It may add tables and columns, but change no stored row."""
 
 
 def schema_sql(role: str) -> dict[str, str]:
-    """Name → SQL of every table and trigger of a ledger of this role; ``verify`` compares the file with these."""
+    """Return the SQL of every table and trigger of a ledger. ``verify`` compares a file with it.
+
+    Args:
+        role: ``server`` or ``site``.
+
+    Returns:
+        SQL by name.
+    """
     payloads = ROLES[role]
     statements = {
         "rows": (
@@ -72,7 +79,18 @@ def schema_sql(role: str) -> dict[str, str]:
 
 
 def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only: bool) -> None:
-    """Check the file's format and bring an older schema up to date, one version a transaction, or refuse it."""
+    """Check a file's format, and migrate an older schema, one version per transaction.
+
+    Args:
+        connection: The open database.
+        role: ``server`` or ``site``.
+        path: The file, for errors.
+        read_only: True if the file may not be changed.
+
+    Raises:
+        LedgerCorrupt: If the file is no ledger or is damaged.
+        InvalidInput: If it is another kind of ledger or of an unknown schema, or must be migrated but is read-only.
+    """
     try:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -104,9 +122,16 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
 
 
 def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
-    """What went wrong with a ledger's file, by SQLite's code: the disk, access to the file, or the file itself.
+    """Return the error for a failure of SQLite: of the disk, of access to the file, or of the file itself.
 
-    ``damaged`` are the words for the last. A full disk is no damage: what was committed is whole.
+    A full disk is no damage: everything committed is intact.
+
+    Args:
+        error: SQLite's error.
+        damaged: Words for a damaged file.
+
+    Returns:
+        The error, for the caller to raise.
     """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes name the call that failed
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
@@ -125,10 +150,18 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
 
 @contextmanager
 def appearing(path: Path, *, what: str) -> Iterator[Path]:
-    """A draft of a new file (mode 0600) that takes the name ``path`` when the block ends well: complete or absent.
+    """Return, as a context, a draft of a new file (mode 0600) that gets its name only if the block ends without an
+    error.
+
+    Args:
+        path: Name of the new file.
+        what: Whose file it is, for the error.
+
+    Returns:
+        A context with the draft's path.
 
     Raises:
-        InvalidInput: If somebody took the name meanwhile; ``what`` says whose file it is.
+        InvalidInput: If a file of this name appeared meanwhile.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -144,9 +177,19 @@ def appearing(path: Path, *, what: str) -> Iterator[Path]:
 
 
 def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:
-    """A connection as every ledger is opened: WAL and synchronous=FULL for a writer, nothing written by a reader.
+    """Open a ledger's database: a writer with WAL and synchronous=FULL, a reader without writing anything.
 
-    ``as_it_lies`` reads a file nobody has open, without the lock files a reader otherwise leaves beside it.
+    Args:
+        path: The file.
+        read_only: True for a reader.
+        as_it_lies: True to read a file that nobody has open, without leaving lock files beside it.
+
+    Returns:
+        The connection.
+
+    Raises:
+        InvalidInput: If the file does not exist or cannot be opened, or SQLite is too old.
+        LedgerCorrupt: If the file is no ledger or is damaged.
     """
     if sqlite3.sqlite_version_info < (3, 37):
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")

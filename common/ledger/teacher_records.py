@@ -1,6 +1,6 @@
 """Defines the ledger rows about a site's teachers: trainings, withdrawn patients, and teachers that answered.
 
-As in :mod:`common.ledger.records`: one frozen type for each kind of body.
+Like :mod:`common.ledger.records`, which registers these types, it has one frozen type for each kind of body.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from common.privacy.training import TrainingEvent
 
 @dataclass(frozen=True, slots=True)
 class PatientRecord(Document):
-    """A patient was withdrawn, and the voter in whose ``slot`` the patient sat is silent until it is retrained.
+    """A patient was withdrawn. The voter with the patient's slot does not vote until it is retrained.
 
-    ``subject`` is a keyed hash of the case's name whose key is not in the ledger; ``weights`` are those of the voter's
-    teacher at that moment, or empty if it had none. ``deal`` names the dealing of patients that slot and voter belong
-    to; None in rows of earlier versions.
+    Attributes:
+        slot: Slot of the patient.
+        voter: Voter to which the slot belongs.
+        subject: Keyed hash of the case's name; the key is not in the ledger.
+        weights: Hash of the voter's teacher at that moment; empty if it had none.
+        deal: The deal of slot and voter; None in rows of earlier versions.
     """
 
     slot: Number
@@ -34,10 +37,14 @@ class PatientRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DealRecord(Document):
-    """Patients were given slots, before any training on them: ``seats`` holds (slot, subject) of each.
+    """Patients were given slots, before any training on them. A patient keeps a slot for life.
 
-    A patient keeps a slot for life, so a slots file that says otherwise is an older copy. Slot i belongs to voter
-    i mod ``voters``; ``deal`` names the key under which subjects are hashed.
+    A slots file that states otherwise is therefore an older copy.
+
+    Attributes:
+        deal: Id of the key with which subjects are hashed.
+        voters: Number of voters; slot i belongs to voter i mod ``voters``.
+        seats: (slot, subject) of each patient.
     """
 
     deal: Sha256
@@ -47,7 +54,7 @@ class DealRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DrawnRecord(Document):
-    """A private training may have drawn its first ``steps`` steps; they are not drawn again after a restore."""
+    """A private training may have drawn its first ``steps`` steps. They are not drawn again after a restore."""
 
     training_id: Annotated[Sha256, Key("training")]
     steps: Number
@@ -55,10 +62,14 @@ class DrawnRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord(Document):
-    """A voter's training began; ``events`` holds all it may spend on each of its patients, nothing for no guarantee.
+    """A voter's training began. It is charged in full before the first step and never refunded.
 
-    Charged in full before the first step and never given back. ``deal`` names how patients were dealt to voters: under
-    one deal two voters share no patient.
+    Attributes:
+        training_id: Id of the training.
+        voter: Number of the voter.
+        deal: How patients were dealt to voters. Under one deal, two voters share no patient.
+        strategy: Name of the training strategy.
+        events: The most it may spend on each of its patients; empty for a training without a guarantee.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -69,16 +80,20 @@ class TrainingRecord(Document):
 
     @property
     def event(self) -> TrainingEvent | None:
-        """All it may spend, None for one without a guarantee."""
+        """The most the training may spend on each patient; None without a guarantee."""
         return self.events[0] if self.events else None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRecord(Document):
-    """A training on record came to its end, and ``served`` is the SHA-256 of the teacher it made.
+    """A training on record finished.
 
-    ``dealt`` is the digest of the deal that its patients were taken from, as the rows before have it
-    (:func:`common.ledger.site_deals.seats_digest`); None in rows of earlier versions, where nobody can say.
+    Attributes:
+        training_id: Id of the training.
+        voter: Number of the voter.
+        served: SHA-256 of the teacher that it made.
+        dealt: Digest of the seats from which its patients were taken (:func:`common.ledger.site_deals.seats_digest`);
+            None in rows of earlier versions.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -89,9 +104,9 @@ class TrainedRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ForeignRecord(Document):
-    """The hospital brought a teacher of its own for this voter: ``served`` is its hash, ``brought`` what it is.
+    """The hospital brought its own teacher for a voter: ``served`` is its hash, ``brought`` its kind.
 
-    Which patients it has seen nobody can say, so no code for a study of unit patient is computed with it.
+    Nobody can tell which patients it has seen, so it computes no code for a study of unit patient.
     """
 
     voter: Number
@@ -101,21 +116,21 @@ class ForeignRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class TeachersRecord(Document):
-    """What the site's worker loaded: for every voter the SHA-256 of its teacher and the training that made it.
+    """The teachers that the site's worker loaded: for every voter, the teacher's SHA-256 and the training that made it.
 
-    Both are empty for a voter without a teacher; the training is empty where none on record made these bytes.
+    Both are empty for a voter without a teacher. The training is empty if none on record made this teacher.
     """
 
     voters: tuple[tuple[HashOrEmpty, HashOrEmpty], ...]
 
     @property
     def digest(self) -> str:
-        """What a code's row names these teachers by."""
+        """The digest by which a code's row refers to these teachers."""
         return digest("teachers", [list(voter) for voter in self.voters])
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityRecord(Document):
-    """What counts as one patient of the site's pool from this row on, as its dataset says it."""
+    """How patients of the site's pool are identified from this row on, according to its dataset."""
 
     identity: PatientIdentity

@@ -1,1 +1,1 @@
-"""The segmentation network and the one training loop that teachers and the student share."""
+"""The segmentation networks, the training loop that teachers and students share, and the student's bundle."""

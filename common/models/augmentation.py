@@ -1,11 +1,13 @@
-"""Random changes of a training volume: image and target are moved alike, and the image's intensities vary.
+"""Changes a training volume at random: moves image and target alike, and varies the image's intensities.
 
-A change is a function of the tensors and one seed, on the device they are on. ``smooth``: small rotations, scalings,
-shears and shifts (up to a twelfth of the grid), and the image's contrast, brightness and noise. No mirroring: left and
-right are different labels in many anatomies. Drawn as MONAI's transforms of the same ranges are from the same seed, and
-applied to image and target in one resampling, which is what makes it cheap. ``rotate-mirror``: half of the samples is
-rotated or mirrored, the other is left as it is, as in Fay et al. 2021, "Base models". The paper gives no angles; ours
-are up to 0.25 rad about every axis.
+Called by the training loop. A change depends only on the tensors and one seed, and is computed on their device.
+
+``smooth``         Small rotations, scalings, shears and shifts (up to a twelfth of the grid), and changes of contrast,
+                   brightness and noise. Nothing is mirrored, because left and right are different labels in many
+                   anatomies. The draws equal those of MONAI's transforms of the same ranges and seed; image and target
+                   are resampled once together, which makes it cheap.
+``rotate-mirror``  Half of the samples are rotated or mirrored, the others unchanged, as in Fay et al. 2021, "Base
+                   models". The paper gives no angles; ours are up to 0.25 rad about every axis.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from monai.transforms import Compose, OneOf, RandAxisFlipd, RandRotated
 Image: TypeAlias = Float[torch.Tensor, "c x y z"]
 Target: TypeAlias = Float[torch.Tensor, "k x y z"]
 Augment: TypeAlias = Callable[[Image, Target, int], tuple[Image, Target]]
-"""Image, target and a seed below 2³² → both changed."""
+"""Takes image, target and a seed below 2³², and returns both changed."""
 
 _ROTATE, _SHEAR, _SCALE = 0.25, 0.08, 0.15
 _MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # how often
@@ -31,12 +33,28 @@ _FLOOR = 1e-7
 
 
 def augmentation(kind: str = "smooth") -> Augment:
-    """The augmentation of this name, see the module."""
+    """Return the augmentation of a name.
+
+    Args:
+        kind: ``smooth`` or ``rotate-mirror``; see the module.
+
+    Returns:
+        A function of image, target and seed.
+    """
     return {"smooth": smooth, "rotate-mirror": rotate_mirror}[kind]
 
 
 def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
-    """See the module."""
+    """Apply the augmentation ``smooth`` (see the module).
+
+    Args:
+        image: Tensor [c, x, y, z].
+        target: Tensor [k, x, y, z].
+        seed: Seed below 2³².
+
+    Returns:
+        The changed image and target.
+    """
     draws = np.random.RandomState(seed)
     move, contrast, scale, shift, noise = (int(draws.randint(1 << 32, dtype="uint32")) for _ in range(5))
     if _drawn(draws, move, 31)[0] < _MOVED:
@@ -58,7 +76,7 @@ def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
 
 
 def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
-    """See the module."""
+    """Apply the augmentation ``rotate-mirror`` (see the module)."""
     transform = _rotate_or_mirror()
     transform.set_random_state(seed=seed)
     pair = transform({"image": image, "target": target})
@@ -66,9 +84,16 @@ def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Targe
 
 
 def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.ndarray, "3 4"]:
-    """Where a voxel is taken from, both counted in voxels from the grid's centre: of 15 numbers drawn from [0, 1).
+    """Return the matrix that maps a voxel to the place its value is taken from, both in voxels from the grid's centre.
 
-    Rotation about the axes in turn, then shear, shift and scale, the later the nearer to the voxel.
+    It is the product of rotations about the axes in turn, shear, shift and scale; scale is applied to the voxel first.
+
+    Args:
+        uniform: 15 numbers drawn from [0, 1).
+        grid: Shape of the volume.
+
+    Returns:
+        Matrix of shape [3, 4].
     """
     limits = [_ROTATE] * 3 + [_SHEAR] * 6 + [n / 12 for n in grid] + [_SCALE] * 3
     drawn = np.array(limits) * (2 * uniform - 1)
@@ -92,7 +117,15 @@ def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.
 def resample(
     volume: Float[torch.Tensor, "c x y z"], matrix: Float[np.ndarray, "3 4"]
 ) -> Float[torch.Tensor, "c x y z"]:
-    """The volume moved by ``matrix`` (see :func:`affine`): trilinear, and beyond the border what is on it."""
+    """Move a volume by a matrix of :func:`affine`, trilinearly; beyond the border its edge value is used.
+
+    Args:
+        volume: Tensor [c, x, y, z].
+        matrix: Shape [3, 4].
+
+    Returns:
+        Tensor [c, x, y, z].
+    """
     rows = (matrix / (np.array(volume.shape[1:]) / 2)[:, None])[::-1]  # grid_sample's units, and its last axis first
     along = torch.tensor(rows.copy(), dtype=torch.float32, device=volume.device)
     x, y, z = (torch.arange(n, device=volume.device) - (n - 1) / 2 for n in volume.shape[1:])
@@ -103,7 +136,7 @@ def resample(
 
 
 def _drawn(draws: np.random.RandomState, seed: int, count: int) -> Float[np.ndarray, "n"]:
-    """The first numbers in [0, 1) of a seed; ``draws`` stands behind them."""
+    """Seed ``draws`` and return its first numbers in [0, 1); ``draws`` then continues behind them."""
     draws.seed(seed)
     return draws.random_sample(count)
 

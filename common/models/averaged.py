@@ -1,6 +1,6 @@
-"""Networks that answer together: the mean of their class probabilities.
+"""Combines networks by the mean of their class probabilities.
 
-The logits are the logarithm of that mean, so that whatever takes a softmax of them has the mean itself.
+The logits are the logarithm of that mean, so that their softmax is the mean itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from jaxtyping import Float
 
 
 class Averaged(torch.nn.ModuleList):  # type: ignore[misc]
-    """The mean answer of the networks in it, all of the same inputs and classes."""
+    """A module that returns the mean answer of the networks in it, which share inputs and classes."""
 
     def forward(self, image: Float[torch.Tensor, "n c x y z"]) -> Float[torch.Tensor, "n k x y z"]:
-        """Logits whose softmax is the mean of the networks' softmax."""
+        """Return logits whose softmax is the mean of the networks' softmax.
+
+        Args:
+            image: Tensor [n, c, x, y, z].
+
+        Returns:
+            Logits [n, k, x, y, z].
+        """
         each = torch.stack([torch.log_softmax(network(image).float(), dim=1) for network in self])
         return torch.logsumexp(each, dim=0)

@@ -1,6 +1,7 @@
-"""A student's bundle, as ``student_bundle`` writes it → its network and the data settings it was trained for.
+"""Opens a student's bundle, as ``student_bundle`` writes it: returns its network and the data settings it needs.
 
-Reads the configuration as data: nothing in a bundle is executed, and its weights are read as weights alone.
+Called for predictions and evaluations. The configuration is read as data: nothing in a bundle is executed, and the
+weights file is read as weights only. Refuses bundles that Consilium did not export.
 """
 
 from __future__ import annotations
@@ -18,28 +19,47 @@ from common.models.unet import load_weights, network_for, recipe_of
 from common.reading import parse_json
 
 SEEN_WEIGHTS = "models/has-seen-patients-must-not-leave.pt"
-"""Where a network adapted at a hospital keeps its weights, in place of models/model.pt."""
+"""Weights file of a network that a hospital adapted to its patients, in place of models/model.pt."""
 
 SECOND = "second_network_def"
-"""In the workflow of a bundle whose network is the mean of two."""
+"""Key in the workflow of a bundle whose network is the mean of two networks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """``weights`` is the SHA-256 of its weights' file; ``patch`` the size of the sliding window, empty for none."""
+    """An opened bundle.
+
+    Attributes:
+        network: The network with its weights, in evaluation mode.
+        data: The data settings it was trained for.
+        weights: SHA-256 of the weights file.
+        patch: Size of the sliding window; empty for none.
+        inputs: Value ranges of its public training volumes; None if the bundle does not state them.
+        recipe: Which network it is. The rest of a recipe is not in a bundle.
+    """
 
     network: torch.nn.Module
     data: DataConfig
     weights: str
     patch: tuple[int, ...] = ()
     inputs: InputRanges | None = None
-    """What the public volumes look like that it was trained on; None where the bundle does not say."""
+    """Value ranges of its public training volumes; None if the bundle does not state them."""
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
-    """Which network it is; the rest of a recipe is not in a bundle."""
+    """Which network it is. The rest of a recipe is not in a bundle."""
 
 
 def open_bundle(directory: Path) -> Bundle:
-    """Raises InvalidInput where there is no bundle, or not one that Consilium exported."""
+    """Read a bundle from a directory.
+
+    Args:
+        directory: The bundle's directory.
+
+    Returns:
+        The opened bundle.
+
+    Raises:
+        InvalidInput: If there is no bundle, or not one that Consilium exported.
+    """
     try:
         metadata = parse_json((directory / "configs" / "metadata.json").read_bytes(), what="metadata.json")
         inference = parse_json((directory / "configs" / "inference.json").read_bytes(), what="inference.json")

@@ -1,7 +1,8 @@
-"""The texts of a bundle: MONAI's metadata and inference workflow, README and licence, from a study and its facts.
+"""Makes the texts of a bundle from a study and its facts: MONAI's metadata and inference workflow, README and licence.
 
-The inference workflow repeats the study's preprocessing and writes label maps on each file's own voxels; it needs MONAI
-and nibabel only. MONAI evaluates what a bundle's configuration says, so every word of it is made here.
+Called when a bundle is exported, and by a site that makes the texts anew. The inference workflow repeats the study's
+preprocessing and writes label maps on each file's own voxels; it needs only MONAI and nibabel. MONAI evaluates
+expressions in a bundle's configuration, so every word of it is made here and none is taken from elsewhere.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ METADATA_SCHEMA = (
 )
 
 _WORKFLOW_PACKAGES = {"pytorch-ignite": "0.5.5", "fire": "0.7.1"}
-"""What MONAI's own tools need for a workflow beside MONAI, in the versions this was tried with."""
+"""Packages that MONAI's own tools need for a workflow beside MONAI, in the versions that were tested."""
 
 VERSION = "0.1.0"
-"""Of the layout, in every bundle's metadata."""
+"""Version of the bundle's layout, stated in its metadata."""
 
 LICENSE = """\
 The configuration files of this bundle are licensed under the Apache License, Version 2.0
@@ -38,8 +39,18 @@ They come without warranty of any kind and are not a medical device.
 def metadata(
     study: Study, privacy: BundlePrivacy, *, dice: Mapping[str, float], libraries: Libraries, inputs: InputRanges | None
 ) -> dict[str, object]:
-    """``configs/metadata.json`` of a student: the fields of MONAI's bundle specification, and its public volumes'
-    ranges."""
+    """Return ``configs/metadata.json`` of a student: the fields of MONAI's bundle specification, and the input ranges.
+
+    Args:
+        study: The study.
+        privacy: The privacy facts, stated in the description.
+        dice: Measured figures by name.
+        libraries: Versions of the libraries.
+        inputs: Value ranges of the public volumes; None to leave them out.
+
+    Returns:
+        The document.
+    """
     return metadata_of(
         study,
         description=f"Student of the study {study.name}, trained on privately aggregated pseudo-labels: "
@@ -62,7 +73,20 @@ def metadata_of(
     libraries: Libraries,
     inputs: InputRanges | None,
 ) -> dict[str, object]:
-    """``configs/metadata.json`` of a network for this study's data, whatever it was trained on."""
+    """Return ``configs/metadata.json`` of any network for this study's data.
+
+    Args:
+        study: The study.
+        description: What the network is.
+        owner: Author and copyright holder.
+        source: Which data it was trained on.
+        dice: Measured figures by name.
+        libraries: Versions of the libraries.
+        inputs: Value ranges of the training volumes; None to leave them out.
+
+    Returns:
+        The document.
+    """
     structures = ", ".join(study.data.labels[1:])
     shared = {
         "spatial_shape": list(study.data.student.grid),
@@ -116,12 +140,17 @@ def metadata_of(
 
 
 def inference(study: Study, recipe: TrainingConfig | None = None) -> dict[str, object]:
-    """``configs/inference.json``: the workflow, in MONAI's configuration language. ``recipe``: the study's own of its
-    student unless given.
+    """Return ``configs/inference.json``: the workflow in MONAI's configuration language.
 
-    ``preprocessing`` is what ``common.data.volume`` does; ``run`` needs nothing but MONAI and nibabel. ``evaluator``,
-    which MONAI asks of an inference bundle and which reads the weights by its handler, needs pytorch-ignite, and
-    MONAI's command line fire: the metadata lists both.
+    ``preprocessing`` repeats ``common.data.volume``. ``run`` needs only MONAI and nibabel. ``evaluator``, which MONAI
+    requires of an inference bundle, needs pytorch-ignite, and MONAI's command line needs fire; the metadata lists both.
+
+    Args:
+        study: The study.
+        recipe: The network's recipe; the study's student if None.
+
+    Returns:
+        The document.
     """
     recipe = recipe or study.student
     return {
@@ -236,7 +265,7 @@ _POSTPROCESSING: dict[str, object] = {
 
 
 def _inferer(study: Study, recipe: TrainingConfig) -> dict[str, object]:
-    """How ``common.models.fit.predict`` gives a volume on the grid to a network of this recipe."""
+    """Return the configuration of the inferer that ``common.models.fit.predict`` uses for this recipe."""
     from monai.inferers import SlidingWindowInferer
 
     chosen = inferer_of(recipe.patch, study.data.student.grid)
@@ -262,6 +291,16 @@ def _rests_on(study: Study, privacy: BundlePrivacy) -> str:
 
 
 def readme(study: Study, privacy: BundlePrivacy, dice: Mapping[str, float]) -> str:
+    """Return the README of a student's bundle, with its guarantee and the measured figures.
+
+    Args:
+        study: The study.
+        privacy: The privacy facts.
+        dice: Measured figures by name.
+
+    Returns:
+        Markdown text.
+    """
     measured = "".join(f"| {name} | {value:{'.0f' if name == 'cases' else '.3f'}} |\n" for name, value in dice.items())
     table = (
         f"\n| Dice on labelled public cases | |\n|---|---|\n{measured}" if measured else "\nNo figures were measured.\n"

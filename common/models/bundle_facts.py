@@ -1,6 +1,7 @@
 """Defines the facts in a bundle beside its weights: privacy facts, library versions, measured figures.
 
-Each is checked where it is made, since a site reads them from a bundle that somebody else packed.
+Exports write them; sites read them from a bundle that somebody else packed. Every value is therefore checked when it is
+created. Refuses values outside their ranges and unknown fields.
 """
 
 from __future__ import annotations
@@ -29,12 +30,26 @@ _SENTENCES = ("guarantee", "spent")
 
 @dataclass(frozen=True, slots=True)
 class BundlePrivacy:
-    """What the study guarantees, and what the student's pseudo-labels have spent of it by the ledger.
+    """What the study guarantees, and how much of it was spent when the bundle was exported, by the ledger.
 
-    ε values hold at ``delta`` for ``protection`` (unit and relation); ``accountant`` is the one the budget was kept by.
-    ``budget_epsilon`` was promised, and can still be spent under the same consent; the others are what was spent.
-    ``noise_multiplier`` is z = σ/Δ of one release; ``ledger_head`` the hash of the ledger's signed head; ``study`` and
-    ``codec`` are content hashes.
+    Attributes:
+        budget_epsilon: ε of the budget that was promised. It can still be spent under the same consent.
+        epsilon_exact: ε spent, by the exact accountant.
+        epsilon_rdp: ε spent, by Rényi DP.
+        delta: δ at which every ε holds.
+        protection: Unit and relation for which every ε holds.
+        accountant: The accountant that decided the budget.
+        noise_multiplier: z = σ/Δ of one release.
+        queries: Number of answers.
+        sites: Number of sites.
+        voters_per_site: Number of voters at each site.
+        ledger_head: Hash of the ledger's signed head.
+        study: Content hash of the study.
+        codec: Content hash of the codec.
+        epsilon_paper: ε spent, by eq (14) of Fay et al. 2021; required if ``accountant`` is ``paper``.
+
+    Raises:
+        InvalidInput: If a value is outside its range.
     """
 
     budget_epsilon: float
@@ -51,7 +66,7 @@ class BundlePrivacy:
     study: str
     codec: str
     epsilon_paper: float | None = None
-    """By eq (14) of Fay et al. 2021; needed where it is the accountant."""
+    """ε spent by eq (14) of Fay et al. 2021; required if ``accountant`` is ``paper``."""
 
     def __post_init__(self) -> None:
         paper = ("epsilon_paper",) if self.accountant is AccountantName.PAPER else ()
@@ -70,7 +85,7 @@ class BundlePrivacy:
 
     @property
     def epsilon(self) -> float:
-        """ε spent, by the accountant that kept the budget."""
+        """ε spent, by the accountant that decided the budget."""
         by = {AccountantName.RDP: self.epsilon_rdp, AccountantName.PAPER: self.epsilon_paper}
         return by.get(self.accountant) or self.epsilon_exact
 
@@ -81,27 +96,28 @@ class BundlePrivacy:
 
     @property
     def spent_beyond(self) -> Fraction:
-        """A Σμ² not below what was spent, where that is more than the budget; 0 elsewhere."""
+        """An upper bound on the Σμ² spent if that exceeds the budget, else 0."""
         if self.epsilon <= self.budget_epsilon:
             return Fraction(0)
         return max_mu_squared(self.accountant, Budget(self.epsilon, self.delta)) * (1 + Fraction(1, 2**50))
 
     def guarantee(self) -> str:
-        """:attr:`guaranteed` in one line."""
+        """Return :attr:`guaranteed` with δ, accountant, unit and relation, in one line."""
         return f"(ε, δ) = ({epsilon_text(self.guaranteed)}, {self._terms()}"
 
     def spent(self) -> str:
-        """What has been spent of it so far, lost draws with it, in one line."""
+        """Return what was spent so far, lost draws included, in one line."""
         return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, with {self.queries} answers"
 
     def sentence(self) -> str:
-        """Guarantee and spend in one line, each with everything an ε must stand beside."""
+        """Return guarantee and spending in one line, each ε with δ, accountant, unit and relation."""
         return f"guaranteed {self.guarantee()}; spent of it {self.spent()}"
 
     def _terms(self) -> str:
         return f"{delta_text(self.delta)}) by the {self.accountant} accountant, {self.protection}"
 
     def to_json(self) -> dict[str, object]:
+        """Return the facts and the derived fields as plain JSON."""
         facts = asdict(self) | {
             "accountant": str(self.accountant),
             "epsilon": self.epsilon,
@@ -117,7 +133,17 @@ class BundlePrivacy:
 
     @classmethod
     def from_json(cls, record: object) -> BundlePrivacy:
-        """Read what :meth:`to_json` gave, derived fields left aside; InvalidInput for anything else."""
+        """Read the facts that :meth:`to_json` wrote; derived fields are ignored.
+
+        Args:
+            record: The parsed JSON.
+
+        Returns:
+            The facts.
+
+        Raises:
+            InvalidInput: If a field is missing, unknown or outside its range.
+        """
         if not isinstance(record, dict):
             raise InvalidInput("privacy facts", value=type(record).__name__, limit="a mapping")
         floats = ("budget_epsilon", "epsilon_exact", "epsilon_rdp", "delta", "noise_multiplier")
@@ -138,7 +164,7 @@ class BundlePrivacy:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """Versions of what the student was trained with, as the metadata names them."""
+    """Versions of the libraries that the student was trained with, as the metadata states them."""
 
     monai: str
     pytorch: str
@@ -152,7 +178,7 @@ class Libraries:
 
     @classmethod
     def here(cls) -> Libraries:
-        """Those of this process."""
+        """Return the versions in this process."""
         return cls(
             monai=monai.__version__,
             pytorch=str(torch.__version__),
@@ -162,7 +188,17 @@ class Libraries:
 
 
 def checked_figures(figures: object) -> dict[str, float]:
-    """Measured figures by name, as they stand in the metadata."""
+    """Return measured figures by name if they are valid, else refuse.
+
+    Args:
+        figures: Names and finite numbers, at most :data:`MAX_FIGURES`.
+
+    Returns:
+        The figures as floats.
+
+    Raises:
+        InvalidInput: If there are too many, or one is no finite number.
+    """
     if not isinstance(figures, Mapping) or len(figures) > MAX_FIGURES:
         raise InvalidInput("figures of a bundle", limit=f"at most {MAX_FIGURES}, by name")
     for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""Stores the state of an interrupted training, which only the same training reads again."""
+"""Stores the state of an interrupted training. Only the same training reads it again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,28 @@ log = logging.getLogger(__name__)
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], *, run: Mapping[str, object]) -> None:
-    """Write ``state`` under the name of its ``run``, so that a crash leaves the old file or the new one; mode 0600."""
+    """Write a training's state. A crash leaves either the old file or the new one; only the owner can read it.
+
+    Args:
+        path: The checkpoint file.
+        state: State to store, as ``torch.save`` takes it.
+        run: Facts that identify the training.
+    """
     stream = io.BytesIO()
     torch.save({**run, **state}, stream)
     write_atomically(path, stream.getvalue(), mode=0o600)
 
 
 def load_checkpoint(path: Path | None, *, run: Mapping[str, object]) -> dict[str, Any] | None:
-    """The state that :func:`save_checkpoint` wrote for this ``run``; None where there is none, or none to be read."""
+    """Read the state that :func:`save_checkpoint` wrote for the same training.
+
+    Args:
+        path: The checkpoint file; None for none.
+        run: Facts that identify the training.
+
+    Returns:
+        The state; None if there is no file, it is unreadable, or it belongs to another training.
+    """
     if path is None or not path.exists():
         return None
     try:

@@ -1,8 +1,9 @@
-"""The one training loop: teachers learn one-hot label maps, the student learns pseudo-label probabilities.
+"""Trains and applies networks: teachers learn from label maps, the student from pseudo-label probabilities.
 
-Every random draw is a function of (seed, step): the order of the cases and the augmentation. So a run that was stopped
-resumes from its checkpoint to bit-identical weights (same machine, same thread count), and no global random state is
-touched. Refuses shapes that do not match, targets that are not probabilities, and a loss that is no longer finite.
+Called by every trainer except the private ones, which use parts of it. Every random draw (the order of the cases, the
+augmentation) depends only on seed and step. A stopped run therefore resumes from its checkpoint to bit-identical
+weights on the same machine with the same number of threads, and no global random state is touched. Refuses shapes that
+do not match, targets that are not probabilities, and a loss that is not finite.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.models.unet import tensors_to_bytes, weights_to_bytes
 
 CHECKPOINT_SCHEMA = 2
-"""Another one for every change that gives other weights: a run goes on only where it gives what it began."""
+"""Version of the training. It grows with every change that leads to other weights, so no older run is continued."""
 CHECKPOINT_EVERY = 50  # steps
 WARM_UP = 0.1  # share of the steps
 WEIGHT_DECAY = 1e-4
@@ -47,7 +48,14 @@ OnStep: TypeAlias = Callable[[int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """What a training run did: ``loss`` is the mean of the last tenth of the steps, ``resumed_from`` a step."""
+    """The result of a training run.
+
+    Attributes:
+        steps: Number of steps done.
+        loss: Mean loss of the last tenth of the steps.
+        seconds: Wall time of this process.
+        resumed_from: Step at which a checkpoint was continued; 0 for a fresh start.
+    """
 
     steps: int
     loss: float
@@ -56,14 +64,18 @@ class FitResult:
 
 
 NEAR = 0.3
-"""Of the way from a network of paired public cases to the trained weights that teachers and students go."""
+"""Share of the way from a network of paired public cases to the trained weights, for teachers and students."""
 
 
 def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-    """Take ``model`` back to :data:`NEAR` of the way from the weights ``start`` of a network of public pairs, in place.
+    """Move a model to :data:`NEAR` of the way from start weights to its trained weights, in place.
 
-    What such a network knows is forgotten over a few patients, or over labels of them; on the way back a model keeps
-    both (Wortsman et al. 2022). Measured in docs/lab/utility-tried.md.
+    The start is a network of public pairs. Training on few patients, or on labels of few patients, forgets what that
+    network knows; an average of the weights keeps both (Wortsman et al. 2022). Measured in docs/utility.md.
+
+    Args:
+        start: Weights of the network of public pairs, by name.
+        model: The trained network, changed in place.
     """
     with torch.no_grad():
         for name, weights in model.state_dict().items():
@@ -73,10 +85,17 @@ def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Weights that a training stays near: a step of learning rate r takes it r·``strength`` of the way back there.
+    """Weights to which a training is pulled: a step of learning rate r moves it r·``strength`` of the way to them.
 
-    The proximal term (``strength``/2)·‖w - w₀‖² of MR-MTL (Liu et al. 2022), taken apart from AdamW's own scaling, as
-    its weight decay is.
+    This is the proximal term (``strength``/2)·‖w − w₀‖² of MR-MTL (Liu et al. 2022), applied apart from AdamW's
+    scaling, as its weight decay is.
+
+    Attributes:
+        weights: The weights w₀ by name.
+        strength: From 0 to :data:`MOST_PULL`.
+
+    Raises:
+        InvalidInput: If the strength is outside its range.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -88,11 +107,16 @@ class Pull:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Names what a result depends on."""
+        """Strength and hash of the weights, on which a training's result depends."""
         return repr(self.strength), sha256_bytes(tensors_to_bytes(self.weights))
 
     def apply(self, model: torch.nn.Module, *, rate: float) -> None:
-        """Take ``model`` back by one step of learning rate ``rate``, in place."""
+        """Move a model towards the weights by one step, in place.
+
+        Args:
+            model: The network.
+            rate: Learning rate of the step.
+        """
         share = min(1.0, rate * self.strength)
         with torch.no_grad():
             for name, weights in model.named_parameters():
@@ -116,19 +140,32 @@ def fit(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> FitResult:
-    """Train ``model`` in place for ``recipe.steps`` steps of cross-entropy + Dice, AdamW, warm-up and cosine decay.
+    """Train a model in place for ``recipe.steps`` steps of cross-entropy + Dice, with AdamW, warm-up and cosine decay.
 
-    ``targets`` are probabilities (one-hot maps among them), summing to 1 in every voxel, or label maps [n, x, y, z] of
-    ``classes`` classes, which take a fraction of the memory and give the same weights. Both arrays may be
-    :class:`~common.data.volume_cache.StoredVolumes`, of which a step reads only its own. ``weights`` ≥ 0 says how much
-    each volume counts (normalised to mean 1). ``pull`` keeps the weights near others. With ``checkpoint``, state is
-    saved every 50 steps and an interrupted run goes on from there; a checkpoint of other data, seed, recipe or starting
-    weights is ignored. The caller deletes the file when the result is safe.
+    It runs on the model's device, in mixed precision if ``recipe.amp`` is set. With ``recipe.patch`` every step trains
+    on random patches.
 
-    With ``recipe.patch`` every step trains on random patches of its volumes. See :mod:`common.models.augmentation`.
-    Runs on the model's device, with ``recipe.amp`` in mixed precision.
+    Args:
+        model: The network.
+        images: Float array [n, c, x, y, z], or :class:`~common.data.volume_cache.StoredVolumes` of that shape, of which
+            a step reads only the volumes it uses.
+        targets: Probabilities [n, k, x, y, z] that sum to 1 in every voxel, or label maps [n, x, y, z] of ``classes``
+            classes, which need less memory and give the same weights.
+        recipe: Network, steps, learning rate and the other settings.
+        seed: Seed of order and augmentation.
+        classes: Number of classes if ``targets`` are label maps, else None.
+        augment: False to train on the volumes unchanged.
+        weights: How much each volume counts, ≥ 0, [n]; normalised to mean 1.
+        pull: Weights to which the training is pulled.
+        checkpoint: File that is written every 50 steps and from which an interrupted run continues. A checkpoint of
+            other data, seed, recipe or start weights is ignored. The caller deletes it.
+        on_step: Called after every step.
 
-    Raises InvalidInput for wrong shapes or values, and when the loss diverges.
+    Returns:
+        Steps, loss and time.
+
+    Raises:
+        InvalidInput: If shapes or values are wrong, or the loss diverges.
     """
     _check(images, targets, weights, classes=classes)
     started = time.monotonic()
@@ -175,7 +212,7 @@ def fit(
 def _resume(
     checkpoint: Path | None, run: Mapping[str, object], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[int, list[float]]:
-    """Load the checkpoint of exactly this run; the steps it has done and their losses."""
+    """Load the checkpoint of exactly this run; return the number of steps done and their losses."""
     saved = load_checkpoint(checkpoint, run=run)
     if saved is None:
         return 0, []
@@ -193,7 +230,7 @@ def _descend(
     *,
     amp: bool,
 ) -> float:
-    """One step on one batch, which is where the model is; its loss. InvalidInput where that is not finite."""
+    """Do one optimiser step on a batch on the model's device; return its loss, or refuse one that is not finite."""
     optimizer.zero_grad()
     with mixed_precision(image.device, enabled=amp):
         logits = model(image)
@@ -216,10 +253,18 @@ def predict(
     amp: bool = False,
     inferer: Inferer | None = None,
 ) -> Float[np.ndarray, "k x y z"]:
-    """Class probabilities (float32, summing to 1) of one volume on the grid.
+    """Return class probabilities of one volume on the grid.
 
-    With ``patch`` by a sliding window of that size (Gaussian weights, a quarter's overlap); volumes of more than
-    :data:`WHOLE_VOXELS` are tiled whatever ``patch`` says. ``inferer`` decides instead where it is given.
+    Args:
+        model: The network; it is set to evaluation mode.
+        image: Float array [c, x, y, z].
+        patch: Size of a sliding window (Gaussian weights, a quarter's overlap); empty for the whole volume. Volumes of
+            more than :data:`WHOLE_VOXELS` voxels are always tiled.
+        amp: True for mixed precision.
+        inferer: Used in place of :func:`inferer_of` if given.
+
+    Returns:
+        Float32 array [k, x, y, z], summing to 1 in every voxel.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -232,7 +277,15 @@ def predict(
 
 
 def inferer_of(patch: tuple[int, ...], grid: tuple[int, ...]) -> Inferer:
-    """How a volume on ``grid`` is given to a network trained on ``patch`` (empty: on whole volumes)."""
+    """Return the inferer with which a network is applied to a volume.
+
+    Args:
+        patch: Patch size of the training; empty if it used whole volumes.
+        grid: Shape of the volume.
+
+    Returns:
+        A simple inferer, or a sliding window if the network was trained on patches or the volume is large.
+    """
     if not patch and math.prod(grid) <= WHOLE_VOXELS:
         return SimpleInferer()
     window = tuple(min(n, size) for n, size in zip(patch or WINDOW, grid, strict=True))
@@ -240,12 +293,20 @@ def inferer_of(patch: tuple[int, ...], grid: tuple[int, ...]) -> Inferer:
 
 
 def best_device() -> torch.device:
-    """The first GPU, where there is one."""
+    """Return the first GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def mixed_precision(device: torch.device, *, enabled: bool) -> torch.autocast:
-    """bfloat16 for what tolerates it, where ``enabled`` and the device has it; it needs no scaling of the loss."""
+    """Return a context that computes in bfloat16 where that is safe; bfloat16 needs no loss scaling.
+
+    Args:
+        device: The device.
+        enabled: False for a context without effect.
+
+    Returns:
+        The context. It has no effect on a GPU without bfloat16.
+    """
     able = device.type == "cpu" or torch.cuda.is_bf16_supported()
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled and able)
 
@@ -253,10 +314,17 @@ def mixed_precision(device: torch.device, *, enabled: bool) -> torch.autocast:
 def soft_dice_ce(
     logits: Float[torch.Tensor, "n k x y z"], target: Float[torch.Tensor, "n k x y z"]
 ) -> Float[torch.Tensor, "n"]:
-    """Cross-entropy + soft Dice of each volume, both minimal where softmax(logits) = target, hard or soft.
+    """Return cross-entropy + soft Dice loss of each volume, minimal where softmax(logits) = target, hard or soft.
 
-    Dice is that of soft labels (Wang et al. 2023, Dice semimetric losses, as in MONAI's ``soft_label``), which equals
-    the usual soft Dice on one-hot targets.
+    Dice is that of soft labels (Wang et al. 2023, Dice semimetric losses, as in MONAI's ``soft_label``). On one-hot
+    targets it equals the usual soft Dice.
+
+    Args:
+        logits: Tensor [n, k, x, y, z].
+        target: Probabilities of the same shape.
+
+    Returns:
+        Tensor [n].
     """
     logs = torch.log_softmax(logits, dim=1)
     cross_entropy = -(target * logs).sum(dim=1).flatten(1).mean(dim=1)
@@ -268,7 +336,15 @@ def soft_dice_ce(
 
 
 def learning_rate(step: int, recipe: TrainingConfig) -> float:
-    """Linear warm-up over the first tenth of the steps, then a cosine down to zero."""
+    """Return the learning rate of a step: linear warm-up over the first tenth, then a cosine down to zero.
+
+    Args:
+        step: Step from 0.
+        recipe: Gives the number of steps and the largest rate.
+
+    Returns:
+        The rate.
+    """
     warm = max(1, round(WARM_UP * recipe.steps))
     if step < warm:
         return recipe.learning_rate * (step + 1) / warm
@@ -276,7 +352,7 @@ def learning_rate(step: int, recipe: TrainingConfig) -> float:
 
 
 def batch_of(step: int, *, cases: int, batch_size: int, seed: int) -> list[int]:
-    """The cases of one step: a fresh permutation every epoch, batches running over the seam."""
+    """Return the cases of one step. Every epoch is a new permutation, and a batch may span two epochs."""
     picks = []
     for position in range(step * batch_size, (step + 1) * batch_size):
         epoch, place = divmod(position, cases)
@@ -291,12 +367,20 @@ Arrays: TypeAlias = "np.ndarray | StoredVolumes"
 
 
 def kept_channels(shape: Sequence[int], chance: float, *, seed: int, step: int) -> torch.Tensor:
-    """1 where a channel of a volume of the batch is shown in this step, else 0: [n, c, 1, 1, 1]; one always is."""
+    """Return which channels of a batch are shown in this step (modality dropout), as :func:`shown`."""
     return shown(np.random.default_rng([seed, step, 7]).random((shape[0], shape[1])), chance)
 
 
 def shown(draws: Float[np.ndarray, "n c"], chance: float) -> torch.Tensor:
-    """Uniform draws → 1 for a channel that is shown, else 0: [n, c, 1, 1, 1]; one of each volume always is."""
+    """Return which channels are shown, given uniform draws. At least one channel of each volume is.
+
+    Args:
+        draws: Uniform draws, [n, c].
+        chance: Probability that a channel is hidden.
+
+    Returns:
+        Tensor [n, c, 1, 1, 1] of 1 (shown) and 0.
+    """
     kept = draws >= chance
     kept[np.arange(len(draws)), draws.argmax(axis=1)] = True
     return torch.from_numpy(kept.astype(np.float32))[:, :, None, None, None]
@@ -312,7 +396,7 @@ def _sample(
     classes: int | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Crop first, then one-hot, then augment on the device: no more than a patch is ever made into probabilities."""
+    """Crop, convert to one-hot, then augment on the device, so that never more than a patch becomes probabilities."""
     if patch:
         where = _corner(image.shape[1:], patch, seed=seed)
         image, target = image[where], target[where]
@@ -323,7 +407,7 @@ def _sample(
 
 
 def _corner(grid: tuple[int, ...], patch: tuple[int, ...], *, seed: int) -> tuple[slice | EllipsisType, ...]:
-    """Where a patch is cut; drawn as MONAI's ``RandSpatialCropd`` is from the same seed."""
+    """Draw where a patch is cut, as MONAI's ``RandSpatialCropd`` does from the same seed."""
     draws = np.random.RandomState(seed)
     draws.seed(int(draws.randint(1 << 32, dtype="uint32")))
     starts = [int(draws.randint(0, n - size + 1)) if n > size else 0 for n, size in zip(grid, patch, strict=True)]
@@ -331,7 +415,7 @@ def _corner(grid: tuple[int, ...], patch: tuple[int, ...], *, seed: int) -> tupl
 
 
 def _onto(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy of the array on the device; through pinned memory, and without waiting, where that is a GPU."""
+    """Return a copy of the array on the device; for a GPU through pinned memory and without waiting."""
     tensor = torch.tensor(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -378,7 +462,7 @@ def _identity(
     augment: bool,
     pull: Pull | None = None,
 ) -> str:
-    """A hash of everything the result depends on."""
+    """Return a hash of everything that the result depends on."""
     total = hashlib.sha256(repr((CHECKPOINT_SCHEMA, recipe, seed, augment, images.shape, targets.shape)).encode())
     for arrays in (images, targets):
         for i in range(len(arrays)):

@@ -1,4 +1,7 @@
-"""A case predicted on its own file's voxels, and scored there where somebody drew it."""
+"""Predicts a case on its file's own voxels, and scores it there if it has a label map.
+
+Called by `consilium predict` and by a site's evaluation. Refuses a case whose image or label map is unusable.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,16 @@ from common.models.fit import predict
 
 @dataclass(frozen=True, slots=True)
 class NativePrediction:
-    """``label_map`` on the voxels of ``volume``'s file; the scores, one a structure, are empty where nobody drew it.
+    """A prediction on the voxels of the volume's file, with scores if the case has a label map.
 
-    ``uncertainty``, where it was asked for: entropy over log k, 0 where the network is certain, 1 where it is lost.
-    ``lesions``, where asked for: (Dice, HD95) of every structure, lesion by lesion.
+    Attributes:
+        volume: The volume.
+        label_map: Predicted label map on the file's voxels.
+        dice: Dice of each structure; empty without a label map.
+        hd95_mm: HD95 of each structure in mm; empty without a label map.
+        sure: Reliability of the probabilities.
+        uncertainty: Entropy over log k, from 0 (certain) to 1; None unless requested.
+        lesions: (Dice, HD95) of every structure, lesion by lesion; empty unless requested.
     """
 
     volume: Volume
@@ -43,9 +52,21 @@ def predict_native(
     uncertainty: bool = False,
     lesions: bool = False,
 ) -> NativePrediction:
-    """Predict on the study's grid and take the probabilities back; HD95 in mm by the file's own voxel sizes.
+    """Predict a case on the study's grid and bring the probabilities back to the file's own voxels.
 
-    InvalidInput for a case that cannot be used, in image or label map.
+    Args:
+        case: A case that was matched to the study.
+        network: The network.
+        data: The study's data settings.
+        patch: Size of the sliding window; empty for none.
+        uncertainty: True to add the map of uncertainty.
+        lesions: True to add scores lesion by lesion.
+
+    Returns:
+        Prediction and scores. HD95 uses the file's own voxel sizes.
+
+    Raises:
+        InvalidInput: If the image or the label map is unusable.
     """
     volume, truth = load_native(case, data)
     found = predict(network, volume.image, patch=patch)
@@ -53,7 +74,18 @@ def predict_native(
 
 
 def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
-    """A case's volume, and its label map on the file's own voxels where somebody drew it."""
+    """Read a case's volume, and its label map on the file's own voxels if it has one.
+
+    Args:
+        case: A case that was matched to the study.
+        data: The study's data settings.
+
+    Returns:
+        Volume and label map, or None for the latter.
+
+    Raises:
+        InvalidInput: If a file is unusable.
+    """
     volume = load_case(case, data)
     if case.label is None:
         return volume, None
@@ -69,7 +101,19 @@ def on_native(
     uncertainty: bool = False,
     lesions: bool = False,
 ) -> NativePrediction:
-    """Probabilities on the study's grid taken to the file's own voxels, and scored there."""
+    """Bring probabilities from the study's grid to the file's own voxels, and score them there.
+
+    Args:
+        probabilities: Float array [k, x, y, z] on the grid.
+        volume: The volume.
+        truth: Label map on the file's voxels; None for no scores.
+        data: The study's data settings.
+        uncertainty: True to add the map of uncertainty.
+        lesions: True to add scores lesion by lesion.
+
+    Returns:
+        Prediction and scores.
+    """
     native = to_native(probabilities, volume)
     found = native.argmax(axis=0).astype(np.uint8)
     unsure = (entropy(native) / np.log(len(native))).astype(np.float32) if uncertainty else None

@@ -1,9 +1,10 @@
-"""The student as a MONAI bundle, with the privacy facts of its training data beside the weights.
+"""Writes the student as a MONAI bundle, with the privacy facts of its training data beside the weights.
 
-Layout: ``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md``,
+Called by the server to export the student and by sites that rebuild it. Layout:
+``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md``,
 ``LICENSE``. Every file but the weights is made from the study, the privacy facts, a few numbers and the versions of
-four libraries, so that a site can make them anew and take nothing but values from the server. Refuses to write over a
-directory that is not a bundle.
+four libraries. A site can therefore make these files itself, and takes nothing but values from the server. Refuses to
+overwrite a directory that is not a bundle.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from common.objects import write_atomically
 METADATA, INFERENCE, PRIVACY = "configs/metadata.json", "configs/inference.json", "configs/privacy.json"
 WEIGHTS, README, LICENCE = "models/model.pt", "docs/README.md", "LICENSE"
 FILES = (METADATA, INFERENCE, PRIVACY, WEIGHTS, README, LICENCE)
-"""All that a bundle consists of."""
+"""Paths of all files of a bundle."""
 
 
 def bundle_files(
@@ -39,9 +40,21 @@ def bundle_files(
     libraries: Libraries | None = None,
     inputs: InputRanges | None = None,
 ) -> dict[str, bytes]:
-    """Every file of the bundle by its path; equal arguments give equal bytes. ``libraries``: this process's by default.
+    """Return every file of a bundle by its path. Equal arguments give equal bytes.
 
-    ``dice``: figures measured on labelled public cases, by name. ``inputs``: what the public volumes look like.
+    Args:
+        study: The study.
+        weights: Bytes of the weights file.
+        privacy: The privacy facts.
+        dice: Measured figures by name.
+        libraries: Versions of the libraries; this process's if None.
+        inputs: Value ranges of the public volumes.
+
+    Returns:
+        File contents by path.
+
+    Raises:
+        InvalidInput: If a figure is invalid.
     """
     figures = checked_figures(dice or {})
     return {
@@ -65,11 +78,21 @@ def export_bundle(
     dice: Mapping[str, float] | None = None,
     inputs: InputRanges | None = None,
 ) -> dict[str, str]:
-    """Write the bundle and return the SHA-256 of each of its files by relative path.
+    """Write a bundle. An earlier bundle in the directory is replaced only when the new one is complete.
 
-    ``model``: the student, ``build_unet`` of ``study.student.channels``. ``dice``: figures measured on labelled public
-    cases, by name, and ``inputs`` go to the metadata. An earlier bundle at ``directory`` is replaced only once the new
-    one is complete. Raises InvalidInput for a directory that holds something else.
+    Args:
+        directory: The bundle's directory.
+        study: The study.
+        model: The student's network.
+        privacy: The privacy facts.
+        dice: Measured figures by name.
+        inputs: Value ranges of the public volumes.
+
+    Returns:
+        SHA-256 of each file by relative path.
+
+    Raises:
+        InvalidInput: If the directory holds something that is no bundle.
     """
     replace_bundle(
         directory, bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice, inputs=inputs)
@@ -80,14 +103,22 @@ def export_bundle(
 
 
 def replace_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """:func:`write_bundle` over nothing or another bundle; InvalidInput where something else lies there."""
+    """Write a bundle's files over nothing or over another bundle; raise InvalidInput if the directory holds something
+    else.
+    """
     if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
         raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
     write_bundle(directory, files, mode=mode)
 
 
 def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """Put a bundle's files where ``directory`` is, whole or not at all; with ``mode`` 0o600 for its owner alone."""
+    """Write a bundle's files to a directory, replacing it, so that a crash never leaves a partial bundle there.
+
+    Args:
+        directory: The bundle's directory.
+        files: File contents by path.
+        mode: Permissions of the files; 0o600 if only their owner may read them.
+    """
     fresh = directory.with_name(f".{directory.name}.tmp")  # one name, so that the next one clears what a crash left
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -101,5 +132,12 @@ def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o6
 
 
 def as_json(value: object) -> bytes:
-    """A bundle's configuration as it is written."""
+    """Return a configuration's bytes as a bundle stores it.
+
+    Args:
+        value: The document.
+
+    Returns:
+        Indented JSON in UTF-8.
+    """
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,8 +1,8 @@
-"""The segmentation networks: MONAI's own U-Nets by name, with instance norm, initialised from an explicit seed.
+"""Builds the segmentation networks, MONAI's own U-Nets with instance norm, and reads and writes their weights.
 
-Instance norm without parameters keeps no running statistics, so nothing about training volumes is stored outside the
-weights. Weights are read with ``weights_only`` and checked against the network: a file that holds anything else is
-refused.
+Called by every trainer and by predictions. A network is initialised from an explicit seed. Instance norm without
+parameters keeps no running statistics, so the weights are all that a network stores about its training volumes. Weights
+are read with ``weights_only`` and checked against the network. Refuses a file that holds anything else.
 """
 
 from __future__ import annotations
@@ -29,13 +29,27 @@ MAX_WEIGHTS_BYTES = 1 << 30
 
 
 def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out_channels: int) -> dict[str, object]:
-    """A network as MONAI's configuration language has it, and a bundle says it.
+    """Return a network's definition in MONAI's configuration language, as a bundle states it.
 
-    ``unet``: UNet with one convolution a level, stride 2 from the first on, so that its finest features are at half
-    resolution: small and fast. ``residual``: the same with two convolutions a level and shortcuts. ``paper-unet``:
-    BasicUNet of five levels, two convolutions each, max-pooling between them, the finest skip at full resolution: the
-    "vanilla 3D U-Net with four layers of pooling" of Fay et al. 2021. ``dynunet``: nnU-Net's plain network, two
-    convolutions a level, strides for pooling, the finest skip at full resolution.
+    ``unet``        UNet with one convolution per level and stride 2 from the first on: small and fast, with its finest
+                    features at half resolution.
+    ``residual``    The same with two convolutions per level and shortcuts.
+    ``paper-unet``  BasicUNet of five levels with two convolutions each, max-pooling between them, and the finest skip
+                    at full resolution: the "vanilla 3D U-Net with four layers of pooling" of Fay et al. 2021.
+    ``dynunet``     nnU-Net's plain network: two convolutions per level, strides for pooling, the finest skip at full
+                    resolution.
+
+    Args:
+        network: One of these names.
+        channels: Feature maps of each level.
+        in_channels: Channels of the image.
+        out_channels: Number of classes.
+
+    Returns:
+        The definition, with its class under ``_target_``.
+
+    >>> definition("unet", (2, 4), in_channels=1, out_channels=2)["_target_"]
+    'UNet'
     """
     ends = {"spatial_dims": 3, "in_channels": in_channels, "out_channels": out_channels}
     levels, plain = len(channels), ["INSTANCE", {"affine": False}]
@@ -52,7 +66,18 @@ def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out
 
 
 def recipe_of(found: Mapping[str, Any]) -> TrainingConfig:
-    """The network and channels of a :func:`definition`; KeyError or TypeError for what is none."""
+    """Return the network's name and channels from its definition.
+
+    Args:
+        found: A result of :func:`definition`.
+
+    Returns:
+        A recipe with default training settings.
+
+    Raises:
+        KeyError: If a field is missing or the network is unknown.
+        TypeError: If a field has another type.
+    """
     match found["_target_"]:
         case "BasicUNet":
             return TrainingConfig(channels=tuple(found["features"][:-1]), network="paper-unet")
@@ -67,10 +92,19 @@ def recipe_of(found: Mapping[str, Any]) -> TrainingConfig:
 def build_unet(
     channels: tuple[int, ...], *, in_channels: int, out_channels: int, network: str = "unet", seed: int = 0
 ) -> torch.nn.Module:
-    """The named network of ``len(channels)`` levels, mapping [n, in, x, y, z] to logits [n, out, x, y, z].
+    """Build a network that maps [n, in, x, y, z] to logits [n, out, x, y, z], with weights drawn from a seed.
 
-    The same ``seed`` gives the same weights; the process's global random state is neither read nor advanced. Grid
-    sizes must be multiples of 2^(levels - 1).
+    Equal seeds give equal weights. The process's global random state is neither read nor changed.
+
+    Args:
+        channels: Feature maps of each level. Grid sizes must be multiples of 2^(levels − 1).
+        in_channels: Channels of the image.
+        out_channels: Number of classes.
+        network: Name of the network (:func:`definition`).
+        seed: Seed of the weights.
+
+    Returns:
+        The network on the CPU.
     """
     words = definition(network, channels, in_channels=in_channels, out_channels=out_channels)
     kind = _KINDS[str(words.pop("_target_"))]
@@ -92,7 +126,16 @@ def build_unet(
 
 
 def network_for(recipe: TrainingConfig, data: DataConfig, *, seed: int = 0) -> torch.nn.Module:
-    """The network that a recipe names, for a study's channels and labels (:func:`build_unet`)."""
+    """Build the network of a recipe for a study's channels and labels.
+
+    Args:
+        recipe: Names the network and its channels.
+        data: The study's data settings.
+        seed: Seed of the weights.
+
+    Returns:
+        The network of :func:`build_unet`.
+    """
     sizes = {"in_channels": len(data.channels), "out_channels": len(data.labels)}
     return build_unet(recipe.channels, network=recipe.network, seed=seed, **sizes)
 
@@ -101,7 +144,14 @@ _KINDS: dict[str, type[torch.nn.Module]] = {"UNet": UNet, "BasicUNet": BasicUNet
 
 
 def input_weights(model: torch.nn.Module) -> tuple[str, ...]:
-    """Names of the weights that the image itself is multiplied with: those of every convolution that is given it."""
+    """Return the names of the weights of every convolution whose input is the image itself.
+
+    Args:
+        model: The network.
+
+    Returns:
+        Names in the state dict.
+    """
     first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv3d))
     image = torch.zeros(1, first.in_channels, 64, 32, 32)
     found: list[str] = []
@@ -120,29 +170,62 @@ def input_weights(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def weights_to_bytes(model: torch.nn.Module) -> bytes:
-    """The state dict as ``torch.save`` writes it; equal weights give equal bytes, so their SHA-256 names a model."""
+    """Return a network's state dict as ``torch.save`` writes it. Equal weights give equal bytes, so their SHA-256 names
+    them.
+
+    Args:
+        model: The network.
+
+    Returns:
+        The bytes.
+    """
     return tensors_to_bytes(model.state_dict())
 
 
 def tensors_to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Named tensors as ``torch.save`` writes them; equal tensors give equal bytes."""
+    """Return named tensors as ``torch.save`` writes them. Equal tensors give equal bytes.
+
+    Args:
+        tensors: Tensors by name.
+
+    Returns:
+        The bytes.
+    """
     stream = io.BytesIO()
     torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, stream)
     return stream.getvalue()
 
 
 def save_weights(path: Path, model: torch.nn.Module, *, mode: int = 0o644) -> str:
-    """Write the weights so that a crash leaves the old file or the new one; returns the file's SHA-256."""
+    """Write a network's weights. A crash leaves either the old file or the new one.
+
+    Args:
+        path: The file.
+        model: The network.
+        mode: Permissions of the file.
+
+    Returns:
+        SHA-256 of the file.
+    """
     content = weights_to_bytes(model)
     write_atomically(path, content, mode=mode)
     return sha256_bytes(content)
 
 
 def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | None = None) -> str:
-    """Load what :func:`save_weights` wrote into ``model``; returns the file's SHA-256.
+    """Load the file that :func:`save_weights` wrote into a network.
 
-    Raises InvalidInput for a missing file, another hash than expected, anything that is not plain weights, or weights
-    of another network.
+    Args:
+        path: The file.
+        model: The network; its weights are replaced.
+        expected_hash: SHA-256 that the file must have; None for any.
+
+    Returns:
+        SHA-256 of the file.
+
+    Raises:
+        InvalidInput: If the file is missing, too large, has another hash, or does not hold exactly this network's
+            weights.
     """
     try:
         if path.stat().st_size > MAX_WEIGHTS_BYTES:
@@ -160,7 +243,15 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
 
 
 def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
-    """Load the bytes of :func:`weights_to_bytes` into ``model``; InvalidInput unless they are exactly its weights."""
+    """Load the bytes of :func:`weights_to_bytes` into a network.
+
+    Args:
+        content: The bytes.
+        model: The network; its weights are replaced.
+
+    Raises:
+        InvalidInput: If the bytes are not exactly finite weights of this network.
+    """
     with parsing("weights file holds something other than weights", remedy="train or fetch it again"):
         _check_plain_zip(content)
         state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
@@ -188,7 +279,7 @@ def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
 
 
 def _check_plain_zip(content: bytes) -> None:
-    """torch.save writes a zip file of stored entries. Older pickles, and entries that unpack to more, are not read."""
+    """Refuse anything but a zip file of uncompressed entries, which is what torch.save writes."""
     if content[:4] != b"PK\x03\x04":
         raise pickle.UnpicklingError("no zip file")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -1,6 +1,6 @@
 """Computes how much noise a plan needs, how many queries are left, and the ε of a plan.
 
-Called by the planner, by studies when they start, and by the public interface. Noise is rounded up and limits are
+Called by the planner, for a study's noise mechanism, and by the public interface. Noise is rounded up and limits are
 rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, in which the budget filter
 decides too. Refuses plans whose N releases the filter cannot tell from N + 1, and noise outside the sampler's range.
 """

@@ -1,7 +1,8 @@
 """Computes the ε of one patient from the private trainings of its site, the releases of the federation, and both.
 
-Called for a site's reports and certificates. Codes from privately trained teachers are post-processing of those
-trainings. A patient's ε is then the smaller of the two, but only under three conditions:
+Called before a private training, for a site's status, and for reports on patients. Codes from privately trained
+teachers are post-processing of those trainings. A patient's ε is then the smaller of the two, but only under three
+conditions:
 
 1. Trainings and releases have one relation and one δ.
 2. Every release used only teachers that were trained privately.
@@ -60,7 +61,7 @@ class Trainings:
     A patient belongs to one voter of a deal, so the trainings of different voters of one deal do not add up.
 
     Attributes:
-        all: The trainings in the order of their rows.
+        all: The trainings in the order of their rows; a private one occurs once for each teacher it made.
         every_code_traced: True if there are codes on record, and each names the training of every teacher that computed
             it.
         untraced: True if a teacher that computed a code, or would compute the next one, comes from no finished training

@@ -1,1 +1,1 @@
-"""Holds the sites' half of the query protocols: what a site computes for a query."""
+"""The sites' half of the query protocols: which code a site computes for a query."""

@@ -1,10 +1,13 @@
-"""Encodes at the site what structures look like: which grey values a voter's structures have.
+"""Encodes how structures look at a site: the grey values that a voter's structures have.
 
-A public volume's code are sums over the voxels that the voter gives to each structure: how many, and of every channel
-the values and their squares. Over all volumes they make the structure's mean and the logarithm of its spread: J · 2C
-numbers for J structures and C channels, taken relative to a public frame and clipped as one vector. Values are first
-made relative to what lies where public shapes are, volume by volume, so one look fits all. A structure that a voter
-finds nowhere says nothing: it takes the frame's centre. Refuses frames of another shape.
+For each public volume the code holds sums over the voxels that the voter labels as a structure: their number, and for
+every channel the values and their squares. Over all volumes they give each structure's mean and the logarithm of its
+standard deviation. For J structures and C channels these are J · 2C numbers, taken relative to a public frame and
+clipped as one vector.
+
+Values are first standardised, volume by volume, under a window around public shapes. One set of statistics then fits
+all volumes. A structure that a voter finds nowhere takes the frame's centre. Called by the site's worker through
+:class:`~common.protocols.site_protocol.SiteProtocol`. Refuses frames of another shape.
 """
 
 from __future__ import annotations
@@ -22,20 +25,27 @@ from common.protocols.frame import Frame
 from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 LEAST_VOXELS = 20
-"""Fewer of a structure in all volumes together say nothing of how it looks."""
+"""Least number of voxels of a structure, in all volumes together, from which its statistics are computed."""
 
 LEAST_STD = 0.05
-"""Added to every spread, so that its logarithm is finite; where structures are expected values have spread 1."""
+"""Added to every standard deviation so that its logarithm is finite. Under the window the image's own is 1."""
 
 WINDOW_BLUR = 2.0
-"""Voxels that the public mean shape is blurred by: structures lie around it too, and"""
+"""Standard deviation, in voxels, of the blur of the public mean shape, since structures also lie around it."""
 
 WINDOW_FLOOR = 0.1
-"""they may lie anywhere: where public shapes share no place, the window is the whole volume."""
+"""Weight that every voxel has at least. If public shapes do not overlap, the window is nearly the whole volume."""
 
 
 def window_of(codec: Codec) -> Float[np.ndarray, "x y z"]:
-    """How much structures are expected somewhere: the public mean shape's foreground, blurred, and a floor."""
+    """Return how likely structures are in each voxel: the public mean shape's foreground, blurred, plus a floor.
+
+    Args:
+        codec: The study's codec, whose zero code is the public mean shape.
+
+    Returns:
+        Positive weights, float64 [x, y, z].
+    """
     mean = codec.decode(np.zeros(codec.dimension), noise_std=0.0)
     window: np.ndarray = gaussian_filter(1 - mean[0].astype(np.float64), WINDOW_BLUR) + WINDOW_FLOOR
     return window
@@ -44,9 +54,16 @@ def window_of(codec: Codec) -> Float[np.ndarray, "x y z"]:
 def standardised(
     image: Float[np.ndarray, "c x y z"], window: Float[np.ndarray, "x y z"]
 ) -> Float[np.ndarray, "c x y z"]:
-    """Every channel's values with mean 0 and spread 1 under the window. Float64; a channel of one value becomes 0.
+    """Scale every channel to mean 0 and standard deviation 1 under the window.
 
-    A volume's brightness, which differs between volumes more than structures do within one, is then the same for all.
+    Brightness differs between volumes more than structures differ within one; standardising removes that difference.
+
+    Args:
+        image: Shape [c, x, y, z].
+        window: Weights, shape [x, y, z].
+
+    Returns:
+        Float64 array of shape [c, x, y, z]; a channel of one value becomes 0.
     """
     values, weights = image.astype(np.float64), window / window.sum()
     values -= np.einsum("cxyz,xyz->c", values, weights)[:, None, None, None]
@@ -56,9 +73,8 @@ def standardised(
 
 
 class AppearanceSite(SiteProtocol):
-    """See :class:`~common.protocols.site_protocol.SiteProtocol`.
-
-    The frame is the query's centre, over one row of statistics.
+    """The site's half of the appearance protocol; the query's centre is the hash of a frame over one row
+    of statistics.
     """
 
     def describes(self, query: QuerySpec) -> bool:
@@ -76,7 +92,14 @@ class AppearanceSite(SiteProtocol):
 
 @dataclass(frozen=True, slots=True)
 class AppearanceEncoder:
-    """Statistics of a voter's structures relative to a frame, of values relative to a window."""
+    """Computes statistics of a voter's structures, relative to a frame.
+
+    Attributes:
+        frame: The query's frame, over one row of statistics.
+        window: Weights of :func:`window_of`.
+        labels: Number of classes.
+        channels: Number of image channels.
+    """
 
     frame: Frame
     window: Float[np.ndarray, "x y z"]
@@ -84,7 +107,18 @@ class AppearanceEncoder:
     channels: int
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Voxels, Σ values and Σ squares of every structure in turn, float64 [J · (1 + 2C)]. # sensitive"""
+        """Return number of voxels, Σ values and Σ squares of every structure in turn. # sensitive
+
+        Args:
+            probabilities: The voter's prediction, [k, x, y, z].
+            image: Returns the volume's image.
+
+        Returns:
+            Float64 array of shape [J · (1 + 2C)].
+
+        Raises:
+            InvalidInput: If the prediction or the image has another shape.
+        """
         grid = (self.window.shape[0], self.window.shape[1], self.window.shape[2])
         found = check_probabilities(probabilities, labels=self.labels, grid=grid).argmax(axis=0)
         values = image()
@@ -97,6 +131,14 @@ class AppearanceEncoder:
         return np.concatenate(rows)
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
+        """Return the unclipped code of a voter: means and log standard deviations, relative to the frame. # sensitive
+
+        Args:
+            codes: The sums of all volumes, [n, J · (1 + 2C)].
+
+        Returns:
+            Float64 array of shape [d].
+        """
         sums = codes.sum(axis=0).reshape(self.labels - 1, 1 + 2 * self.channels)
         looks = np.array(self.frame.centre[0]).reshape(self.labels - 1, 2 * self.channels)
         for look, (voxels, *rest) in zip(looks, sums, strict=True):

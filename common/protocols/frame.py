@@ -1,11 +1,17 @@
-"""The frame of a joint query: how the codes of a whole batch of volumes become one code, and how that is read back.
+"""Defines the frame of a joint query: combines the codes of many volumes into one code, and reads the answer back.
 
-A few releases about N volumes instead of N releases: the sites' codes of all volumes are taken relative to a public
-centre, projected on a public orthonormal basis of the volumes' codes together, weighted, and clipped as one vector. The
-next round asks relative to what the releases so far say, so its radius is spread over what is still open. A frame is
-public (made from public images, a public network, the codec and released answers), travels by content hash as
-``QuerySpec.centre``, and shapes no guarantee: whatever it holds, the one vector is clipped to C afterwards. Refuses
-shapes that do not fit, numbers that are not finite, bases that are not orthonormal and bytes it would not have written.
+A joint study asks for a few releases about N volumes together instead of N releases. For each release:
+
+1. The codes of all volumes are taken relative to a public centre.
+2. Their offsets are projected on a public orthonormal basis of all volumes together.
+3. The projections are weighted, and clipped as one vector.
+4. The next round takes codes relative to the estimate after the releases so far, so that its radius is spread over what
+   is still uncertain.
+
+A frame is public: it is made from public images, a public network, the codec and released answers. It is sent by
+content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the one vector is clipped to C whatever
+the frame holds. The server plans frames; sites encode with them. Refuses shapes that do not fit, numbers that are not
+finite, bases that are not orthonormal, and bytes that a frame would not have written.
 """
 
 from __future__ import annotations
@@ -26,10 +32,10 @@ from common.reading import parsing
 
 FRAME = "round-frame"
 FILL = 1.0
-"""Share of the radius that a code of the expected size fills."""
+"""Norm of a code of the expected size, as a share of the radius."""
 
 MAX_COORDINATES = 512
-"""Directions at most: a frame's size is that many times the volumes' codes."""
+"""Largest number of directions. A frame is as large as that many sets of the volumes' codes."""
 
 SMALLEST_SHARE = 1e-9
 """Directions of less than this share of the largest variance hold only rounding."""
@@ -40,10 +46,19 @@ ORTHONORMAL = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """``basis`` [k, n, m], orthonormal over the first m coordinates of the n volumes' codes together; ``variances`` [k]
-    expected squares of the offsets along it, above 0; ``weights`` [k], 0 for the directions that this round leaves out;
-    d of them are not. ``centre`` [n, l], the codes the volumes are taken relative to; ``temperature`` in (0, 1] that
-    predictions are sharpened by; ``codec`` its codec's hash."""
+    """A public basis, centre and weights, relative to which the codes of n volumes become one code of d numbers.
+
+    Attributes:
+        basis: Orthonormal directions over the first m coordinates of the n volumes' codes together, float32 [k, n, m].
+        variances: Expected squares of the offsets along each direction, above 0, [k].
+        weights: Factors of the projections, [k]; 0 for directions that this round leaves out. d of them are not 0.
+        centre: The codes relative to which offsets are taken, [n, l].
+        temperature: Exponent's inverse with which predictions are sharpened, in (0, 1].
+        codec: Content hash of the codec.
+
+    Raises:
+        InvalidInput: If shapes do not fit, a value is outside its range, or the basis is not orthonormal.
+    """
 
     basis: Float[np.ndarray, "k n m"]
     variances: Float[np.ndarray, "k"]
@@ -79,6 +94,7 @@ class Frame:
 
     @property
     def volumes(self) -> int:
+        """Number n of volumes."""
         return len(self.centre)
 
     @property
@@ -91,9 +107,18 @@ class Frame:
         return self.weights > 0
 
     def encode(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """The joint code of one voter's codes of all volumes, in their order: weights · basis · (codes - centre).
+        """Return the joint code of one voter: weights · basis · (codes − centre). # sensitive
 
-        Nothing in the result bounds its norm: only the clip does. InvalidInput for another shape or non-finite codes.
+        The norm of the result is not bounded; the caller clips it.
+
+        Args:
+            codes: The voter's codes of all volumes in the query's order, [n, l].
+
+        Returns:
+            Float64 array of shape [d].
+
+        Raises:
+            InvalidInput: If the shape is another or a value is not finite.
         """
         if not isinstance(codes, np.ndarray) or codes.shape != self.centre.shape or not np.isfinite(codes).all():
             raise InvalidInput(
@@ -105,51 +130,113 @@ class Frame:
         return code
 
     def along(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """Project the codes' offsets from the centre onto this round's directions."""
+        """Project the codes' offsets from the centre onto this round's directions.
+
+        Args:
+            codes: Codes of all volumes, [n, l].
+
+        Returns:
+            Array of shape [d].
+        """
         result: np.ndarray = self._flat(self._asked) @ (codes - self.centre)[:, : self.basis.shape[2]].ravel()
         return result
 
     def across(self, offsets: Float[np.ndarray, "d"]) -> Float[np.ndarray, "n l"]:
-        """Offsets of the volumes' codes that lie so far along the basis: the way back from :meth:`along`."""
+        """Return the volumes' offsets with the given projections, the way back from :meth:`along`.
+
+        Args:
+            offsets: Projections on this round's directions, [d].
+
+        Returns:
+            Offsets of the codes, [n, l].
+        """
         result = np.zeros(self.centre.shape)
         result[:, : self.basis.shape[2]] = (offsets @ self._flat(self._asked)).reshape(self.basis.shape[1:])
         return result
 
     def read(self, mean_code: Float[np.ndarray, "d"], *, noise_std: float) -> Observation:
-        """What a released mean code, with noise of ``noise_std`` on every coordinate, says about the offsets."""
+        """Turn a released mean code into noisy projections of the offsets.
+
+        Args:
+            mean_code: The released mean code, [d].
+            noise_std: Standard deviation of its noise on every coordinate.
+
+        Returns:
+            The projections with their noise variances.
+
+        Raises:
+            InvalidInput: If an argument is not finite or of another shape.
+        """
         code, noise = check_code(mean_code, dimension=self.dimension), check_noise_std(noise_std)
         weights = self.weights[self._asked]
         return Observation(value=code / weights, variance=(noise / weights) ** 2)
 
     def estimate(self, seen: Observation) -> Float[np.ndarray, "n l"]:
-        """The volumes' codes: posterior mean under what was ``seen`` and a Gaussian prior around the centre.
+        """Return the posterior mean of the volumes' codes, given an observation and a Gaussian prior around the centre.
 
-        Beyond the directions of this round, and where only noise was seen, the codes are the centre; without noise they
-        are what was observed; in between Wiener's weight decides.
+        Each observed offset is multiplied by Wiener's weight: 1 without noise, towards 0 with much noise. Along
+        directions that this round leaves out, the result is the centre.
+
+        Args:
+            seen: The observation of this round.
+
+        Returns:
+            Codes of all volumes, [n, l].
         """
         variances = self.variances[self._asked]
         result: np.ndarray = self.centre + self.across(seen.value * variances / (variances + seen.variance))
         return result
 
     def surprise(self, seen: Observation) -> float:
-        """Σ value² / (variance expected of the offset + its noise's): d in the mean, χ² with d degrees of freedom,
-        where offsets are the Gaussians that the frame expects."""
+        """Return Σ value² / (expected variance of the offset + variance of its noise).
+
+        If the offsets are the Gaussians that the frame expects, the result is χ² with d degrees of freedom.
+
+        Args:
+            seen: The observation of this round.
+
+        Returns:
+            The sum.
+        """
         return float((seen.value**2 / (self.variances[self._asked] + seen.variance)).sum())
 
     def silence(self, seen: Observation) -> float:
-        """:meth:`surprise` in the mean where there are no offsets at all: what the noise alone makes."""
+        """Return the expectation of :meth:`surprise` if there are no offsets at all, only noise.
+
+        Args:
+            seen: The observation of this round.
+
+        Returns:
+            The expectation, from 0 to d.
+        """
         return float(self.noise_shares(seen).sum())
 
     def noise_shares(self, seen: Observation) -> Float[np.ndarray, "d"]:
-        """The noise's share of what is expected along each direction, 0 to 1."""
+        """Return the noise's share of the expected variance along each direction.
+
+        Args:
+            seen: The observation of this round.
+
+        Returns:
+            Array of shape [d], from 0 to 1.
+        """
         result: np.ndarray = seen.variance / (self.variances[self._asked] + seen.variance)
         return result
 
     def after(self, seen: Observation, *, noise_std: float, radius: float) -> Frame:
-        """The frame of the next round: centred on what is believed now, the radius spread over what is still open.
+        """Return the frame of the next round: centred on the estimate so far, with the radius spread over what is
+        uncertain.
 
-        Feedback makes every round worth more than a share of one: what is known already fills no radius (Schalkwijk &
-        Kailath 1966). ``noise_std`` on the next mean code. Made of released numbers: post-processing.
+        Such feedback uses the radius better than equal rounds, because what is known already takes none of it
+        (Schalkwijk & Kailath 1966). The frame is computed from released numbers, so it is post-processing.
+
+        Args:
+            seen: The observation of this round.
+            noise_std: Noise on the next mean code.
+            radius: Clipping norm C.
+
+        Returns:
+            The next frame.
         """
         variances = np.array(self.variances)
         asked = variances[self._asked]
@@ -158,21 +245,39 @@ class Frame:
         return replace(self, variances=variances, weights=weights, centre=self.estimate(seen))
 
     def sharpen(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
-        """Probabilities to the power 1 / temperature, summing to 1: a code should hold shape, not hesitation.
+        """Raise probabilities to the power 1 / temperature and normalise them, so that codes describe shape, not
+        uncertainty.
 
-        InvalidInput unless they are probabilities already: a power could hide that they are not.
+        Args:
+            probabilities: Class probabilities, [c, x, y, z].
+
+        Returns:
+            Probabilities of the same shape.
+
+        Raises:
+            InvalidInput: If the input holds no probabilities, which the power could hide.
         """
         values = check_probabilities(probabilities, labels=len(probabilities), grid=probabilities.shape[1:])
         return sharpen(values, temperature=self.temperature)
 
     def to_bytes(self) -> bytes:
-        """The frame as bytes; the same frame gives the same bytes, so their SHA-256 is its name."""
+        """Return the frame as bytes. The same frame gives the same bytes, so their SHA-256 names it."""
         header = {"codec": self.codec, "name": FRAME, "schema": CODEC_SCHEMA, "temperature": self.temperature.hex()}
         return pack(header, {name: getattr(self, name) for name in _DTYPES})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
-        """Read what :meth:`to_bytes` wrote; anything else is refused."""
+        """Read the bytes that :meth:`to_bytes` wrote.
+
+        Args:
+            data: The bytes.
+
+        Returns:
+            The frame.
+
+        Raises:
+            InvalidInput: If the bytes are not exactly those that a frame writes.
+        """
         header, arrays = unpack(data)
         fields = checked_fields(header, {"codec": str, "name": str, "schema": int, "temperature": str})
         if fields["name"] != FRAME or arrays.keys() != _DTYPES.keys():
@@ -193,7 +298,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """Noisy offsets [d] along a frame's basis and their noise variances."""
+    """Noisy projections of the offsets on a frame's directions, [d], and the variances of their noise, [d]."""
 
     value: Float[np.ndarray, "d"]
     variance: Float[np.ndarray, "d"]
@@ -210,14 +315,27 @@ def plan_frame(
     radius: float,
     codec: str,
 ) -> Frame:
-    """The frame of a joint query about these public volumes.
+    """Make the first frame of a joint query about n public volumes.
 
-    ``kernel``: how the volumes' codes move together when a public network learns, over the first m coordinates of the n
-    volumes in turn, k = n · m; only its shape counts, and it is what is expected of their offsets' covariance.
-    ``centre``: what is publicly believed of the volumes' codes. ``variances``: of a code's coordinates over patients.
-    ``residual``: the share of that variance the centre leaves open, > 0. ``noise_std``: on the mean code. The basis is
-    the kernel's leading directions, at most :data:`MAX_COORDINATES`; the radius is spread over them by water-filling.
-    InvalidInput unless the kernel is square over the volumes, finite and not zero.
+    The basis is the kernel's leading directions, at most :data:`MAX_COORDINATES`. Water-filling spreads the radius over
+    them.
+
+    Args:
+        kernel: Expected covariance of the volumes' offsets up to a factor, [n · m, n · m], over the first m coordinates
+            of each volume in turn. It describes how the codes move together when a public network learns.
+        centre: Public estimate of the volumes' codes, [n, l].
+        variances: Variances of a code's coordinates over patients, [l].
+        residual: Share of that variance that the centre leaves unexplained, above 0, at most 4.
+        temperature: Temperature with which predictions are sharpened.
+        noise_std: Noise on the mean code.
+        radius: Clipping norm C.
+        codec: Content hash of the codec.
+
+    Returns:
+        The frame.
+
+    Raises:
+        InvalidInput: If the kernel is not square over the volumes, not finite or zero, or ``residual`` is out of range.
     """
     if not 0 < residual <= 4:
         raise InvalidInput("residual share of variance", value=residual, limit="above 0, at most 4")
@@ -245,7 +363,9 @@ def plan_frame(
 
 
 def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: float) -> Float[np.ndarray, "k"]:
-    """Weights that make offsets of these variances fill the radius with the least error left; 0 where none pays."""
+    """Return the weights with which offsets of these variances fill the radius and leave the least error; 0 where none
+    pays.
+    """
     order = np.argsort(-variances, kind="stable")
     powers = np.empty_like(variances)
     powers[order] = water_fill(variances[order], noise_std=noise_std, power=(FILL * radius) ** 2)
@@ -254,7 +374,18 @@ def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: floa
 
 
 def sharpen(probabilities: Float[np.ndarray, "c x y z"], *, temperature: float) -> Float[np.ndarray, "c x y z"]:
-    """p^(1 / temperature), normalised in every voxel; 1 leaves them as they are."""
+    """Return p^(1 / temperature), normalised in every voxel.
+
+    Args:
+        probabilities: Shape [c, x, y, z].
+        temperature: In (0, 1]; 1 changes nothing.
+
+    Returns:
+        Float64 array of the same shape.
+
+    >>> sharpen(np.array([0.75, 0.25]).reshape(2, 1, 1, 1), temperature=0.5).ravel()
+    array([0.9, 0.1])
+    """
     powered = np.maximum(probabilities.astype(np.float64), 0) ** (1 / temperature)
     result: np.ndarray = powered / powered.sum(axis=0)
     return result

@@ -1,4 +1,7 @@
-"""A joint query at the site: predictions are sharpened, and the codes of all volumes become one along its frame."""
+"""The site's half of a joint query: sharpens predictions, and combines the codes of all volumes by the query's frame.
+
+Called by the site's worker. Refuses frames of another codec, of other volumes or of another dimension.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class JointSite(SiteProtocol):
-    """See :class:`~common.protocols.site_protocol.SiteProtocol`. The frame is the query's centre."""
+    """The site's half of the joint protocol; the query's centre is the hash of its frame."""
 
     def describes(self, query: QuerySpec) -> bool:
         return query.centre != "zero"
@@ -31,7 +34,7 @@ class JointSite(SiteProtocol):
 
 @dataclass(frozen=True, slots=True)
 class FrameEncoder:
-    """A codec's codes relative to a frame."""
+    """Encodes sharpened predictions with the codec, and combines the codes of all volumes by a frame."""
 
     codec: Codec
     frame: Frame

@@ -1,4 +1,7 @@
-"""One query a public volume, at the site: a voter's code of that volume is what it sends."""
+"""The site's half of the protocol with one query for each public volume: a voter sends its code of that volume.
+
+Called by the site's worker. Refuses a query of another dimension than the codec's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class PerVolumeSite(SiteProtocol):
-    """See :class:`~common.protocols.site_protocol.SiteProtocol`."""
+    """The site's half of the per-volume protocol; see :class:`~common.protocols.site_protocol.SiteProtocol`."""
 
     def describes(self, query: QuerySpec) -> bool:
         return query.centre == "zero" and len(query.volumes) == 1
@@ -27,7 +30,7 @@ class PerVolumeSite(SiteProtocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainEncoder:
-    """The codec as it is, on one volume."""
+    """Encodes the prediction of one volume with the codec, unchanged."""
 
     codec: Codec
 

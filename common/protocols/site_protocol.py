@@ -1,9 +1,9 @@
-"""Defines the sites' half of a query protocol.
+"""Defines the interface of a query protocol's half at the sites.
 
-A protocol says what a study's queries are about (one public volume, all of them) and how the codes of a query's volumes
-become the one code that a voter sends. Its other half, what the server asks and makes of the answers, is
-:mod:`server.protocols.query_protocol`; both are registered in :mod:`common.protocol_terms`. A protocol shapes no
-guarantee: whatever it makes of a voter's predictions is clipped to C afterwards.
+A protocol determines which public volumes a query covers (one, or all of them), and how a voter's codes of these
+volumes become the one code that it sends. The server's half is :mod:`server.protocols.query_protocol`; both are
+registered in :mod:`common.protocol_terms`. The site's worker calls this half. A protocol does not affect the guarantee:
+whatever it computes from a voter's predictions is clipped to C afterwards.
 """
 
 from __future__ import annotations
@@ -20,43 +20,83 @@ from common.privacy.mechanism import QuerySpec
 from common.registry import registered
 
 Fetch = Callable[[str], bytes]
-"""Gets a public object by content hash, verified."""
+"""Returns a public object by its content hash, after verifying the hash."""
 
 ImageOf = Callable[[], Float[np.ndarray, "c x y z"]]
-"""Gives a public volume's image on the study's grid, for who needs it."""
+"""Returns a public volume's image on the study's grid."""
 
 
 class Encoder(Protocol):
-    """From one voter's predictions to its one code, for one query."""
+    """Turns one voter's predictions into its one code, for one query."""
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """The unclipped code of one volume, of a voter's prediction; InvalidInput for what is none. # sensitive"""
+        """Return the unclipped code of one volume from a voter's prediction. # sensitive
+
+        Args:
+            probabilities: Class probabilities, [k, x, y, z].
+            image: Returns the volume's image on the study's grid; encoders that need no image do not call it.
+
+        Returns:
+            Float array of shape [l].
+
+        Raises:
+            InvalidInput: If the probabilities are invalid.
+        """
         ...
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """The unclipped code that a voter sends, of its codes of all the query's volumes in turn. # sensitive
+        """Return the unclipped code that a voter sends. # sensitive
 
-        Nothing in the result bounds its norm: only the clip does.
+        The norm of the result is not bounded; the caller clips it.
+
+        Args:
+            codes: The voter's codes of all the query's volumes in turn, [n, l].
+
+        Returns:
+            Float array of shape [d].
         """
         ...
 
 
 class SiteProtocol(Protocol):
-    """A protocol at a site. Made without arguments; holds nothing."""
+    """A protocol's half at a site. It is created without arguments and has no state."""
 
     def describes(self, query: QuerySpec) -> bool:
-        """Whether this protocol asks such a query: as many volumes, and relative to what. Decided without data."""
+        """Return whether a query is one of this protocol, judged by its number of volumes and its centre, without data.
+
+        Args:
+            query: The query.
+
+        Returns:
+            True if the protocol can answer it.
+        """
         ...
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
-        """How a voter answers ``query``; ``fetch`` gets what else is public of it.
+        """Return the encoder with which voters answer a query.
 
-        InvalidInput where codec or objects do not fit the query's volumes or dimension.
+        Args:
+            query: The query.
+            codec: The study's codec.
+            fetch: Gets other public objects of the query by content hash.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            InvalidInput: If the codec or an object does not fit the query's volumes or dimension.
         """
         ...
 
 
 def site_protocol(study: Study) -> SiteProtocol:
-    """The site's half of the study's protocol."""
+    """Return the site's half of a study's protocol.
+
+    Args:
+        study: The study.
+
+    Returns:
+        A new instance, imported from the registry on first use.
+    """
     made: SiteProtocol = registered(study.codec.terms.site)()
     return made

@@ -1,1 +1,3 @@
-"""Security events for a hospital's or a consortium's own log system: what is logged, from where, to where."""
+"""Security events for a hospital's or a consortium's log system: what is logged, from which records, to
+which target.
+"""

@@ -1,9 +1,10 @@
-"""The security log's schema: every kind of event, its severity, its fields, and the one form each field has.
+"""Defines the security log's schema: every kind of event, its severity, its fields, and the form of each field.
 
-An event is one JSON object a line. It is made from what is on record already (a ledger's rows, the event log, the
-daemons' logs), so what is logged happened. Refuses unknown kinds, missing or further fields and any value that is not
-in its field's form: a hash, a name from the study's own lists, a word of the protocol, a count, an address or a staff
-member's sign-in name. No field takes free text, so no note, path, error text, case or patient can be in a line.
+Followers and the dashboard make lines with it. An event is one JSON object per line. It is made from existing records
+(a ledger's rows, the event log, the daemons' logs), so only what happened is logged. Every field has a strict form: a
+hash, a name from the study's lists, a word of the protocol, a count, an address or a staff member's sign-in name. No
+field takes free text, so a line cannot contain a note, path, error text, case or patient. Refuses unknown kinds,
+missing or additional fields, and values of another form.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from common.ledger.rows import check_time
 LOG_SCHEMA = 1
 
 SEVERITIES = {"alert": 1, "error": 3, "warning": 4, "notice": 5, "info": 6}
-"""Severities by their syslog name, with RFC 5424's number."""
+"""Number of each severity in RFC 5424, by its syslog name."""
 
 FORMS = {
     "hash": r"[0-9a-f]{64}",
@@ -33,12 +34,19 @@ FORMS = {
     "amount": r"[0-9]{1,1024}(/[0-9]{1,1024})?",
     "count": None,
 }
-"""The form of each kind of field: a whole match of this expression, or a whole number from 0."""
+"""The form of each kind of field: an expression that must match the whole text, or None for an integer from 0."""
 
 
 @dataclass(frozen=True)
 class SecurityKind:
-    """A kind of event: its severity, who logs it, and its fields by their form; ``fields`` ending in ``?`` may lack."""
+    """A kind of event.
+
+    Attributes:
+        severity: Key of :data:`SEVERITIES`.
+        parties: Who logs it: ``site``, ``server`` or ``dashboard``.
+        said: What happened, in one sentence.
+        stated: Form of each field; a name that ends in ``?`` is optional.
+    """
 
     severity: str
     parties: tuple[str, ...]
@@ -47,7 +55,7 @@ class SecurityKind:
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """Form by field, optional ones as well."""
+        """Form of each field, including optional ones."""
         return {name.removesuffix("?"): form for name, form in self.stated.items()}
 
     @cached_property
@@ -265,7 +273,7 @@ KINDS: dict[str, SecurityKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An event as its source tells it: a kind of :data:`KINDS`, when (UTC, as a ledger writes it), and its facts."""
+    """An event from a source: its kind (key of :data:`KINDS`), its time in UTC as a ledger writes it, and its facts."""
 
     event: str
     time: str
@@ -306,12 +314,19 @@ def log_record(found: Found, *, party: str, name: str, source: str, position: in
 
 
 def line_of(record: Mapping[str, Any]) -> str:
-    """The record as one line of ASCII, without its end."""
+    """Return a record as one line of ASCII, without a line end.
+
+    Args:
+        record: The result of :func:`log_record`.
+
+    Returns:
+        JSON text.
+    """
     return json.dumps(record, allow_nan=False)
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema in JSON Schema's words: one object for each kind of event, and nothing else."""
+    """Return the schema as JSON Schema, with one object for each kind of event."""
     forms = {
         form: {"type": "integer", "minimum": 0} if pattern is None else {"type": "string", "pattern": f"^{pattern}$"}
         for form, pattern in FORMS.items()

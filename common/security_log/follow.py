@@ -1,7 +1,8 @@
-"""Follow what is on record and send each event to every target once: at least once after a crash or a lost connection.
+"""Follows existing records and sends each event to every target, at least once after a crash or a lost connection.
 
-How far each target has got is kept in a file, so nothing is left out while a target, or this process, is down. A line
-sent twice has the same ``name``, ``source`` and ``position``. Nothing here opens a ledger for writing or needs a key.
+Called by the log processes of site, server and dashboard. A file stores how far each target has got, so nothing is left
+out while a target or this process is down. A line that is sent twice has the same ``name``, ``source`` and
+``position``. Nothing here opens a ledger for writing or needs a key.
 """
 
 from __future__ import annotations
@@ -36,20 +37,27 @@ MAX_LINE = 1 << 16
 MAX_STATE_BYTES = 1 << 20
 
 Place = list[str | int]
-"""How far a source was read, as its own JSON list; empty before the first event."""
+"""How far a source was read, as a JSON list of the source's own; empty before the first event."""
 
 
 class Source(Protocol):
-    """Events in the order of their record."""
+    """A record whose entries become events, in order."""
 
     name: str
 
     def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
-        """Each record after ``place``: its position, its event or None for one that is not logged, the place after."""
+        """Return each entry after a place.
+
+        Args:
+            place: Result of an earlier entry; empty for the beginning.
+
+        Returns:
+            An iterator of (position, the event or None if it is not logged, the place after it).
+        """
 
 
 ReadRow = Callable[[Document], tuple[str, dict[str, str | int]] | None]
-"""Makes of a ledger's record a kind of event and its facts, or None for one that is not logged."""
+"""Returns the kind and facts of the event for a ledger's record, or None if it is not logged."""
 
 _TOLD = "told"
 
@@ -57,8 +65,13 @@ _TOLD = "told"
 class LedgerSource:
     """The committed rows of a ledger, each checked against the row before.
 
-    Where the row that was logged last is another one now, or gone, that is said and the ledger is logged from its
-    beginning: it was restored from a copy, or forked. A damaged file is said once, and again only after more rows.
+    If the row that was logged last has changed or is gone, the ledger was restored from a copy or forked. That is
+    logged, and then the ledger from its beginning. A damaged file is logged once, and again only after further rows.
+
+    Args:
+        path: The ledger.
+        role: ``server`` or ``site``.
+        read: Returns kind and facts of a row's record, or None.
     """
 
     def __init__(self, path: Path, *, role: str, read: ReadRow) -> None:
@@ -100,7 +113,13 @@ class LedgerSource:
 
 
 class LinesSource:
-    """The whole lines of a file that is appended to, and that may be moved to ``NAME.1`` and begun anew."""
+    """The complete lines of a file that is appended to, and that may be renamed to ``NAME.1`` and started anew.
+
+    Args:
+        path: The file.
+        read: Returns the event of a line, or None.
+        name: Name in the log; the file's if empty.
+    """
 
     def __init__(self, path: Path, *, read: Callable[[str], Found | None], name: str = "") -> None:
         self.name, self._path, self._read = name or path.name, path, read
@@ -134,7 +153,15 @@ class LinesSource:
 
 
 class LogFollower:
-    """Sends what its sources tell to each target, and keeps how far it got in ``state``."""
+    """Sends the events of sources to targets, and stores how far each target has got.
+
+    Args:
+        sources: The sources.
+        sinks: The targets by their words.
+        party: ``site``, ``server`` or ``dashboard``.
+        name: Name of the party in the log.
+        state: File for the progress; None to start at the beginning every time.
+    """
 
     def __init__(
         self, sources: Sequence[Source], sinks: Mapping[str, Sink], *, party: str, name: str, state: Path | None
@@ -145,18 +172,27 @@ class LogFollower:
         self._due: dict[str, tuple[float, float]] = {}
 
     def step(self) -> int:
-        """Send what is new to each target that is not waiting after a failure; how many lines were sent."""
+        """Send new events to each target that is not waiting after a failure.
+
+        Returns:
+            Number of lines sent.
+        """
         return sum(self._send_to(target, sink) for target, sink in self._sinks.items())
 
     def run(self, *, stop: Callable[[float], object], poll_s: float = 1.0) -> None:
-        """Follow until ``stop``, which waits for so many seconds, gives true; then send what is new once more."""
+        """Follow until stopped, then send what is new once more.
+
+        Args:
+            stop: Waits for the given seconds and returns True to stop.
+            poll_s: Seconds between looks.
+        """
         while not stop(poll_s):
             self.step()
         self.step()
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """Targets whose last line could not be handed over."""
+        """Targets that did not accept their last line."""
         return tuple(self._due)
 
     def _send_to(self, target: str, sink: Sink) -> int:
@@ -210,12 +246,26 @@ def _load(state: Path | None) -> dict[str, dict[str, Place]]:
 
 
 def utc_time(text: str) -> str:
-    """An ISO 8601 time as a ledger writes it; a time without a zone is this machine's."""
+    """Return an ISO 8601 time as a ledger writes it; a time without a zone is local.
+
+    Args:
+        text: The time.
+
+    Returns:
+        The time in UTC.
+    """
     return format_time(datetime.fromisoformat(text).astimezone(UTC))
 
 
 def daemon_fact(line: str) -> Found | None:
-    """The event of a line of ``daemons.jsonl``."""
+    """Return the event of a line of ``daemons.jsonl``.
+
+    Args:
+        line: The line.
+
+    Returns:
+        The event; None if the fact is not logged.
+    """
     fact = parse_json(line, what="fact about a daemon")
     event = fact.get("event")
     if event not in ("daemon-started", "daemon-ready", "daemon-ended"):
@@ -227,11 +277,20 @@ def daemon_fact(line: str) -> Found | None:
 
 
 Known = Mapping[tuple[str, str], tuple[str, re.Pattern[str]]]
-"""By logger and word ``event=``: the kind of event, and the rest of the line with the facts as named groups."""
+"""By logger and word after ``event=``: the kind of event, and a pattern of the rest of the line with the facts as named
+groups."""
 
 
 def logged_event(line: str, known: Known) -> Found | None:
-    """The event of a line of a daemon's own log (:class:`common.plain.PlainFormatter`); None for any other line."""
+    """Return the event of a line of a daemon's own log (:class:`common.plain.PlainFormatter`).
+
+    Args:
+        line: The line.
+        known: Events by logger and word.
+
+    Returns:
+        The event; None for any other line.
+    """
     words = line.split(" ", 5)
     if len(words) < 5 or not words[4].startswith("event="):
         return None
@@ -246,5 +305,15 @@ def logged_event(line: str, known: Known) -> Found | None:
 
 
 def once(sources: Sequence[Source], *, party: str, name: str, sink: Sink) -> int:
-    """Send all there is on record to one sink, from the beginning; how many lines."""
+    """Send everything on record to one target, from the beginning.
+
+    Args:
+        sources: The sources.
+        party: ``site``, ``server`` or ``dashboard``.
+        name: Name of the party in the log.
+        sink: The target.
+
+    Returns:
+        Number of lines sent.
+    """
     return LogFollower(sources, {"once": sink}, party=party, name=name, state=None).step()

@@ -1,4 +1,4 @@
-"""The security log as a process: a party's directory followed until stopped, and how a party's daemons keep it."""
+"""Runs the security log as a process that follows a party's directory, and defines it as a daemon of the party."""
 
 from __future__ import annotations
 
@@ -16,21 +16,39 @@ from common.security_log.follow import LogFollower, Source
 from common.security_log.sinks import open_sink
 
 STATE = "security-log.state"
-"""How far each target has got, in the folder of the daemons' logs."""
+"""File in the folder of the daemons' logs that stores how far each target has got."""
 
 OpenSources = Callable[[Path], tuple[str, list[Source]]]
-"""Gives the name that a directory has in the log, and the records there whose new entries are logged."""
+"""Returns the name of a directory's party in the log, and the records whose new entries are logged."""
 
 
 def follower(directory: Path, *, party: str, open_sources: OpenSources, targets: Sequence[str]) -> LogFollower:
-    """What follows a party's directory for these targets. InvalidInput for a target of no known form."""
+    """Return the follower of a party's directory.
+
+    Args:
+        directory: The party's directory.
+        party: ``site``, ``server`` or ``dashboard``.
+        open_sources: Opens the directory's records.
+        targets: Words for the targets.
+
+    Returns:
+        The follower.
+
+    Raises:
+        InvalidInput: If a target is invalid.
+    """
     sinks = {target: open_sink(target) for target in targets}
     name, sources = open_sources(directory)
     return LogFollower(sources, sinks, party=party, name=name, state=directory / "logs" / STATE)
 
 
 def follow_program(party: str, open_sources: OpenSources) -> None:
-    """``python -m MODULE DIR --to TARGET …``: follow until SIGTERM or SIGINT; errors are one line."""
+    """Run ``python -m MODULE DIR --to TARGET …``: follow until SIGTERM or SIGINT. An error is printed in one line.
+
+    Args:
+        party: ``site``, ``server`` or ``dashboard``.
+        open_sources: Opens the directory's records.
+    """
     parser = argparse.ArgumentParser(description=f"Consilium's security log of a {party}")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--to", action="append", required=True, dest="targets")
@@ -48,7 +66,20 @@ def follow_program(party: str, open_sources: OpenSources) -> None:
 
 
 def log_daemon(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> DaemonSpec:
-    """How to start the program of a module beside a party's daemons. InvalidInput for a target of no known form."""
+    """Return how to start the log process beside a party's daemons.
+
+    Args:
+        directory: The party's directory.
+        module: Module of the log program.
+        name: Name of the daemon.
+        targets: Words for the targets.
+
+    Returns:
+        The daemon.
+
+    Raises:
+        InvalidInput: If a target is invalid.
+    """
     folder = directory.absolute()
     for target in targets:
         open_sink(target)

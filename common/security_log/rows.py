@@ -1,4 +1,4 @@
-"""Security events of the kinds of rows that both ledgers have, and what an event of a refusal tells."""
+"""Makes security events from the kinds of rows that both ledgers have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ Facts = dict[str, str | int]
 
 
 def shared_row(record: Document) -> tuple[str, Facts] | None:
-    """The event of a first row, a changed key, a note or a refusal; None for any other row."""
+    """Return the event of a first row, a changed key, a note or a refusal.
+
+    Args:
+        record: A row's record.
+
+    Returns:
+        Kind and facts; None for any other row.
+    """
     match record:
         case GenesisRecord():
             return "ledger-begun", {"ledger": record.ledger_id}

@@ -1,8 +1,9 @@
 """Sends security events to a rotated file of JSON lines, the local syslog or journald, or a syslog server.
 
-A target is a word: ``file:PATH``, ``syslog`` (``/dev/log``), ``journald``, ``udp://HOST:PORT``, ``tcp://HOST:PORT`` or
-``tls://HOST:PORT``. Syslog servers get RFC 5424; over TCP and TLS each message's length goes before it (RFC 6587,
-RFC 5425). Every sink raises OSError where it could not hand a line over; what then happens is the caller's.
+Called by the followers. A target is a word: ``file:PATH``, ``syslog`` (``/dev/log``), ``journald``,
+``udp://HOST:PORT``, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``. Syslog servers get RFC 5424; over TCP and TLS each
+message is preceded by its length (RFC 6587, RFC 5425). Every sink raises OSError if it could not pass a line on; the
+caller decides what happens then.
 """
 
 from __future__ import annotations
@@ -24,20 +25,37 @@ DEV_LOG = "/dev/log"
 JOURNAL = "/run/systemd/journal/socket"
 MAX_BYTES, KEPT = 16 << 20, 8
 AUTHPRIV = 10
-"""Syslog's facility for security messages that not everybody reads."""
+"""Syslog's facility for private security messages."""
 TIMEOUT_S = 10.0
 IDENTIFIER = "consilium"
 
 
 class Sink(Protocol):
-    """Takes log records one by one."""
+    """A target that takes log records one by one."""
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Hand one record over; OSError where that failed."""
+        """Pass one record on.
+
+        Args:
+            record: The result of :func:`~common.security_log.events.log_record`.
+
+        Raises:
+            OSError: If that failed.
+        """
 
 
 def open_sink(target: str) -> Sink:
-    """The sink a target names; InvalidInput for any other word."""
+    """Return the sink of a target.
+
+    Args:
+        target: A word as in :data:`TARGETS`.
+
+    Returns:
+        The sink.
+
+    Raises:
+        InvalidInput: For any other word.
+    """
     if target == "syslog":
         return LocalSyslog(DEV_LOG)
     if target == "journald":
@@ -59,7 +77,15 @@ def _netloc(host: str) -> str:
 
 
 class RotatedFile:
-    """JSON lines in a file of this user and its group; at ``max_bytes`` it becomes ``PATH.1``, and ``kept`` stay."""
+    """JSON lines in a file that its user writes and its group may read.
+
+    A file that would exceed ``max_bytes`` is renamed to ``PATH.1``; ``kept`` older files stay.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size.
+        kept: Number of older files.
+    """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
         self._path, self._max_bytes, self._kept = path, max_bytes, kept
@@ -89,7 +115,7 @@ class LocalSyslog:
 
 
 class Journal:
-    """systemd's journal by its native protocol: the line as the message, and fields to select by."""
+    """systemd's journal by its native protocol: the line as the message, with fields for searches."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -108,10 +134,10 @@ class Journal:
 
 
 class RemoteSyslog:
-    """A syslog server: RFC 5424 over UDP, TCP or TLS; the server's certificate is checked by the system's authorities.
+    """A syslog server: RFC 5424 over UDP, TCP or TLS. The system's authorities check the server's certificate.
 
-    A connection is kept, and made anew after a failure. UDP and TCP lose lines without notice when the network does:
-    where that matters take TLS, or a syslog daemon on this machine that forwards.
+    The connection is kept, and opened again after a failure. UDP and TCP lose lines unnoticed if the network fails. If
+    that matters, use TLS, or a syslog daemon on this machine that forwards.
     """
 
     def __init__(self, scheme: str, host: str, port: int) -> None:
@@ -136,7 +162,7 @@ class RemoteSyslog:
             raise
 
     def close(self) -> None:
-        """Close the connection, if there is one; the next record opens another."""
+        """Close the connection if there is one. The next record opens another."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -161,7 +187,9 @@ def _priority(record: Mapping[str, Any]) -> int:
 
 
 def _ended(connection: socket.socket) -> bool:
-    """Whether the other end has closed the connection. A syslog server never sends, so only the end can be read."""
+    """Return whether the other end has closed the connection. A syslog server never sends, so only its end
+    can be read.
+    """
     return bool(select.select([connection], [], [], 0)[0])
 
 

@@ -1,1 +1,3 @@
-"""Witnesses of ledgers: heads as checkpoints that others countersign, and proofs that newer ones keep older ones."""
+"""Witnesses of ledgers: heads that other parties countersign, and proofs that a newer head keeps all rows of an older
+one.
+"""

@@ -1,7 +1,7 @@
-"""Remembers for each ledger the newest head that a party countersigned or saw countersigned, and conflicts.
+"""Remembers, for each ledger, the newest head that a party countersigned or saw countersigned, and conflicts.
 
-Files in one folder: ``heads.json`` with sizes and roots, a note for each ledger, and for a contradiction both notes.
-What is remembered is on disk before a countersignature leaves. Refuses a memory that cannot be read.
+Sites and the server use it. One folder holds ``heads.json`` with sizes and roots, a note for each ledger, and for a
+contradiction both notes. A head is on disk before its countersignature is sent. Refuses a memory that cannot be read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_CONFLICTS = 16
 
 @dataclass(frozen=True, slots=True)
 class KnownHead(Document):
-    """The newest head of a ledger that was countersigned here: its rows, and its root in hex."""
+    """The newest head of a ledger that was countersigned here: its number of rows, and its Merkle root in hex."""
 
     size: int
     root: str
@@ -40,16 +40,26 @@ class KnownHead(Document):
 
 
 SHOWN = ("genesis", "study", "pool", "reservation", "receipt")
-"""Kinds of a site's rows that its head counts: what the server knows of anyway. How many rows of other kinds there are
-would tell of a training or a withdrawal; each row's hash covers all rows before it, whatever their kind."""
+"""Kinds of a site's rows that its head counts. The server knows of these rows anyway; the number of other rows would
+reveal a training or a withdrawal. Each row's hash covers all rows before it, of every kind."""
 _SALT = "blind.key"
 
 
 def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> list[bytes]:
-    """The leaves of a site's head: HMAC-SHA256 of each row's hash under a secret of the site's own.
+    """Return the leaves of a site's head: HMAC-SHA256 of each row's hash under a secret of the site.
 
-    Rows hold hashes of codes, and whoever can guess a code could find it in a root: without the secret a root tells
-    nothing. InvalidInput where there is no secret and ``make`` does not ask for one.
+    Rows contain hashes of codes. Without the secret, whoever guesses a code could confirm the guess by a root.
+
+    Args:
+        hashes: Hashes of rows.
+        folder: Folder of the secret.
+        make: True to create the secret if there is none.
+
+    Returns:
+        Leaves of 32 bytes.
+
+    Raises:
+        InvalidInput: If there is no secret and ``make`` is False.
     """
     path = folder / _SALT
     if not path.exists():
@@ -61,25 +71,51 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
 
 
 class HeadMemory:
-    """A party's folder of heads."""
+    """A party's folder of heads.
+
+    Args:
+        folder: The folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def known(self, origin: str) -> KnownHead | None:
-        """The newest head of this ledger that was countersigned here."""
+        """Return the newest head of a ledger that was countersigned here.
+
+        Args:
+            origin: Name of the ledger.
+
+        Returns:
+            The head; None if there is none.
+        """
         return self._all().get(origin)
 
     def size(self, origin: str) -> int:
-        """Its rows; 0 for none."""
+        """Return the number of rows of the newest head that was countersigned here.
+
+        Args:
+            origin: Name of the ledger.
+
+        Returns:
+            The number; 0 if there is none.
+        """
         known = self.known(origin)
         return 0 if known is None else known.size
 
     def place(self, note: CheckpointNote, key: str, *, others: Iterable[str]) -> str:
-        """Return the name under which a head that ``key`` signed is remembered: its ledger's name, as a rule.
+        """Return the name under which a head that ``key`` signed is remembered, usually its ledger's name.
 
-        A ledger is free to name itself as another does. Where the head that is kept under that name was signed by one
-        of the keys of ``others``, this one is remembered apart, and neither is held against the other.
+        A ledger can give itself another ledger's name. If one of the keys of ``others`` signed the head kept under that
+        name, the new head is remembered apart, and neither is held against the other.
+
+        Args:
+            note: The head.
+            key: The key that signed it, in hex.
+            others: Keys of the other known ledgers.
+
+        Returns:
+            The name.
         """
         kept = self.note(note.origin)
         if kept is None or kept.is_signed(key) or not any(kept.is_signed(other) for other in others):
@@ -87,9 +123,18 @@ class HeadMemory:
         return apart(note.origin, key)
 
     def judge(self, note: CheckpointNote, growths: tuple[Growth, ...], *, name: str = "") -> str:
-        """A word of :data:`~common.witness.messages.PROBLEMS` for a head that its ledger signed; empty if it may follow
-        the one known. ``contradicts`` is kept as a conflict: with the proof the same key signed two histories.
-        ``name``: where it is remembered, if not under its ledger's name."""
+        """Decide whether a head that its ledger signed may follow the one known.
+
+        A contradicting head is kept as a conflict. With the proof, it shows that one key signed two histories.
+
+        Args:
+            note: The new head.
+            growths: Proofs that it keeps earlier rows.
+            name: Name under which it is remembered; the ledger's if empty.
+
+        Returns:
+            A word of :data:`~common.witness.messages.PROBLEMS`; empty if the head may follow.
+        """
         known = self.known(name or note.origin)
         if known is None or (known.size, known.root) == (note.size, note.root.hex()):
             return ""
@@ -106,10 +151,19 @@ class HeadMemory:
         return "contradicts"
 
     def other_ledger(self, note: CheckpointNote, key: str, *, name: str = "") -> bool:
-        """Whether ``key`` signed a head of another ledger before, which is kept as a conflict of that one.
+        """Return whether a key signed a head of another ledger before. If so, the head is kept as a conflict of that
+        ledger.
 
-        A key signs for one ledger all its life. Without this a site could show every peer a ledger of another name, and
-        none of them would be held against another.
+        A key signs for one ledger only. Otherwise a site could show every peer a ledger of another name, and the peers
+        could not detect a contradiction.
+
+        Args:
+            note: The new head.
+            key: The key in hex.
+            name: Name under which the head is remembered; the ledger's if empty.
+
+        Returns:
+            True if it did.
         """
         known = self._all()
         if (name or note.origin) in known:
@@ -122,13 +176,22 @@ class HeadMemory:
         return False
 
     def remember(self, note: CheckpointNote, *, name: str = "") -> None:
-        """Put a head on record as the newest that was countersigned here; durable when this returns."""
+        """Record a head as the newest that was countersigned here. It is durable when the call returns.
+
+        Args:
+            note: The head.
+            name: Name under which it is remembered; the ledger's if empty.
+        """
         known, name = self._all(), name or note.origin
         if known.get(name) != (now := KnownHead(note.size, note.root.hex())):
             self._save({**known, name: now})
 
     def forget(self, origin: str) -> None:
-        """Drop what is known of a ledger, its note and its conflicts: a person has looked into it."""
+        """Delete what is known of a ledger, its note and its conflicts, after a person has examined it.
+
+        Args:
+            origin: Name of the ledger.
+        """
         known = self._all()
         if known.pop(origin, None) is not None:
             self._save(known)
@@ -136,19 +199,33 @@ class HeadMemory:
             path.unlink(missing_ok=True)
 
     def keep(self, note: CheckpointNote, *, name: str = "") -> None:
-        """Keep a note with its signatures, in the place of an earlier one of the ledger."""
+        """Keep a note with its signatures, in place of an earlier one of the ledger.
+
+        Args:
+            note: The note.
+            name: Name under which it is remembered; the ledger's if empty.
+        """
         path = self.folder / f"{_file(name or note.origin)}.note"
         if (before := self.note(name or note.origin)) is None or before.render() != note.render():
             write_atomically(path, note.render().encode())
 
     def note(self, origin: str) -> CheckpointNote | None:
-        """The note kept of a ledger, None for none or one that cannot be read."""
+        """Return the note kept of a ledger.
+
+        Args:
+            origin: Name of the ledger.
+
+        Returns:
+            The note; None if there is none or it cannot be read.
+        """
         return read_note(self.folder / f"{_file(origin)}.note")
 
     def keep_conflict(self, note: CheckpointNote, *, of: str = "") -> None:
-        """Keep a signed head that contradicts the one known, with that one; so many of each ledger at most.
+        """Keep a signed head that contradicts the one known; at most :data:`MAX_CONFLICTS` of each ledger.
 
-        ``of``: the ledger that it contradicts, where that is not the one it names.
+        Args:
+            note: The head.
+            of: The ledger that it contradicts, if that is not the one it names.
         """
         for number in range(MAX_CONFLICTS):
             path = self.folder / f"{_file(of or note.origin)}.conflict-{number}"
@@ -159,7 +236,7 @@ class HeadMemory:
                 return
 
     def conflicting(self) -> tuple[str, ...]:
-        """Origins of the ledgers of which two histories were signed."""
+        """Return the names of the ledgers of which two histories were signed."""
         named = {_file(origin): origin for origin in self._all()}
         return tuple(
             named.get(path.name.removesuffix(".conflict-0"), note.origin)
@@ -169,18 +246,18 @@ class HeadMemory:
 
     @property
     def server_forked(self) -> bool:
-        """Whether a server signed two histories; what a peer signs of its own ledger stops nobody else."""
+        """True if a server signed two histories. A conflict of a peer's own ledger stops nobody else."""
         return any(origin.startswith(origin_of("server", "")) for origin in self.conflicting())
 
     def conflicts(self) -> tuple[str, ...]:
-        """One line for each ledger of which two histories were signed; empty when all is well."""
+        """Return one line for each ledger of which two histories were signed."""
         return tuple(
             f"two histories of {origin} were signed: it was rolled back or forked; both heads are in {self.folder}"
             for origin in self.conflicting()
         )
 
     def _all(self) -> dict[str, KnownHead]:
-        """Read anew each time: a person's command may have changed it."""
+        """Read all heads from disk, since a person's command may have changed them."""
         path = self.folder / _HEADS
         if not path.exists():
             return {}
@@ -196,7 +273,14 @@ class HeadMemory:
 
 
 def read_note(path: Path) -> CheckpointNote | None:
-    """The checkpoint in a file, or None where there is no file, or no checkpoint in it."""
+    """Return the checkpoint in a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The checkpoint; None if there is no file or no checkpoint in it.
+    """
     try:
         with path.open("rb") as stream:
             return note_in(stream.read(MAX_NOTE_BYTES + 1))
@@ -205,7 +289,16 @@ def read_note(path: Path) -> CheckpointNote | None:
 
 
 def apart(origin: str, key: str) -> str:
-    """Where a ledger is remembered that names itself as another one does; no ledger can give itself such a name."""
+    """Return the name under which a ledger with another ledger's name is remembered. No ledger can give itself such a
+    name.
+
+    Args:
+        origin: Name of the ledger.
+        key: Its key in hex.
+
+    Returns:
+        The name.
+    """
     return f"{origin}@{key[:16]}"
 
 

@@ -1,7 +1,7 @@
-"""Merkle trees over a ledger's row hashes: a head's root, and proofs between two heads that show no row.
+"""Computes Merkle trees over a ledger's row hashes: the root of a head, and proofs between two heads that show no row.
 
-The tree is that of RFC 6962 (section 2.1); a leaf is the 32 bytes of a row's hash. A proof is a list of hashes in hex.
-Refuses a proof of another length than its sizes call for.
+Called when heads are made, countersigned and verified. The tree is that of RFC 6962 (section 2.1); a leaf is the 32
+bytes of a row's hash. A proof is a list of hashes in hex. A proof of another length than its sizes require is invalid.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ import hashlib
 from collections.abc import Sequence
 
 MAX_PROOF = 128
-"""Hashes in a proof: twice the depth of a tree of 2⁶⁴ leaves."""
+"""Most hashes in a proof: twice the depth of a tree of 2⁶⁴ leaves."""
 
 
 def root(leaves: Sequence[bytes]) -> bytes:
-    """The root over these leaves, 32 bytes.
+    """Return the root over leaves.
+
+    Args:
+        leaves: Leaves of 32 bytes.
+
+    Returns:
+        32 bytes.
 
     >>> root([]).hex()[:16]
     'e3b0c44298fc1c14'
@@ -29,14 +35,35 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 
 def prove_growth(leaves: Sequence[bytes], old: int) -> list[str]:
-    """A proof that the tree of these leaves begins with its first ``old`` leaves (RFC 6962, 2.1.2)."""
+    """Return a proof that the tree of these leaves begins with its first ``old`` leaves (RFC 6962, 2.1.2).
+
+    Args:
+        leaves: All leaves.
+        old: Number of the first ones.
+
+    Returns:
+        Hashes in hex; empty if ``old`` is 0 or too large.
+    """
     if not 0 < old <= len(leaves):
         return []
     return [one.hex() for one in _subproof(old, leaves, whole=True)]
 
 
 def grew(proof: Sequence[str], *, old: int, old_root: bytes, new: int, new_root: bytes) -> bool:
-    """Whether a tree of ``new`` leaves begins with one of ``old`` leaves. Source: RFC 9162, section 2.1.4.2."""
+    """Check a proof that a larger tree begins with a smaller one.
+
+    Args:
+        proof: Hashes in hex.
+        old: Leaves of the smaller tree.
+        old_root: Its root.
+        new: Leaves of the larger tree.
+        new_root: Its root.
+
+    Returns:
+        True if the proof is valid.
+
+    Source: RFC 9162, section 2.1.4.2.
+    """
     if old > new or (nodes := _bytes_of(proof)) is None:
         return False
     if old == new:
@@ -65,12 +92,33 @@ def grew(proof: Sequence[str], *, old: int, old_root: bytes, new: int, new_root:
 
 
 def prove_leaf(leaves: Sequence[bytes], index: int) -> list[str]:
-    """A proof that the leaf at ``index`` (from 0) is in the tree of these leaves (RFC 6962, 2.1.1)."""
+    """Return a proof that a leaf is in the tree of these leaves (RFC 6962, 2.1.1).
+
+    Args:
+        leaves: All leaves.
+        index: Index of the leaf, from 0.
+
+    Returns:
+        Hashes in hex; empty if the index is out of range.
+    """
     return [one.hex() for one in _path(index, leaves)] if 0 <= index < len(leaves) else []
 
 
 def has_leaf(proof: Sequence[str], *, leaf: bytes, index: int, size: int, of: bytes) -> bool:
-    """Whether the tree with root ``of`` has this leaf at ``index``. Source: RFC 9162, section 2.1.3.2."""
+    """Check a proof that a tree has a leaf.
+
+    Args:
+        proof: Hashes in hex.
+        leaf: The leaf.
+        index: Its index, from 0.
+        size: Leaves of the tree.
+        of: Root of the tree.
+
+    Returns:
+        True if the proof is valid.
+
+    Source: RFC 9162, section 2.1.3.2.
+    """
     nodes = _bytes_of(proof)
     if nodes is None or not 0 <= index < size:
         return False
@@ -97,7 +145,7 @@ def _node(left: bytes, right: bytes) -> bytes:
 
 
 def _split(size: int) -> int:
-    """The largest power of two below ``size``."""
+    """Return the largest power of two below ``size``."""
     return 1 << (size - 1).bit_length() - 1
 
 

@@ -1,7 +1,7 @@
 """Defines what server and sites exchange about heads: a checkpoint with its proofs, and a site's reply.
 
-Both are parts of :mod:`common.messages`, which signs and carries them. Nothing in them depends on a patient's data: of
-a site's own head the rows are counted that the server knows of, and its root is blinded.
+Both are parts of :mod:`common.messages`, which signs and carries them. Nothing in them depends on a patient's data: a
+site's own head counts only rows that the server knows of, and its root is blinded. Refuses too many or too long parts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from common.witness.notes import MAX_NOTE_BYTES, MAX_SIZE
 
 MAX_WITNESSES = 256
 MAX_SIZES = 64
-"""Proofs that a site makes for one request; peers at other sizes are asked for theirs in a later round."""
+"""Most proofs that a site makes for one request. Peers that know other sizes get theirs in a later round."""
 MAX_NOTES_BYTES = 8 << 20
 PROBLEMS = ("", "contradicts", "gap", "stale", "unknown", "unsigned")
-"""Why a head was not countersigned: another one of the same ledger is known, its proof starts elsewhere, a newer one
-is known, nobody confirmed its key, or it is not signed by it. Empty where it was."""
+"""Why a head was not countersigned; empty if it was. ``contradicts``: another head of the same ledger is known.
+``gap``: its proof starts at another size. ``stale``: a newer head is known. ``unknown``: nobody confirmed its key.
+``unsigned``: its key did not sign it."""
 
 
 def _check_note(note: bytes) -> None:
@@ -34,7 +35,8 @@ def _note_bytes(items: list[object]) -> int:
 
 
 Note = bytes
-"""A checkpoint's text in UTF-8: a message's line is ASCII, and signature lines begin with a dash that is not."""
+"""A checkpoint's text in UTF-8. It is bytes because signature lines begin with a dash that is not ASCII, as a message's
+line must be."""
 Rows = Annotated[int, Between("rows of a checkpoint", 0, MAX_SIZE)]
 Proof = Annotated[tuple[Sha256, ...], Count("hashes of a proof", most=MAX_PROOF)]
 Problem = Annotated[str, OneOf("why a head was not countersigned", PROBLEMS)]
@@ -50,7 +52,7 @@ class Growth(Document):
 
 @dataclass(frozen=True, slots=True)
 class PeerHead(Document):
-    """The head of another site's own ledger: its note, and proofs from the sizes that were asked for."""
+    """The head of another site's ledger: its note, and proofs from the requested sizes."""
 
     site: SiteName
     note: Note
@@ -59,10 +61,18 @@ class PeerHead(Document):
 
 @dataclass(frozen=True, slots=True)
 class WitnessRequest(Document):
-    """Asks a site to countersign the server's newest head, with the proof since the size it countersigned last.
+    """Asks a site to countersign the server's newest head and the heads of its peers.
 
-    ``held_row`` is the newest row the site holds a receipt of, ``held`` the proof that it is among the head's rows.
-    ``own`` is the site's own head as countersigned so far, or empty; ``own_since`` are the sizes its peers know.
+    Attributes:
+        study: Id of the study.
+        ledger: Id of the server's ledger.
+        note: The server's newest head.
+        growth: Proof since the size that the site countersigned last.
+        held_row: Newest row for which the site holds a receipt.
+        held: Proof that this row is among the head's rows.
+        heads: Heads of the site's peers.
+        own: The site's own head with the countersignatures so far, or empty.
+        own_since: Sizes of the site's ledger that its peers know.
     """
 
     study: Sha256
@@ -86,7 +96,9 @@ class WitnessRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class HeadSaid(Document):
-    """What a site says to one peer's head: a signature line, or why there is none; and the size it knows."""
+    """A site's reply about one peer's head: a signature line, or why there is none; and the size that the
+    site knows.
+    """
 
     site: SiteName
     line: bytes
@@ -99,7 +111,7 @@ class HeadSaid(Document):
 
 @dataclass(frozen=True, slots=True)
 class WitnessReply(Document):
-    """What a site says to the server's head, and to its peers'; ``own`` is its own head."""
+    """A site's reply about the server's head and its peers' heads; ``own`` is its own head."""
 
     line: bytes
     problem: Problem

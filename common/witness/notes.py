@@ -1,9 +1,10 @@
-"""A ledger's head as a checkpoint in C2SP's form, signed by the ledger's key and countersigned by witnesses.
+"""Writes and reads a ledger's head as a checkpoint in C2SP's form, signed by the ledger and countersigned by witnesses.
 
-A checkpoint is a signed note: origin, number of rows, Merkle root in base64, an empty line, signature lines
-(c2sp.org/tlog-checkpoint, c2sp.org/signed-note). A witness countersigns by cosignature/v1 (c2sp.org/tlog-cosignature),
-which covers the time it did so. Other software that knows these forms can read and check them. Refuses a note of any
-other form, and one too long; signatures of keys that the caller does not name are left aside, as the form demands.
+Called by witnesses at sites and server, and by verifiers. A checkpoint is a signed note: origin, number of rows, Merkle
+root in base64, an empty line, signature lines (c2sp.org/tlog-checkpoint, c2sp.org/signed-note). A witness countersigns
+by cosignature/v1 (c2sp.org/tlog-cosignature), which covers the time of the signature. Other software for these forms
+can read and check the notes. As the form requires, signatures of keys that the caller does not name are ignored.
+Refuses a note of any other form, and one that is too long.
 """
 
 from __future__ import annotations
@@ -25,28 +26,48 @@ MAX_NOTE_BYTES = 1 << 19
 MAX_SIGNATURES = 4096
 MAX_SIZE = 1 << 53
 MAX_TIME = 253_402_300_799
-"""The last second of the year 9999; a cosignature of a later time does not count, since no date can show it."""
+"""The last second of the year 9999. A cosignature with a later time does not count, since no date can show it."""
 _LOG, _WITNESS = b"\1", b"\4"
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
 _LINE = re.compile(r"— ([^\s+]{1,200}) ([A-Za-z0-9+/]{4,200}={0,2})")
 
 Sign = Callable[[bytes], bytes]
-"""An Ed25519 signature by a ledger's key."""
+"""Returns the Ed25519 signature of bytes by a ledger's key."""
 
 
 def origin_of(role: str, ledger_id: str) -> str:
-    """The name that a ledger's checkpoints begin with."""
+    """Return the name with which a ledger's checkpoints begin.
+
+    Args:
+        role: ``server`` or ``site``.
+        ledger_id: Id of the ledger.
+
+    Returns:
+        The name.
+
+    >>> origin_of("server", "0a1b")
+    'consilium/server-ledger/0a1b'
+    """
     return f"consilium/{role}-ledger/{ledger_id}"
 
 
 def witness_name(site: str) -> str:
-    """The name a site countersigns by."""
+    """Return the name under which a site countersigns.
+
+    Args:
+        site: Name of the site.
+
+    Returns:
+        The name.
+    """
     return f"consilium/site/{site}"
 
 
 @dataclass(frozen=True, slots=True)
 class NoteSignature:
-    """One signature line: who, and the bytes after the key's hash: 64, or for a cosignature 8 of time and 64."""
+    """One signature line: the name, the key's hash, and 64 bytes of signature, for a cosignature after 8
+    bytes of time.
+    """
 
     name: str
     key_hash: bytes
@@ -54,12 +75,23 @@ class NoteSignature:
 
     @property
     def line(self) -> str:
+        """The line as text."""
         return f"— {self.name} {base64.b64encode(self.key_hash + self.signature).decode()}"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNote:
-    """A head: ``size`` rows of the ledger named by ``origin``, with the Merkle root over their hashes (32 bytes)."""
+    """A ledger's head.
+
+    Attributes:
+        origin: Name of the ledger.
+        size: Number of rows.
+        root: Merkle root over their hashes, 32 bytes.
+        signatures: Signature lines.
+
+    Raises:
+        InvalidInput: If a value is outside its range.
+    """
 
     origin: str
     size: int
@@ -72,16 +104,26 @@ class CheckpointNote:
 
     @property
     def body(self) -> str:
-        """What the signatures cover, with its line end."""
+        """The text that the signatures cover, with its line end."""
         return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
 
     def render(self) -> str:
-        """The note as text."""
+        """Return the note as text."""
         return self.body + "\n" + "".join(f"{one.line}\n" for one in self.signatures)
 
     @classmethod
     def parse(cls, text: str) -> CheckpointNote:
-        """Read what :meth:`render` wrote; InvalidInput for any other text. No signature is checked here."""
+        """Read the text that :meth:`render` returned. No signature is checked.
+
+        Args:
+            text: The note.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         limit = "a checkpoint as c2sp.org/tlog-checkpoint writes it, without extension lines"
         if len(text) > MAX_NOTE_BYTES or text.count("\n") > MAX_SIGNATURES + 4:
             raise InvalidInput("checkpoint", value=f"{len(text)} characters", limit=f"{MAX_NOTE_BYTES} bytes")
@@ -98,12 +140,27 @@ class CheckpointNote:
         return found
 
     def signed(self, sign: Sign, *, key: str) -> CheckpointNote:
-        """With the signature of the ledger itself; ``key`` is its public key (hex)."""
+        """Return the note with the ledger's own signature.
+
+        Args:
+            sign: Signs with the ledger's key.
+            key: Its public key in hex.
+
+        Returns:
+            A new note.
+        """
         made = NoteSignature(self.origin, _key_hash(self.origin, _LOG, key), sign(self.body.encode()))
         return replace(self, signatures=(made,))
 
     def is_signed(self, key: str) -> bool:
-        """Whether the ledger's own key signed it."""
+        """Return whether the ledger's own key signed the note.
+
+        Args:
+            key: The public key in hex.
+
+        Returns:
+            True if a signature is valid.
+        """
         wanted = _key_hash(self.origin, _LOG, key)
         return any(
             _verifies(key, one.signature, self.body.encode())
@@ -112,12 +169,30 @@ class CheckpointNote:
         )
 
     def cosign(self, sign: Sign, *, name: str, key: str, time: int) -> NoteSignature:
-        """A witness's cosignature/v1 at a time (seconds since 1970)."""
+        """Return a witness's cosignature/v1.
+
+        Args:
+            sign: Signs with the witness's key.
+            name: Name of the witness.
+            key: Its public key in hex.
+            time: Seconds since 1970.
+
+        Returns:
+            The signature line.
+        """
         signature = sign(_cosigned(time, self.body))
         return NoteSignature(name, _key_hash(name, _WITNESS, key), time.to_bytes(8, "big") + signature)
 
     def cosigned_at(self, *, name: str, key: str) -> int | None:
-        """When this witness last countersigned it; None if it never did."""
+        """Return when a witness last countersigned the note.
+
+        Args:
+            name: Name of the witness.
+            key: Its public key in hex.
+
+        Returns:
+            Seconds since 1970; None if it never did.
+        """
         wanted, found = _key_hash(name, _WITNESS, key), []
         for one in self.signatures:
             if (one.name, one.key_hash) != (name, wanted) or len(one.signature) != 72:
@@ -128,17 +203,38 @@ class CheckpointNote:
         return max(found, default=None)
 
     def with_signatures(self, more: tuple[NoteSignature, ...]) -> CheckpointNote:
-        """With these signatures beside its own, the newest of each name and key last; no line twice."""
+        """Return the note with further signatures. Of each name and key only the last one is kept.
+
+        Args:
+            more: Signature lines.
+
+        Returns:
+            A new note.
+        """
         kept = {(one.name, one.key_hash): one for one in (*self.signatures, *more)}
         return replace(self, signatures=tuple(kept.values()))
 
     def same_head(self, other: CheckpointNote) -> bool:
-        """Whether both are of the same rows."""
+        """Return whether another note is about the same rows.
+
+        Args:
+            other: The other note.
+
+        Returns:
+            True if origin, size and root agree.
+        """
         return (self.origin, self.size, self.root) == (other.origin, other.size, other.root)
 
 
 def note_in(data: bytes) -> CheckpointNote | None:
-    """The checkpoint in these bytes, or None where they hold none. No signature is checked."""
+    """Return the checkpoint in bytes. No signature is checked.
+
+    Args:
+        data: The bytes.
+
+    Returns:
+        The checkpoint; None if they contain none.
+    """
     try:
         return CheckpointNote.parse(data.decode())
     except (InvalidInput, UnicodeDecodeError):
@@ -146,7 +242,17 @@ def note_in(data: bytes) -> CheckpointNote | None:
 
 
 def parse_signature(line: str) -> NoteSignature:
-    """Read one signature line; InvalidInput for any other text."""
+    """Read one signature line.
+
+    Args:
+        line: The line.
+
+    Returns:
+        The signature.
+
+    Raises:
+        InvalidInput: For any other text.
+    """
     found = _LINE.fullmatch(line)
     data = _decoded(found[2]) if found else b""
     if not found or len(data) not in (68, 76):

@@ -1,7 +1,8 @@
-"""Verifies who countersigned a ledger's heads, from the notes beside it.
+"""Verifies who countersigned a ledger's heads, from the notes beside the ledger.
 
-Refuses nothing: a note that is not this ledger's is left aside, and one whose root is not that of the ledger's rows is
-a problem, since a ledger that never was rolled back or forked has every head that it signed.
+Called by the commands that verify and audit a ledger. Refuses nothing: a note of another ledger is ignored. A note with
+another root than the ledger's rows give is a problem, because a ledger that was never rolled back or forked has every
+head that it signed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from common.witness.notes import origin_of, witness_name
 class Countersigned:
     """What the notes beside a ledger show.
 
-    ``size`` is the newest head of this ledger with a countersignature, 0 for none; ``rows`` how many rows of the ledger
-    heads count; ``witnesses`` who countersigned that head, by name, and when; ``known`` how many witnesses' keys were
-    tried; ``problems`` what contradicts the ledger.
+    Attributes:
+        rows: Number of the ledger's rows that heads count.
+        size: Rows of the newest countersigned head; 0 for none.
+        witnesses: Who countersigned that head and when, by name.
+        known: Number of witnesses whose keys were tried.
+        problems: What contradicts the ledger.
     """
 
     rows: int
@@ -34,7 +38,7 @@ class Countersigned:
 
     @property
     def line(self) -> str:
-        """The same for a reader."""
+        """The result in one sentence."""
         if not self.known:
             return "witnesses: 0, since no witness's key is known here"
         if not self.size:
@@ -44,7 +48,7 @@ class Countersigned:
         return f"witnesses: {len(self.witnesses)} of {self.known} have countersigned {newest}: {names}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON."""
+        """Return the result as plain JSON."""
         return {
             "known": self.known,
             "problems": list(self.problems),
