@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from common.errors import InvalidInput
 from common.intervals import mean_interval
@@ -25,6 +26,15 @@ class GainWord(StrEnum):
     PROVEN = "proven"
     NOT_PROVEN = "not proven"
     WORSE = "worse"
+
+
+class Scored(Protocol):
+    """A network's mean Dice, and each case's in one order for all networks."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def cases(self) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +148,27 @@ def of_means(student: float, other: float, *, reference: str) -> Worth:
     return Worth(student, other, reference, student - other, None, 0)
 
 
-def over_best(
-    student: Sequence[float], controls: Mapping[str, Sequence[float]], *, means: Mapping[str, float] | None = None
-) -> Worth | None:
+def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth | None:
     """Compare a student with the best of its controls.
 
     The best control has the highest mean. It is chosen on the same cases, which can only make the gain look smaller.
 
     Args:
-        student: Dice of the student, case by case.
-        controls: Dice of each control, case by case, by name.
-        means: Means by which the best is chosen; computed from ``controls`` if None.
+        student: The student's Dice.
+        controls: Dice of each control by name; None for one that was not scored.
 
     Returns:
-        The comparison; None if no control has a figure.
+        The comparison, without an interval where the cases cannot be paired; None if the student or every control has
+        no mean.
     """
-    known = means or {name: math.fsum(each) / len(each) for name, each in controls.items() if each}
-    known = {name: mean for name, mean in known.items() if math.isfinite(mean)}
-    if not known:
+    known = {name: one for name, one in controls.items() if one is not None and math.isfinite(one.mean)}
+    if not known or not math.isfinite(student.mean):
         return None
-    best = max(known, key=lambda name: known[name])
-    return worth(list(zip(student, controls[best], strict=True)), reference=control_name(best))
+    best = max(known, key=lambda name: known[name].mean)
+    ours, theirs = student.cases, known[best].cases
+    pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
+    name = control_name(best)
+    return worth(pairs, reference=name) or of_means(student.mean, known[best].mean, reference=name)
 
 
 def control_name(name: str) -> str:

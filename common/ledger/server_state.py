@@ -61,6 +61,7 @@ class Books(RowState):
         self.recovered: dict[str, tuple[int, Recovered]] = {}
         self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        self._answers: dict[str, int] = {}
         self._spent: dict[str, Spend] = {}
         self._study_spent: dict[tuple[str, str], Spend] = {}
         self._limits: dict[str, Fraction] = {}
@@ -70,6 +71,10 @@ class Books(RowState):
         self._roster: Roster = ()
 
     # --- totals
+
+    def answers(self, study_id: str) -> int:
+        """How many answers a study may use: its own, and those of other studies that it uses too."""
+        return self._answers.get(study_id, 0)
 
     def spent(self, pool: str) -> Spend:
         """Return the total of all releases that a pool took part in, under the pool's own protection.
@@ -329,6 +334,7 @@ class Books(RowState):
             case AnswerRecord():
                 self._check_open(record.query_id, record.draw)
                 self.releases.end(record.query_id, AnswerRow(row.seq, row.hash, record.answer_sha256))
+                self._count_answers(self.releases[record.query_id].study_id, 1)
             case LostDrawRecord():
                 for query_id in record.query_ids:
                     self._check_open(query_id, record.draw)
@@ -382,6 +388,8 @@ class Books(RowState):
         answer = AnswerRow(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
         of = row.seq, study.id, record.batch_id, record.query_id, mechanism, self._roster, record.voters
         self.releases.add(Release(*of, record.draw, record.masks, answer))
+        if answer is not None:
+            self._count_answers(study.id, 1)
         if record.masks is not None and record.masks not in self.rosters:  # the first of a draw's rows has its masks
             self._set(self.rosters, record.masks, row.seq)
 
@@ -458,6 +466,10 @@ class Books(RowState):
                 raise InvalidInput(f"the reused answer passes a limit ({planned.reason}) of pool {planned.pool!r}")
             self._apply(planned)
         self._set(self.reused, record.study_id, {**known, **dict.fromkeys(record.query_ids)})
+        self._count_answers(record.study_id, len(record.query_ids))
+
+    def _count_answers(self, study_id: str, more: int) -> None:
+        self._set(self._answers, study_id, self.answers(study_id) + more)
 
     def _apply(self, charge: ChargedTotals) -> None:
         if self._undo is None:  # rows are replayed

@@ -230,11 +230,11 @@ def show(
     Example: consilium study show study.toml --for-site --patients 120
     """
     from server.study import consent_text as describe
-    from server.study.status import spending_of
+    from server.study.read_facts import facts_of
 
     study = load_study(path / "study.toml" if path.is_dir() else path)
     sites = len(Workspace(path).registered()) if path.is_dir() and not for_site else 0
-    spending = spending_of(Workspace(path)) if path.is_dir() else None
+    spending = facts_of(Workspace(path)).spending if path.is_dir() else None
     if as_json:
         say(json.dumps(describe.facts(study, sites=sites, spending=spending), indent=1))
     elif for_site:

@@ -27,10 +27,10 @@ class AnswersMissing(ConsiliumError):
     exit_code = BudgetExceeded.exit_code
 
     def __init__(self, standing: StudyStatus) -> None:
-        planned = standing.study.privacy.planned_queries
+        facts = standing.facts
         super().__init__(
-            f"the study ended with {standing.answers} of {planned} answers ({standing.state}); to fix: see the reasons "
-            "above; `consilium study resume` goes on while the budget lasts"
+            f"the study ended with {facts.answers} of {facts.planned} answers ({standing.state}); to fix: see the "
+            "reasons above; `consilium study resume` goes on while the budget lasts"
         )
 
 
@@ -85,13 +85,13 @@ def print_end(workspace: Workspace, *, as_json: bool) -> None:
     standing = print_status(workspace, as_json=as_json)
     if not as_json and workspace.bundle_dir.exists():
         _print_worth(workspace, warned=bool(standing.warnings))
-    if standing.answers_left and not standing.running and not workspace.stop_file.exists():
+    if standing.facts.answers_left and not standing.running and not workspace.stop_file.exists():
         raise AnswersMissing(standing)
 
 
 def _print_worth(workspace: Workspace, *, warned: bool) -> None:
     from common.worth import ONE_RUN, GainWord
-    from server.dashboard.views.verdict import read_measured
+    from server.study.read_facts import read_measured
 
     found = read_measured(workspace.root, workspace.study().id)
     if found is None:
@@ -100,7 +100,7 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
             f"{workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
         )
         return
-    say(f"Dice on the validation set: {found.line()}\n{found.worth.sentence} {ONE_RUN}")
+    say(f"Dice on the validation set: {found.line()}\n{ONE_RUN}")
     if found.worth.word is GainWord.PROVEN and warned:
         say(
             "the warning above is of the answers alone, before a student was measured: its worth is what was measured; "
@@ -137,10 +137,9 @@ def has_answers(workspace: Workspace) -> bool:
     Returns:
         True if so.
     """
-    from server.ledger.server_ledger import Ledger
+    from server.study.read_facts import facts_of
 
-    with Ledger.open(workspace.ledger_file) as ledger:
-        return bool(ledger.answers(workspace.study().id))
+    return bool(facts_of(workspace).answers)
 
 
 def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:

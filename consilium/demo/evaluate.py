@@ -27,12 +27,12 @@ from common.data.msd import Case, case_id, nifti_files, read_dataset
 from common.data.split import read_left_out
 from common.data.volume import load_label, load_volume
 from common.events import read_events
-from common.ledger.spending import Spending
 from common.metrics import Score, Structures, hd95_mm, mean_present, score
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
+from common.study_facts import StudyFacts
 from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoOptions, Places, dataset_of
@@ -47,6 +47,7 @@ from server.postprocess.scores import kept_scores
 from server.protocols.controls import CONTROLS, STUDENT
 from server.protocols.query_protocol import protocol_of
 from server.study.consent_text import rosters
+from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
 PICTURES = 2
@@ -102,13 +103,12 @@ def report_facts(
     used, left_out = read_left_out(places.split / "split.json")
     with Ledger.open(workspace.ledger_file) as ledger:
         ledger.check_newest()
-        spending = ledger.study_spending(study.id)
-        answers = ledger.answers(study.id)
+        found, answers = facts_in(ledger, workspace), ledger.answers(study.id)
         head, rows = ledger.head(), ledger.row_count
-        spent = {site.name: ledger.pool_spending(site.pool).by(study.privacy.accountant) for site in workspace.sites()}
+    spent = {site.name: found.pools[site.pool].for_life.spent for site in workspace.sites()}
     return ReportFacts(
         study=study,
-        privacy=privacy_facts(study, spending, answers),
+        privacy=privacy_facts(study, found, answers),
         teachers=tuple(teachers),
         ensemble=_score([_hard(total) for total in sums], truths, members, spacing_mm=study.data.spacing_mm),
         mean_shape=_score([mean_shape] * len(truths), truths, members, spacing_mm=study.data.spacing_mm),
@@ -161,9 +161,9 @@ def _teachers(
     return teachers, sums
 
 
-def privacy_facts(study: Study, spending: Spending, answers: Sequence[StoredAnswer]) -> PrivacyFacts:
+def privacy_facts(study: Study, facts: StudyFacts, answers: Sequence[StoredAnswer]) -> PrivacyFacts:
     """Collect a study's privacy facts for a report: its terms, what was spent, and the number of answers."""
-    privacy, paper = study.privacy, AccountantName.PAPER
+    privacy, paper, spending = study.privacy, AccountantName.PAPER, facts.spending
     return PrivacyFacts(
         epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
         epsilon_rdp=spending.by(AccountantName.RDP).epsilon,
@@ -176,7 +176,7 @@ def privacy_facts(study: Study, spending: Spending, answers: Sequence[StoredAnsw
         accountant=str(privacy.accountant),
         planned_epsilon=privacy.epsilon,
         noise_multiplier=noise_multiplier(study_mechanism(study, dimension=1), privacy.protection),
-        queries=len(answers),
+        queries=facts.answers,
         planned_queries=privacy.planned_queries,
         voters=max((answer.voters for answer in answers), default=0),
         clipping_norm=study.codec.radius,

@@ -30,13 +30,13 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import ReleaseRecord, Roster, RosterRecord
 from common.ledger.records import LostRecord, RecoveredRecord, RefusalRecord, ReuseRecord, parse_record
-from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.ledger.spending import Spending
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, Mechanism, Relation, Unit
+from common.study_facts import StudyFacts
 from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.patient_report import release_guarantee
@@ -47,6 +47,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
 from server.protocols.query_protocol import protocol_of
 from server.study.consent_text import sealed_facts
+from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
 CERTIFICATE_SCHEMA = 2
@@ -192,14 +193,14 @@ def certificate_facts(
                 raise InvalidInput(
                     "study", value=study.id, limit="one its ledger knows", remedy="restore the study.toml it ran with"
                 )
-            spending = ledger.study_spending(study.id)
-            sites = max(len(workspace.registered()), spending.largest_roster)
+            found = facts_in(ledger, workspace)
+            sites = max(len(workspace.registered()), found.spending.largest_roster)
             return {
                 "certificate": CERTIFICATE_SCHEMA,
                 "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),
-                "study": _study_facts(study, sites=sites, spending=spending),
-                **_spent_facts(ledger, study, sites=sites, spending=spending),
-                **_history(ledger, study),
+                "study": _study_facts(study, sites=sites, spending=found.spending),
+                **_spent_facts(found, study, sites=sites),
+                **_history(ledger, study, found),
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
                 **site_facts(workspace, sources.sites, sources.reports),
@@ -233,10 +234,10 @@ def _study_facts(study: Study, *, sites: int, spending: Spending) -> dict[str, A
     }
 
 
-def _spent_facts(ledger: Ledger, study: Study, *, sites: int, spending: Spending) -> dict[str, Any]:
-    pools = []
-    for pool in ledger.pools():
-        inside, life = ledger.spending_in_study(study.id, pool.pool), ledger.pool_spending(pool.pool)
+def _spent_facts(found: StudyFacts, study: Study, *, sites: int) -> dict[str, Any]:
+    pools, spending = [], found.spending
+    for pool in found.pools.values():
+        inside, life = pool.in_study, pool.for_life
         pools.append(
             {
                 "pool": pool.pool,
@@ -245,7 +246,7 @@ def _spent_facts(ledger: Ledger, study: Study, *, sites: int, spending: Spending
                 "study": inside.spent.to_json(),
                 "lifetime_releases": life.spend.releases,
                 "lifetime": life.spent.to_json(),
-                "cap_epsilon": pool.budget.epsilon,
+                "cap_epsilon": life.budget.epsilon,
             }
         )
     return {
@@ -296,24 +297,17 @@ def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
     ]
 
 
-def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
+def _history(ledger: Ledger, study: Study, found: StudyFacts) -> dict[str, Any]:
     releases: list[tuple[str, str, int, ReleaseRecord]] = []
     named: dict[str, Roster] = {}
     refusals: list[dict[str, Any]] = []
-    drawn: set[tuple[str, int | None]] = set()
-    recovered = reused = answers = lost = by_standing = 0
+    recovered = reused = by_standing = 0
     for row in ledger.rows():
         record = parse_record("server", row.kind, row.body)
         if isinstance(record, RosterRecord):
             named[record.id] = record.roster
         elif isinstance(record, ReleaseRecord) and record.study_id == study.id:
             releases.append((record.batch_id, row.time_utc, row.seq, record))
-            answers += record.draw is None
-            drawn.add((record.query_id, record.draw))
-        elif isinstance(record, AnswerRecord):
-            answers += (record.query_id, record.draw) in drawn
-        elif isinstance(record, LostDrawRecord):
-            lost += sum((query_id, record.draw) in drawn for query_id in record.query_ids)
         elif isinstance(record, RefusalRecord) and record.study_id == study.id:
             refusals.append(
                 {
@@ -347,8 +341,8 @@ def _history(ledger: Ledger, study: Study) -> dict[str, Any]:
         )
     return {
         "releases": batches,
-        "answers": answers,
-        **({"lost_draws": lost} if lost else {}),
+        "answers": found.answers,
+        **({"lost_draws": found.lost_draws} if found.lost_draws else {}),
         "mechanisms": _mechanisms([record.query.mechanism for *_, record in releases], study),
         "refusals": refusals,
         "recovered_charges": recovered,

@@ -109,7 +109,7 @@ def _released(facts: dict[str, Any]) -> PaperSection:
         paragraphs.append("No answer was released in this study.")
     notes = []
     if facts["reused_answers"]:
-        notes.append(f"{facts['reused_answers']} answers of other studies on the same pools were used again.")
+        notes.append(f"{facts['reused_answers']} of the answers are another study's on the same pools, used again.")
     if facts["recovered_charges"]:
         notes.append(
             f"{facts['recovered_charges']} charges were entered again from the hospitals' receipts after a restored "

@@ -23,7 +23,8 @@ from server.ledger.backup import backup
 from server.public.said import STUDENTS, said_file
 from server.study.evaluated import evaluated, figures_on
 from server.study.gate import check_released
-from server.study.status import bundle_problem, spending_of
+from server.study.read_facts import facts_of
+from server.study.status import bundle_problem
 from server.study.workspace import LEDGER_RECORD, Workspace
 
 HEADER = "# consilium/student/v1\n"
@@ -68,7 +69,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
     statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     if not workspace.bundle_dir.is_dir() or not statement.exists():
         raise InvalidInput("student to publish", value=str(workspace.bundle_dir), remedy="`consilium student export`")
-    if (problem := bundle_problem(workspace, spending_of(workspace))) is not None:
+    if (problem := bundle_problem(workspace, facts_of(workspace).spending)) is not None:
         raise InvalidInput("student to publish", value=str(workspace.bundle_dir), limit=problem)
     check_released(workspace)
     if out.exists():

@@ -17,7 +17,7 @@ from common.data.dataset import Problem
 from common.errors import InvalidInput
 from common.ledger.charges import Spend
 from common.ledger.spending import Spending
-from common.worth import ONE_RUN, GainWord, Worth, control_name, of_means, worth
+from common.worth import ONE_RUN, GainWord, Worth, over_best
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
@@ -249,14 +249,7 @@ class ReportFacts:
     @property
     def worth(self) -> Worth | None:
         """The student's gain over the best of its controls; None if no control was scored."""
-        scored = {name: one for name, one in self.controls.items() if one is not None and math.isfinite(one.mean)}
-        if not scored or not math.isfinite(self.student.mean):
-            return None
-        best = max(scored, key=lambda name: scored[name].mean)
-        ours, theirs = self.student.cases, scored[best].cases
-        pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
-        name = control_name(best)
-        return worth(pairs, reference=name) or of_means(self.student.mean, scored[best].mean, reference=name)
+        return over_best(self.student, self.controls)
 
     @property
     def bought(self) -> str:

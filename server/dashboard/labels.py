@@ -102,7 +102,7 @@ def labels_page(service: DashboardService) -> LabelsPage:
     follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decided(), study.id)
-    answers, student = follower.ledger.answers, files.student()
+    answers, student = follower.facts().answers, files.student()
     volumes = published(workspace, study)
     answered = protocol_of(study).agenda(study).labelled(answers, asked=len(volumes))
     found = []

@@ -86,7 +86,6 @@ class History:
     consent: Mapping[str, object]
     registered: str
     last: str | None = None
-    answers: int = 0
     refused: int = 0
     sites: set[str] = field(default_factory=set)
 
@@ -104,7 +103,6 @@ class LedgerFold:
         self.last: Row | None = None
         self.kinds: dict[str, int] = {}
         self.points: list[SpendingPoint] = []
-        self.answers = 0
         self.batches: dict[str, BatchSeen] = {}
         self.refusals: list[RefusalSeen] = []
         self.histories: dict[str, History] = {}
@@ -193,8 +191,6 @@ class LedgerFold:
             self._release(row, record)
         elif isinstance(record, AnswerRecord) and self.books.releases[record.query_id].study_id == self._study:
             self._answered(row, self.books.releases[record.query_id].batch_id)
-        elif isinstance(record, ReuseRecord) and record.study_id == self._study:
-            self.answers += len(record.query_ids)
         elif isinstance(record, RefusalRecord) and record.study_id == self._study:
             self.refusals.append(
                 RefusalSeen(
@@ -217,14 +213,9 @@ class LedgerFold:
             case ReleaseRecord():
                 history = self.histories[record.study_id]
                 history.sites.update(entry.site for entry in self.books.releases.at(row.seq).roster)
-                history.answers += record.draw is None
                 history.last = row.time_utc
-            case AnswerRecord():
-                self.histories[self.books.releases[record.query_id].study_id].answers += 1
             case RefusalRecord():
                 self.histories[record.study_id].refused += len(record.query_ids)
-            case ReuseRecord():
-                self.histories[record.study_id].answers += len(record.query_ids)
 
     def _spend(self, row: Row, record: Document) -> None:
         """A point of the curve, if the row is a charge of this study."""
@@ -266,7 +257,7 @@ class LedgerFold:
             self._answered(row, record.batch_id)
 
     def _answered(self, row: Row, batch_id: str) -> None:
-        batch, self.answers = self.batches[batch_id], self.answers + 1
+        batch = self.batches[batch_id]
         batch.answers, batch.last_row, batch.time = batch.answers + 1, row.seq, row.time_utc
 
 

@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 from common.config import Study, load_study
 from common.errors import InvalidInput
+from common.study_facts import StudyFacts, study_facts
+from common.worth import Worth
 from server.dashboard.event_fold import EventFold
 from server.dashboard.ledger_fold import STANDING_MISSING, LedgerFold, file_stamp
+from server.study.read_facts import read_measured
 from server.study.run_state import lives
 from server.study.workspace import Site, Workspace
 
@@ -39,6 +42,7 @@ class Follower:
         self.problem: str | None = None
         self._sites: tuple[Site, ...] = ()
         self._small: tuple[tuple[int, ...], ...] = ()
+        self._facts: tuple[tuple[int, str | None, Worth | None], StudyFacts] | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -64,6 +68,14 @@ class Follower:
         if self.looked is None or not self.ledger.complete:
             return "the ledger is still being read"
         return None
+
+    def facts(self) -> StudyFacts:
+        """The study's facts, by the ledger as far as it was read."""
+        measured = read_measured(self.workspace.root, self.study.id)
+        seen = self.version, self.doubt, None if measured is None else measured.worth
+        if self._facts is None or self._facts[0] != seen:
+            self._facts = seen, study_facts(self.study, self.ledger.books, doubt=seen[1], gain=seen[2])
+        return self._facts[1]
 
     @property
     def silent_s(self) -> float:

@@ -23,7 +23,6 @@ from server.dashboard.planning import Desk, Spectra, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport, read_reports, take_report
 from server.dashboard.views.alarms import Alarm
-from server.dashboard.views.budget import study_spending
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.studies import StudyRow, study_rows
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
@@ -180,7 +179,7 @@ class DashboardService:
 
     def spending(self) -> Spending:
         """What the study has spent, and what is guaranteed."""
-        return self.view("spending", lambda: study_spending(self.follower))
+        return self.view("spending", lambda: self.follower.facts().spending)
 
     def study(self) -> StudyPage:
         return self.view("study", lambda: study_page(self.follower))

@@ -268,11 +268,6 @@ class AnswersQueries(IssuesReceipts):
         with self._writing():
             self._append(LostDrawRecord(tuple(query.id for query in draw.queries), draw.roster.draw, reason))
 
-    def lost_draws(self, study_id: str) -> int:
-        """Return how many draws of a study were charged and gave no answer."""
-        self._catch_up()
-        return self._books.releases.lost_in(study_id)
-
     def ended_without_answer(self, study_id: str) -> tuple[LostDraw, ...]:
         """Return a study's lost draws in order, each with the sites that were charged for it."""
         self._catch_up()

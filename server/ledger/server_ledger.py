@@ -53,9 +53,11 @@ from common.ledger.records import (
     check_note,
 )
 from common.ledger.releases import ChargedTotals
-from common.ledger.spending import Spending, of_pool, of_pool_in_study, of_study
+from common.ledger.spending import Spending, of_pool, of_study
 from common.privacy.accounting import Guarantee
 from common.privacy.mechanism import AccountantName, QuerySpec
+from common.study_facts import StudyFacts, study_facts
+from common.worth import Worth
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
 
 
@@ -322,6 +324,11 @@ class Ledger(AnswersQueries):
         self._catch_up()
         return tuple(self._books.studies.values())
 
+    def study_facts(self, study: Study, *, gain: Worth | None = None) -> StudyFacts:
+        """What the study spent, was answered and has left, and what it spent of every pool."""
+        self._catch_up()
+        return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain)
+
     def study_spending(self, study_id: str) -> Spending:
         """Return what a study has spent on the pool it cost most, and what is guaranteed to that pool.
 
@@ -331,16 +338,6 @@ class Ledger(AnswersQueries):
         self._catch_up()
         self._study(study_id)
         return of_study(self._books, study_id, doubt=self.standing_problem())
-
-    def spending_in_study(self, study_id: str, pool: str) -> Spending:
-        """Return what a study has spent on one pool, and what is guaranteed to that pool.
-
-        Raises:
-            InvalidInput: If the study is unknown.
-        """
-        self._catch_up()
-        self._study(study_id)
-        return of_pool_in_study(self._books, study_id, pool, doubt=self.standing_problem())
 
     def pool_spending(self, pool: str) -> Spending:
         """Return what all studies together have spent of a pool's budget, and what is guaranteed.

@@ -19,19 +19,20 @@ from common.errors import InvalidInput
 from common.events import EventLog
 from common.ledger.keys import load_signing_key
 from common.ledger.rows import Link, body_digest, format_time
-from common.ledger.spending import Spending
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import export_bundle
 from common.objects import write_atomically
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
+from common.study_facts import StudyFacts
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
 from server.public.said import STUDENTS, said_file
 from server.study.gate import verdicts_on
+from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
 
@@ -59,8 +60,8 @@ def export_student(
         answers = ledger.answers(study.id)
         if not answers:
             raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
-        spending, head = ledger.study_spending(study.id), ledger.head()
-        facts = privacy_of(study, spending, answers, head=head.hash)
+        found, head = facts_in(ledger, workspace), ledger.head()
+        facts = privacy_of(study, found, answers, head=head.hash)
         links = tuple(
             Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body))
             for row in ledger.rows()
@@ -80,8 +81,8 @@ def export_student(
         study_id=study.id,
         bundle=bundle,
         size=len(archive),
-        queries=len(answers),
-        mu_squared=spending.mu_squared,
+        queries=found.answers,
+        mu_squared=found.spending.mu_squared,
         head=head,
         links=links,
         created_utc=format_time(utc_now()),
@@ -124,16 +125,16 @@ def publish_statement(workspace: Workspace, statement: StudentStatement) -> None
     write_atomically(path, signed.render())
 
 
-def privacy_of(study: Study, spending: Spending, answers: Sequence[StoredAnswer], *, head: str) -> BundlePrivacy:
+def privacy_of(study: Study, facts: StudyFacts, answers: Sequence[StoredAnswer], *, head: str) -> BundlePrivacy:
     """Return the privacy cost of the student's labels, as the bundle states it.
 
     Args:
         study: The study.
-        spending: What it spent.
+        facts: What it spent and was answered.
         answers: Its stored answers, at least one.
         head: Hash of the ledger's signed head.
     """
-    protection, paper = study.privacy.protection, AccountantName.PAPER
+    protection, paper, spending = study.privacy.protection, AccountantName.PAPER, facts.spending
     return BundlePrivacy(
         budget_epsilon=study.privacy.epsilon,
         epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
@@ -141,7 +142,7 @@ def privacy_of(study: Study, spending: Spending, answers: Sequence[StoredAnswer]
         delta=study.privacy.delta,
         protection=protection,
         accountant=study.privacy.accountant,
-        queries=len(answers),
+        queries=facts.answers,
         noise_multiplier=min(noise_multiplier(answer.query.mechanism, protection) for answer in answers),
         sites=spending.largest_roster,
         voters_per_site=study.privacy.voters_per_site,

@@ -107,5 +107,4 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
 
 def worth_of(scores: Mapping[str, Score]) -> Worth | None:
     """Return the student's gain over its best control, paired case by case; None without a scored control."""
-    controls = {name: scores[name].cases for name in CONTROLS if name in scores and scores[name].cases}
-    return over_best(scores[STUDENT].cases, controls)
+    return over_best(scores[STUDENT], {name: scores.get(name) for name in CONTROLS})

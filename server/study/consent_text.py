@@ -11,7 +11,6 @@ from textwrap import fill
 
 from common.canonical import check_integer
 from common.config import Study
-from common.ledger.charges import charge_of
 from common.ledger.spending import Spending
 from common.privacy.accounting import guarantee
 from common.privacy.calibration import noise_multiplier
@@ -22,7 +21,6 @@ from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.protocol_terms import OLD_KEY
 from common.study_mechanism import pool_sentence, sealed_sentences, study_mechanism
 from server.ledger.server_draws import StoredAnswer
-from server.ledger.server_ledger import Ledger
 from server.protocols.query_protocol import protocol_of
 
 _UNITS = {
@@ -63,15 +61,6 @@ def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
         else:
             found.append(BatchRoster(answer.batch_id, 1, roster))
     return tuple(found)
-
-
-def is_spent(ledger: Ledger, study: Study, *, pool: str) -> bool:
-    """Whether the budget of a declared pool, its own or the study's for it, has no room for one more query."""
-    mechanism = study_mechanism(study, dimension=1)
-    declared = next(declaration for declaration in ledger.pools() if declaration.pool == pool)
-    in_study = mechanism.mu_squared(study.privacy.protection)
-    in_all = charge_of(mechanism, declared.protection, study.privacy.protection)
-    return ledger.remaining(pool) < in_all or ledger.remaining(pool, study.id) < in_study
 
 
 def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from common.config import Study
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
-from common.ledger.charges import charge_of
-from common.study_mechanism import study_mechanism
 from server.ledger.server_ledger import Ledger
 
 _REMEDY = (
@@ -44,17 +42,11 @@ class Room:
 
 def rooms(ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None) -> tuple[Room, ...]:
     """Every pool of the ledger, or those named, by how much of the study it can answer. Charges nothing."""
-    mechanism, privacy = study_mechanism(study, dimension=1), study.privacy
-    known = any(terms.id == study.id for terms in ledger.studies())
     found = []
-    for declared in ledger.pools():
-        if pools is None or declared.pool in pools:
-            cost = charge_of(mechanism, declared.protection, privacy.protection)
-            spent = ledger.spent(declared.pool, study.id).releases if known else 0
-            wanted = max(0, privacy.charges - spent)  # the study's own budget admits as many
-            found.append(
-                Room(declared.site, declared.pool, min(ledger.pool_spending(declared.pool).room(cost), wanted), wanted)
-            )
+    for one in ledger.study_facts(study).pools.values():
+        if pools is None or one.pool in pools:
+            wanted = max(0, study.privacy.charges - one.in_study.spend.releases)
+            found.append(Room(one.site, one.pool, min(one.room, wanted), wanted))
     return tuple(found)
 
 
@@ -77,7 +69,7 @@ def check_shared(ledger: Ledger, study: Study) -> None:
 
 def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None:
     """PoolsSpent where nothing was released and too few of the pools of a study's sites have room for one query."""
-    if ledger.answers(study.id):
+    if ledger.study_facts(study).answers:
         return
     found = rooms(ledger, study, pools=pools)
     if sum(room.releases > 0 for room in found) < study.privacy.quorum:

@@ -25,12 +25,12 @@ def spoiled_draws(ledger: Ledger, study: Study) -> tuple[LostDraw, ...]:
 
 def budget_state(ledger: Ledger, study: Study) -> str:
     """How many answers there are, how many charges are left, and what was spent, in words."""
-    privacy = study.privacy
-    charged = max((ledger.spent(pool.pool, study.id).releases for pool in ledger.pools()), default=0)
-    spending = ledger.study_spending(study.id)
+    privacy, facts = study.privacy, ledger.study_facts(study)
+    charged = max((pool.in_study.spend.releases for pool in facts.pools.values()), default=0)
+    spending = facts.spending
     least = "at least " if spending.doubt else ""
     return (
-        f"the study has {len(ledger.answers(study.id))} of {privacy.planned_queries} answers and "
+        f"the study has {facts.answers} of {privacy.planned_queries} answers and "
         f"{max(0, privacy.charges - charged)} of {privacy.charges} charges left, "
         f"{least}ε = {epsilon_text(spending.spent.epsilon)} of {epsilon_text(privacy.epsilon)} spent "
         f"({privacy.accountant})"

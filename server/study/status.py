@@ -9,13 +9,15 @@ from datetime import datetime
 from typing import Any
 
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.errors import InvalidInput, LedgerCorrupt
 from common.events import EVENTS, read_events
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
+from common.study_facts import StudyFacts
 from server.ledger.server_ledger import Ledger
-from server.study.consent_text import BatchRoster, is_spent, rosters
+from server.study.consent_text import BatchRoster, rosters
+from server.study.read_facts import facts_in
 from server.study.run_state import RunState, run_state
 from server.study.spoiled import accepted_row, question, spoiled_draws
 from server.study.workspace import Workspace
@@ -61,7 +63,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StudyStatus:
-    """A study's standing by its ledger and its event log; ``spending`` is what it spent and what is guaranteed.
+    """A study's standing by its ledger and its event log.
 
     ``admitted`` is how many sites are; ``stage`` is None before the first run and where a run has ended well.
     """
@@ -72,9 +74,7 @@ class StudyStatus:
     admitted: int
     stage: Stage | None
     last_event: dict[str, object]
-    answers: int
-    lost_draws: int
-    spending: Spending
+    facts: StudyFacts
     sites: dict[str, SiteStatus]
     batches: tuple[BatchRoster, ...]
     answers_weighed: dict[str, object] | None
@@ -82,7 +82,8 @@ class StudyStatus:
     ledger_head: str
 
     def to_json(self) -> dict[str, object]:
-        privacy = self.study.privacy
+        privacy, facts = self.study.privacy, self.facts
+        spending = facts.spending
         return {
             "study": self.study.name,
             "id": self.study.id,
@@ -91,19 +92,20 @@ class StudyStatus:
             "stage": None if self.stage is None else asdict(self.stage),
             "sites_admitted": self.admitted,
             "last_event": self.last_event,
-            "answers": self.answers,
-            "answers_left": self.answers_left,
-            **({"lost_draws": self.lost_draws} if privacy.sealed else {}),
+            "answers": facts.answers,
+            "answers_left": facts.answers_left,
+            **({"lost_draws": facts.lost_draws} if privacy.sealed else {}),
             "planned_queries": privacy.planned_queries,
-            "epsilon": {str(name): one.epsilon for name, one in self.spending.readings().items()},
+            "epsilon": {str(name): one.epsilon for name, one in spending.readings().items()},
             "accountant": str(privacy.accountant),
             "budget_epsilon": privacy.epsilon,
-            "guaranteed_epsilon": None if self.spending.doubt else self.spending.guaranteed.epsilon,
-            "at_least": self.spending.doubt,
+            "guaranteed_epsilon": None if spending.doubt else spending.guaranteed.epsilon,
+            "at_least": spending.doubt,
             "guess_right_at_most": {
-                "guaranteed": None if self.spending.doubt else self.spending.odds_guaranteed,
-                "spent": self.spending.odds_spent,
+                "guaranteed": None if spending.doubt else spending.odds_guaranteed,
+                "spent": spending.odds_spent,
             },
+            "gain": None if facts.gain is None else facts.gain.to_json(),
             "delta": privacy.delta,
             "unit": str(privacy.unit),
             "relation": str(privacy.relation),
@@ -114,23 +116,19 @@ class StudyStatus:
             "ledger_head": self.ledger_head,
         }
 
-    @property
-    def answers_left(self) -> int:
-        """Planned queries that are not answered yet."""
-        return max(0, self.study.privacy.planned_queries - self.answers)
-
     def lines(self) -> list[str]:
         """The same for a reader; times are this machine's."""
-        privacy = self.study.privacy
+        privacy, facts = self.study.privacy, self.facts
         lines = [
             f"study {self.study.name}: {self.state}",
             *([] if self.stage is None else [_stage_line(self.stage)]),
-            f"answers {self.answers} of {privacy.planned_queries} planned, {self.answers_left} left",
-            *_spending_lines(self.spending),
+            facts.answers_line,
+            *_spending_lines(facts.spending),
+            *([] if facts.gain is None else [facts.gain_line]),
         ]
-        if self.lost_draws:
+        if facts.lost_draws:
             lines.append(
-                f"draws lost {self.lost_draws} of {privacy.spare_draws} to spare, charged and without an answer"
+                f"draws lost {facts.lost_draws} of {privacy.spare_draws} to spare, charged and without an answer"
             )
         if self.admitted < privacy.quorum:
             lines.append(f"sites admitted: {self.admitted}, of the {privacy.quorum} that a release needs")
@@ -147,7 +145,7 @@ class StudyStatus:
                         "spent" if site.spent else "open",
                         *([f"{site.charged or 0} draws", str(site.spoiled)] if privacy.sealed else []),
                         f"{site.batches} of {len(self.batches)}",
-                        f"{site.answers} of {self.answers}",
+                        f"{site.answers} of {facts.answers}",
                         *([f"{site.refused} codes"] if refused else []),
                         _local(site.newest["time"]) if site.newest else "never",
                         " ".join(filter(None, (site.newest.get("event", ""), site.newest.get("reason", "")))),
@@ -238,22 +236,6 @@ def ledger_problem(workspace: Workspace) -> str | None:
         return str(error)
 
 
-def spending_of(workspace: Workspace) -> Spending:
-    """What was spent of a study's budget by its ledger; nothing before the study is on record, or where no ledger lies.
-
-    A ledger that does not hold is a doubt, and so is one that is older than its standing.
-    """
-    study = workspace.study()
-    try:
-        if workspace.ledger_file.exists():
-            with Ledger.open(workspace.ledger_file) as ledger:
-                if any(terms.id == study.id for terms in ledger.studies()):
-                    return ledger.study_spending(study.id)
-    except (LedgerCorrupt, InvalidInput, StorageFailed) as error:
-        return Spending.of(study.privacy, doubt=str(error))
-    return Spending.of(study.privacy)
-
-
 def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
     """Why the exported bundle says too little of what patients lose; None if it says enough, or there is none.
 
@@ -289,25 +271,21 @@ def study_status(workspace: Workspace) -> StudyStatus:
     """A study's standing, from the ledger and the event log."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
-        answers = ledger.answers(study.id)
-        batches = rosters(answers)
-        registered = workspace.registered()
-        declared = {pool.pool for pool in ledger.pools()}
-        spent = {site.name: is_spent(ledger, study, pool=site.pool) for site in registered if site.pool in declared}
-        spending = ledger.study_spending(study.id)
-        lost, head = ledger.lost_draws(study.id), ledger.head().hash
-        charged = {site.name: ledger.spent(site.pool, study.id).releases for site in registered}
+        facts = facts_in(ledger, workspace)
+        batches = rosters(ledger.answers(study.id))
+        registered, head = workspace.registered(), ledger.head().hash
         spoiled = spoiled_draws(ledger, study)
         asked = question(ledger, study, accepted=accepted_row(workspace))
+    pools = {site.name: facts.pools[site.pool] for site in registered if site.pool in facts.pools}
     sites = {
         name: SiteStatus(
-            spent=spent.get(name, False),
+            spent=name in pools and pools[name].exhausted,
             batches=sum(name in batch.roster for batch in batches),
             answers=sum(batch.queries for batch in batches if name in batch.roster),
-            charged=charged.get(name, 0) if study.privacy.sealed else None,
+            charged=(pools[name].in_study.spend.releases if name in pools else 0) if study.privacy.sealed else None,
             spoiled=sum(len(draw.query_ids) for draw in spoiled if name in draw.sites),
         )
-        for name in sorted(spent.keys() | {name for batch in batches for name in batch.roster})
+        for name in sorted(pools.keys() | {name for batch in batches for name in batch.roster})
     }
     last: dict[str, object] = {}
     weighed: dict[str, object] | None = None
@@ -327,9 +305,9 @@ def study_status(workspace: Workspace) -> StudyStatus:
             known = sites.get(event["site"], SiteStatus(False, 0, 0))
             sites[event["site"]] = replace(known, refused=known.refused + event["codes"])
     run = run_state(workspace)
-    enough = len(spent) >= study.privacy.quorum  # else sites are missing, not their budgets
-    out_of_budget = enough and sum(not gone for gone in spent.values()) < study.privacy.quorum
-    done = len(answers) >= study.privacy.planned_queries
+    enough = len(pools) >= study.privacy.quorum  # else sites are missing, not their budgets
+    out_of_budget = enough and sum(not pool.exhausted for pool in pools.values()) < study.privacy.quorum
+    done = not facts.answers_left
     return StudyStatus(
         study=study,
         state=_state(run, done=done, student=workspace.bundle_dir.exists(), out_of_budget=out_of_budget),
@@ -337,12 +315,10 @@ def study_status(workspace: Workspace) -> StudyStatus:
         admitted=len(registered),
         stage=at,
         last_event=last,
-        answers=len(answers),
-        lost_draws=lost,
-        spending=spending,
+        facts=facts,
         sites=sites,
         batches=batches,
         answers_weighed=weighed,
-        warnings=(*dict.fromkeys(filter(None, (run.reason, spending.doubt, asked))), *warnings),
+        warnings=(*dict.fromkeys(filter(None, (run.reason, facts.spending.doubt, asked))), *warnings),
         ledger_head=head,
     )

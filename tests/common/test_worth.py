@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
+from common.metrics import Score
 from common.worth import GainWord, Worth, of_means, over_best, worth
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
@@ -61,8 +62,19 @@ def test_a_figure_that_is_none_counts_for_nothing_and_is_never_a_worth(bad: floa
 
 
 def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
-    found = over_best(OURS, {"zero_code": [0.1] * 5, "public_only": THEIRS, "shuffled_codes": []})
+    student = Score((), 0.718, tuple(OURS))
+    controls = {
+        "zero_code": Score((), 0.1, (0.1,) * 5),
+        "public_only": Score((), 0.68, tuple(THEIRS)),
+        "shuffled_codes": None,
+        "unscored": Score((), math.nan, ()),
+    }
+    found = over_best(student, controls)
     assert found is not None
     assert found.reference == "the control public only"
     assert found.word is GainWord.NOT_PROVEN
-    assert over_best(OURS, {}) is None
+    assert over_best(student, {}) is None
+    assert over_best(student, {"shuffled_codes": None}) is None
+    alone = over_best(student, {"zero_code": Score((), 0.1, ())})
+    assert alone is not None
+    assert (alone.gain, alone.interval, alone.word) == (pytest.approx(0.618), None, GainWord.NOT_PROVEN)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from common.sockets import free_ports
-from server.dashboard.views.verdict import read_measured
+from server.study.read_facts import read_measured
 from server.study.workspace import Workspace
 from tests.e2e.ended import Ended, is_the_papers_release
 

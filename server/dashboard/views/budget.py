@@ -8,13 +8,12 @@ from functools import lru_cache
 
 from common.config import Study
 from common.errors import InvalidInput
-from common.ledger.charges import charge_of
-from common.ledger.spending import Spending, of_pool, of_pool_in_study, of_study
+from common.ledger.spending import Spending
 from common.privacy.accounting import epsilon_by
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import Budget, Mechanism
+from common.study_facts import PoolFacts, StudyFacts
 from common.study_mechanism import study_mechanism
-from server.dashboard.read_model import Follower
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +54,14 @@ class BudgetView:
     words: str
 
 
-def study_spending(follower: Follower) -> Spending:
-    """What the study has spent on the pool it cost most, and what is guaranteed; nothing before it is on record."""
-    study, books = follower.study, follower.ledger.books
-    if study.id not in books.studies:
-        return Spending.of(study.privacy, doubt=follower.doubt)
-    return of_study(books, study.id, doubt=follower.doubt)
+def study_budget(facts: StudyFacts) -> BudgetView:
+    """The study's own budget as pages show it."""
+    return _budget("study", None, facts.spending, room=facts.room or 0)
 
 
-def study_budget(follower: Follower) -> BudgetView:
-    """:func:`study_spending` as pages show it."""
-    study, spending = follower.study, study_spending(follower)
-    left = 0
-    if study.id in follower.ledger.books.studies:
-        left = spending.room(charge_of(mechanism_of(study), spending.protection, spending.protection))
-    return _budget("study", None, spending, left=left)
-
-
-def pool_budget(follower: Follower, name: str, pool: str) -> BudgetView | None:
-    """What all studies together have spent on a site's pool; None before the pool is declared."""
-    study, books = follower.study, follower.ledger.books
-    if pool not in books.pools:
-        return None
-    spending = of_pool(books, pool, doubt=follower.doubt)
-    left = spending.room(charge_of(mechanism_of(study), spending.protection, study.privacy.protection))
-    if study.id in books.studies:
-        inside = of_pool_in_study(books, study.id, pool)
-        left = min(left, inside.room(charge_of(mechanism_of(study), inside.protection, inside.protection)))
-    return _budget(name, pool, spending, left=left)
+def pool_budget(facts: PoolFacts) -> BudgetView:
+    """What all studies together have spent on a site's pool, as pages show it."""
+    return _budget(facts.site, facts.pool, facts.for_life, room=facts.room)
 
 
 def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float | None:
@@ -99,7 +78,7 @@ def mechanism_of(study: Study) -> Mechanism:
     return study_mechanism(study, dimension=1)
 
 
-def _budget(name: str, pool: str | None, spending: Spending, *, left: int) -> BudgetView:
+def _budget(name: str, pool: str | None, spending: Spending, *, room: int) -> BudgetView:
     budget, protection = spending.budget, spending.protection
     return BudgetView(
         name=name,
@@ -114,13 +93,13 @@ def _budget(name: str, pool: str | None, spending: Spending, *, left: int) -> Bu
         relation=str(protection.relation),
         share=spending.share,
         releases=spending.spend.releases,
-        answers_left=left if spending.doubt is None else 0,
+        answers_left=room if spending.doubt is None else 0,
         readings=tuple(
             Reading(str(one), found.epsilon, one == spending.accountant) for one, found in spending.readings().items()
         ),
         doubt=spending.doubt,
         warning=None if spending.doubt else spending.warning,
-        words=_budget_words(spending, left),
+        words=_budget_words(spending, room),
     )
 
 

@@ -13,7 +13,7 @@ from server.dashboard.views.alarms import Alarm, Banner, alarms, banners, worst_
 from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
-from server.dashboard.views.verdict import StudyVerdict, read_measured, verdict
+from server.dashboard.views.verdict import StudyVerdict, verdict
 from server.dashboard.wording import EventView
 from server.planning.planner import Plan
 
@@ -66,24 +66,24 @@ def overview(
     outlook: Plan | None = None,
 ) -> Overview:
     """Everything on the first screen: ``more`` alarms of the dashboard itself, ``outlook`` is the study's plan."""
-    study, ledger = follower.study, follower.ledger
+    study, ledger, facts = follower.study, follower.ledger, follower.facts()
     run = run_view(follower, now=now)
     sites = site_views(follower, run=run, now=now)
-    budget = study_budget(follower)
+    budget = study_budget(facts)
     return Overview(
         study=study.name,
         study_id=study.id,
         planned=study.privacy.planned_queries,
-        answers=ledger.answers,
+        answers=facts.answers,
         refused=sum(refusal.queries for refusal in ledger.refusals),
         quorum=study.privacy.quorum,
         verdict=verdict(
             study,
             broken=ledger.problem is not None or ledger.cut is not None,
-            measured=read_measured(follower.workspace.root, study.id),
+            gain=facts.gain,
             outlook=outlook,
             hospitals=len(follower.sites),
-            answers=ledger.answers,
+            answers=facts.answers,
             running=run.state == "running",
             trained=follower.events.student is not None,
         ),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from common.ledger.spending import Spending, of_pool_in_study
 from server.dashboard.event_fold import SiteState
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, pool_budget
@@ -81,12 +80,12 @@ def _batches_without_receipts(follower: Follower) -> Counter[str]:
 
 def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView, now: datetime) -> SiteView:
     seen = follower.events.sites.get(name, SiteState())
-    books, study = follower.ledger.books, follower.study
-    budget = pool_budget(follower, name, pool)
+    study, facts = follower.study, follower.facts()
+    spent = facts.pools.get(pool)
+    budget = None if spent is None else pool_budget(spent)
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
     if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
         state, words = "spent", "its budget takes no further answer"
-    inside = of_pool_in_study(books, study.id, pool) if study.id in books.studies else Spending.of(study.privacy)
     return SiteView(
         name=name,
         pool=pool,
@@ -108,7 +107,7 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
         contradicted_row=seen.contradicted_row,
         unwitnessed=seen.unwitnessed,
         budget=budget,
-        study_epsilon=inside.spent.epsilon,
+        study_epsilon=0.0 if spent is None else spent.in_study.spent.epsilon,
     )
 
 

@@ -7,17 +7,19 @@ report; any other study was not measured, as far as this dashboard can tell.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.config import load_study
 from common.errors import ConsiliumError
-from common.ledger.spending import of_study
+from common.ledger.charges import StudyTerms
 from common.protocol_terms import framed_in
+from common.study_facts import StudyFacts, recorded_facts
+from common.worth import Worth
 from server.dashboard.ledger_fold import History
 from server.dashboard.read_model import Follower
-from server.dashboard.views.verdict import Measured, read_measured
+from server.study.read_facts import read_measured
 
 MOST_NEIGHBOURS = 50
 
@@ -61,23 +63,27 @@ class StudyRow:
 
 def study_rows(follower: Follower) -> tuple[StudyRow, ...]:
     """Every study of the ledger, the newest first."""
-    measured = _measured(follower.workspace.root, follower.study.id)
-    rows = [
-        _row(follower, study_id, history, measured.get(study_id))
-        for study_id, history in follower.ledger.histories.items()
-    ]
+    gains = _gains(follower.workspace.root, follower.study.id)
+    books, rows = follower.ledger.books, []
+    for study_id, history in follower.ledger.histories.items():
+        planned = _table(history.consent, "privacy").get("planned_queries")
+        facts = recorded_facts(
+            study_id,
+            books,
+            planned=planned if isinstance(planned, int) else None,
+            doubt=follower.doubt,
+            gain=gains.get(study_id),
+        )
+        rows.append(_row(books.studies[study_id], history, facts, here=study_id == follower.study.id))
     return tuple(sorted(rows, key=lambda row: row.registered, reverse=True))
 
 
-def _row(follower: Follower, study_id: str, history: History, measured: Measured | None) -> StudyRow:
-    books = follower.ledger.books
-    terms, spending = books.studies[study_id], of_study(books, study_id, doubt=follower.doubt)
-    codec, privacy = _table(history.consent, "codec"), _table(history.consent, "privacy")
-    planned = privacy.get("planned_queries")
-    row = StudyRow(
-        id=study_id,
+def _row(terms: StudyTerms, history: History, facts: StudyFacts, *, here: bool) -> StudyRow:
+    spending, gain = facts.spending, facts.gain
+    return StudyRow(
+        id=facts.study_id,
         name=terms.name,
-        here=study_id == follower.study.id,
+        here=here,
         registered=history.registered,
         last=history.last,
         unit=str(terms.protection.unit),
@@ -92,27 +98,18 @@ def _row(follower: Follower, study_id: str, history: History, measured: Measured
         quorum=terms.quorum,
         voters_per_site=terms.voters_per_site,
         noise="the server" if terms.colluders is None else f"the hospitals, up to {terms.colluders} colluding",
-        asks="all volumes in one query, in rounds" if framed_in(codec) else "one volume a query",
-        planned=planned if isinstance(planned, int) else None,
-        answers=history.answers,
+        asks="all volumes in one query, in rounds"
+        if framed_in(_table(history.consent, "codec"))
+        else "one volume a query",
+        planned=facts.planned,
+        answers=facts.answers,
         refused=history.refused,
         sites=len(history.sites),
-        word=None,
-        gain=None,
-        interval=None,
-        student=None,
-        control=None,
-    )
-    if measured is None or not history.answers:  # a copy of the study beside this one may have both
-        return row
-    found = measured.worth
-    return replace(
-        row,
-        word=str(found.word),
-        gain=found.gain,
-        interval=found.interval,
-        student=found.student,
-        control=found.other,
+        word=None if gain is None else str(gain.word),
+        gain=None if gain is None else gain.gain,
+        interval=None if gain is None else gain.interval,
+        student=None if gain is None else gain.student,
+        control=None if gain is None else gain.other,
     )
 
 
@@ -121,8 +118,8 @@ def _table(consent: Mapping[str, object], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _measured(root: Path, own: str) -> dict[str, Measured]:
-    """What was measured of this study and of those whose directories lie beside it, by study id."""
+def _gains(root: Path, own: str) -> dict[str, Worth]:
+    """The gains that were measured of this study and of those whose directories lie beside it, by study id."""
     found = {own: read_measured(root, own)}
     neighbours = (path.parent for path in sorted(root.absolute().parent.glob("*/study.toml"))[:MOST_NEIGHBOURS])
     for folder in neighbours:
@@ -132,4 +129,4 @@ def _measured(root: Path, own: str) -> dict[str, Measured]:
             continue
         if found.get(study_id) is None:
             found[study_id] = read_measured(folder, study_id)
-    return {study_id: one for study_id, one in found.items() if one is not None}
+    return {study_id: one.worth for study_id, one in found.items() if one is not None}

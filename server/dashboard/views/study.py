@@ -125,7 +125,7 @@ def study_page(follower: Follower) -> StudyPage:
         voters_per_site=privacy.voters_per_site,
         clipping_norm=study.codec.radius,
         noise_multiplier=noise_multiplier(mechanism_of(study), privacy.protection),
-        budget=study_budget(follower),
+        budget=study_budget(follower.facts()),
         curve=tuple(epsilon_curve(follower)),
         accountant_note=ACCOUNTANT_NOTE,
         batches=tuple(views),

@@ -6,35 +6,15 @@ or beside it says; before that there is the planner's outlook, which promises no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from common.config import Study
-from common.errors import InvalidInput
 from common.privacy.figures import percent_text
-from common.worth import ONE_RUN, GainWord, Worth, control_name, of_means, worth
-from server.dashboard.quarantine import read_json
+from common.worth import ONE_RUN, GainWord, Worth
 from server.planning.planner import Outlook, Plan
 from server.planning.recommend import PAIRS, WORTH_ASKING, joint_noise, predicted_gain
 
 MEND_FIRST = "Hand nothing on before the ledger verifies: what it cost is not known until then. See the alarms above."
-
-MAX_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The student's worth over its best control, and every control's mean Dice."""
-
-    worth: Worth
-    controls: Mapping[str, float] = field(default_factory=dict)
-
-    def line(self) -> str:
-        """The student and every control."""
-        each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
-        return f"student {self.worth.student:.3f}; controls: {', '.join(each)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,40 +29,10 @@ class StudyVerdict:
     next: str
 
 
-def read_measured(root: Path, study_id: str) -> Measured | None:
-    """The scores of this study's student and controls; None where nobody measured, or the file is another study's."""
-    for path in (root / "report.json", root.parent / "report.json"):
-        try:
-            found = read_json(path, most_bytes=MAX_BYTES)
-            if found["study"]["id"] == study_id:
-                return _measured(found)
-        except (InvalidInput, LookupError, TypeError, AttributeError, ValueError):
-            continue
-    return None
-
-
-def _measured(report: dict[str, Any]) -> Measured | None:
-    student = report["student"]["dice"]
-    scored = {str(name): one["dice"] for name, one in report["controls"].items() if one["dice"] is not None}
-    means = {name: _dice(one["mean"]) for name, one in scored.items()}
-    best = max(means, key=lambda name: means[name])
-    mine, theirs = student.get("cases"), scored[best].get("cases")
-    pairs = list(zip(mine, theirs, strict=True)) if mine and theirs else []
-    both = [(_dice(a), _dice(b)) for a, b in pairs if a is not None and b is not None]
-    name = control_name(best)
-    return Measured(worth(both, reference=name) or of_means(_dice(student["mean"]), means[best], reference=name), means)
-
-
-def _dice(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InvalidInput("Dice of a report", limit="a number from 0 to 1")
-    return float(value)
-
-
 def verdict(
     study: Study,
     *,
-    measured: Measured | None,
+    gain: Worth | None,
     outlook: Plan | None,
     hospitals: int,
     answers: int,
@@ -94,8 +44,8 @@ def verdict(
 
     While the ledger is ``broken`` nothing is green, and to mend it comes first.
     """
-    if measured is not None:
-        found = of_measured(measured.worth)
+    if gain is not None:
+        found = of_measured(gain)
     else:
         found = _unmeasured(
             study, outlook, hospitals=hospitals, begun=running or answers > 0, how=_how(answers, running, trained)

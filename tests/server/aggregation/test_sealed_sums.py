@@ -538,7 +538,7 @@ def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges
     assert all(fold.last and batch.last_charge < fold.last.seq for batch in fold.batches.values())  # then come answers
     history = _history(world.ledger, world.study)
     assert (history["answers"], history["lost_draws"]) == (3, 2)
-    assert world.ledger.lost_draws(world.study.id) == 2
+    assert world.ledger.study_facts(world.study).lost_draws == 2
 
 
 # --- an older copy of a site's ledger

@@ -11,7 +11,8 @@ from scipy.stats import ttest_1samp
 
 from common.worth import Worth
 from server.dashboard.planning import MOST_QUERIES, planned, wishes_of
-from server.dashboard.views.verdict import Measured, read_measured, verdict
+from server.dashboard.views.verdict import verdict
+from server.study.read_facts import read_measured
 from tests.federation import make_study
 
 STUDY = make_study(planned_queries=4)
@@ -22,9 +23,9 @@ def report(student: float, controls: dict[str, float | None], **more: object) ->
     return json.dumps({"study": {"id": STUDY.id}, "student": {"dice": {"mean": student, **more}}, "controls": scored})
 
 
-def said(measured: Measured | None, *, joint: bool = False, hospitals: int = 4):
+def said(gain: Worth | None, *, joint: bool = False, hospitals: int = 4):
     study = replace(STUDY, codec=replace(STUDY.codec, joint=joint))
-    return verdict(study, measured=measured, outlook=None, hospitals=hospitals, answers=4)
+    return verdict(study, gain=gain, outlook=None, hospitals=hospitals, answers=4)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def said(measured: Measured | None, *, joint: bool = False, hospitals: int = 4):
 )
 def test_green_is_a_gain_that_is_proven_by_the_rule_of_every_other_text(gain, half, name):
     worth = Worth(0.5 + gain, 0.5, "the control public only", gain, half, 12 if half else 0)
-    found = said(Measured(worth))
+    found = said(worth)
     assert found.name == name == worth.word.replace(" ", "-")
     assert found.learned is (name == "proven")
     assert worth.title == found.words
@@ -60,7 +61,7 @@ def test_nothing_is_green_before_it_was_measured_however_good_the_plan(hospitals
 @pytest.mark.parametrize(("paired", "expected"), [(8, "no gain beside 8 public pairs"), (0, "hippocampus task")])
 def test_beside_public_pairs_no_gain_is_promised_that_was_measured_without_any(paired, expected):
     study = replace(STUDY, codec=replace(STUDY.codec, joint=True, paired=paired))
-    found = verdict(study, measured=None, outlook=None, hospitals=8, answers=0)
+    found = verdict(study, gain=None, outlook=None, hospitals=8, answers=0)
     assert expected in found.basis
 
 
@@ -97,11 +98,11 @@ def test_the_first_page_begins_with_the_verdict(reader):
 
 
 def test_nothing_is_green_and_nothing_is_to_be_exported_while_the_ledger_is_broken():
-    measured = Measured(Worth(0.7, 0.5, "the control public only", 0.2, 0.05, 12))
-    found = verdict(STUDY, measured=measured, outlook=None, hospitals=4, answers=4, broken=True)
+    gain = Worth(0.7, 0.5, "the control public only", 0.2, 0.05, 12)
+    found = verdict(STUDY, gain=gain, outlook=None, hospitals=4, answers=4, broken=True)
     assert not found.learned
     assert "Export" not in found.next
-    assert verdict(STUDY, measured=measured, outlook=None, hospitals=4, answers=4).learned
+    assert verdict(STUDY, gain=gain, outlook=None, hospitals=4, answers=4).learned
 
 
 def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):

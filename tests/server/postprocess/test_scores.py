@@ -18,11 +18,11 @@ from common.errors import InvalidInput
 from common.metrics import mean_dice
 from common.models.fit import predict
 from consilium.cli.study import study_app
-from server.dashboard.views.verdict import read_measured
 from server.postprocess.networks import load_control, load_student
 from server.postprocess.scores import kept_scores
 from server.protocols.controls import CONTROLS
 from server.study.create_study import publish_validation
+from server.study.read_facts import read_measured
 from tests.dashboard_study import Recorded, make_study_directory
 
 

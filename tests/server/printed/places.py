@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from common.errors import LedgerCorrupt
 from common.models.bundle_configs import readme
+from common.models.bundle_facts import BundlePrivacy
 from consilium.cli.ledger import verify_app
 from consilium.cli.study import study_app
 from consilium.demo.evaluate import privacy_facts
@@ -316,14 +317,19 @@ def metrics(seen: View) -> Iterator[Said]:
     assert all("at least that while pate_ledger_in_doubt is 1" in words for _, words in told)
 
 
-def bundle(seen: View) -> Iterator[Said]:
-    """The privacy facts and the model card, where there is an answer to have trained on."""
+def bundle_facts(seen: View) -> BundlePrivacy | None:
+    """What a bundle would state; None where there is no answer to have trained on."""
     study = seen.workspace.study()
     with Ledger.open(seen.workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
-        if not answers:
-            return
-        facts = privacy_of(study, ledger.study_spending(study.id), answers, head=ledger.head().hash)
+        return privacy_of(study, ledger.study_facts(study), answers, head=ledger.head().hash) if answers else None
+
+
+def bundle(seen: View) -> Iterator[Said]:
+    """The privacy facts and the model card, where there is an answer to have trained on."""
+    facts = bundle_facts(seen)
+    if facts is None:
+        return
     roles = {
         "budget_epsilon": "budget",
         "epsilon": "spent:gate",
@@ -333,27 +339,44 @@ def bundle(seen: View) -> Iterator[Said]:
     yield from of_text(f"Guaranteed by the study: {stated.pop('guarantee')}", "privacy.json")
     yield from of_text(f"Spent of it when this was exported: {stated.pop('spent')}", "privacy.json")
     yield from of_document(stated, "privacy.json", roles)
-    yield from of_text(readme(study, facts, {}).replace("\nledger's", " ledger's"), "MODEL_CARD.md")
+    card = readme(seen.workspace.study(), facts, {})
+    yield from of_text(card.replace("\nledger's", " ledger's"), "MODEL_CARD.md")
 
 
-def report(seen: View) -> Iterator[Said]:
+NO_DICE: Mapping[str, tuple[float, ...]] = {}
+
+
+def report_facts(
+    seen: View, *, student: tuple[float, ...] = (0.5,), controls: Mapping[str, tuple[float, ...]] = NO_DICE
+) -> ReportFacts:
+    """A report of the study, with these Dice case by case."""
+
+    def scored(cases: tuple[float, ...]) -> DiceScore:
+        mean = sum(cases) / len(cases)
+        return DiceScore(mean, (mean,), cases)
+
     study, score = seen.workspace.study(), DiceScore(0.5, (0.5,))
     with Ledger.open(seen.workspace.ledger_file) as ledger:
-        answers, spending = ledger.answers(study.id), ledger.study_spending(study.id)
-        pools = {one.pool: ledger.pool_spending(one.pool).spent.epsilon for one in ledger.pools()}
-    facts = ReportFacts(
+        answers, found = ledger.answers(study.id), ledger.study_facts(study)
+    return ReportFacts(
         study=study,
-        privacy=privacy_facts(study, spending, answers),
+        privacy=privacy_facts(study, found, answers),
         teachers=(),
         ensemble=score,
         mean_shape=score,
-        student=score,
-        controls=dict.fromkeys(CONTROLS),
+        student=scored(student),
+        controls={name: scored(controls[name]) if name in controls else None for name in CONTROLS},
         decoded_labels=None,
         daemons=(),
         refused_node="",
         sites=tuple(
-            SiteFact(name=one.name, pool=one.pool, patients=1, codes_sent=1, epsilon_spent=pools[one.pool])
+            SiteFact(
+                name=one.name,
+                pool=one.pool,
+                patients=1,
+                codes_sent=1,
+                epsilon_spent=found.pools[one.pool].for_life.spent.epsilon,
+            )
             for one in seen.workspace.sites()
         ),
         releases=rosters(answers),
@@ -366,6 +389,10 @@ def report(seen: View) -> Iterator[Said]:
         seeds={},
         spacing_mm=(1.0, 1.0, 1.0),
     )
+
+
+def report(seen: View) -> Iterator[Said]:
+    facts = report_facts(seen)
     roles = {
         r"privacy\.planned_epsilon": "budget",
         r"privacy\.guaranteed_epsilon": "guaranteed",

@@ -101,6 +101,7 @@ class Truth:
         self.spent: dict[str, Fraction] = defaultdict(Fraction)
         self.rosters: dict[str, int] = defaultdict(int)
         self.kinds: dict[str, int] = defaultdict(int)
+        self.answers: dict[str, int] = defaultdict(int)
         charged: dict[str, dict[str, Any]] = {}
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
             rows = db.execute("SELECT kind, body FROM rows ORDER BY seq").fetchall()
@@ -114,11 +115,15 @@ class Truth:
                 self.sites[body["pool"]] = body["site"]
             elif kind == "release":
                 charged[body["query_id"]] = body
+                self.answers[body["study"]] += body.get("draw") is None
                 self._charge(body["study"], body["query"]["mechanism"], body["roster"], pools=True)
+            elif kind == "answer":
+                self.answers[charged[body["query_id"]]["study"]] += 1
             elif kind == "recovered":
                 release = body["release"]
                 self._charge(release["study"], release["query"]["mechanism"], release["roster"], pools=True)
             elif kind == "reuse":
+                self.answers[body["study"]] += len(body["query_ids"])
                 for query in body["query_ids"]:
                     of = charged[query]
                     self._charge(body["study"], of["query"]["mechanism"], of["roster"], pools=False)

@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_comple
     with workspace.locked():
         assert study_status(workspace).state == "running"
     status = study_status(workspace)
-    assert (status.state, status.running, status.answers_left) == ("died", False, 0)
+    assert (status.state, status.running, status.facts.answers_left) == ("died", False, 0)
     assert "consilium study resume" in " ".join(status.warnings)
     events.emit("run-failed", run="1", reason="the disk is full")
     assert study_status(workspace).state == "failed"

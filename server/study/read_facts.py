@@ -1,0 +1,89 @@
+"""Reads a study's facts from its directory: its ledger, and the report of what was measured of its student.
+
+A ledger that does not hold is a doubt about what was spent, and so is one that is older than its standing. A report
+that does not hold, or is another study's, counts as no measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.study_facts import StudyFacts, study_facts
+from common.worth import Worth, over_best
+from server.dashboard.quarantine import read_json
+from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
+
+MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The student's worth over its best control, and every control's mean Dice."""
+
+    worth: Worth
+    controls: Mapping[str, float] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The student and every control."""
+        each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
+        return f"student {self.worth.student:.3f}; controls: {', '.join(each)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A network's Dice as a report states it."""
+
+    mean: float
+    cases: tuple[float, ...]
+
+    @classmethod
+    def of(cls, stated: Mapping[str, Any]) -> _Scored:
+        cases = (float("nan") if value is None else _dice(value) for value in stated.get("cases") or ())
+        return cls(_dice(stated["mean"]), tuple(cases))
+
+
+def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
+    """The facts of a study by its ledger, which is open."""
+    study = workspace.study()
+    found = read_measured(workspace.root, study.id)
+    return ledger.study_facts(study, gain=None if found is None else found.worth)
+
+
+def facts_of(workspace: Workspace) -> StudyFacts:
+    """The same from the study's directory; nothing was spent where no ledger lies."""
+    try:
+        if workspace.ledger_file.exists():
+            with Ledger.open(workspace.ledger_file) as ledger:
+                return facts_in(ledger, workspace)
+    except (LedgerCorrupt, InvalidInput, StorageFailed) as error:
+        return study_facts(workspace.study(), doubt=str(error))
+    return study_facts(workspace.study())
+
+
+def read_measured(root: Path, study_id: str) -> Measured | None:
+    """The scores of this study's student and controls; None where nobody measured, or the file is another study's."""
+    for path in (root / "report.json", root.parent / "report.json"):
+        try:
+            found = read_json(path, most_bytes=MAX_BYTES)
+            if found["study"]["id"] == study_id:
+                return _measured(found)
+        except (InvalidInput, LookupError, TypeError, AttributeError, ValueError):
+            continue
+    return None
+
+
+def _measured(report: dict[str, Any]) -> Measured | None:
+    scored = {str(name): _Scored.of(one["dice"]) for name, one in report["controls"].items() if one["dice"] is not None}
+    found = over_best(_Scored.of(report["student"]["dice"]), scored)
+    return None if found is None else Measured(found, {name: one.mean for name, one in scored.items()})
+
+
+def _dice(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidInput("Dice of a report", limit="a number from 0 to 1")
+    return float(value)
