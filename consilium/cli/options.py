@@ -21,6 +21,15 @@ PublicKey = Annotated[
     str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="FORM:FOLDER",
+        help="Also write the training's curves below this folder, as tensorboard or mlflow, an optional extra each. "
+        "Nothing is sent anywhere.",
+    ),
+]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Privacy budget ε.")]

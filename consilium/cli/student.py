@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from consilium.cli.options import StudyDir, read_file
+from consilium.cli.options import Metrics, StudyDir, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
@@ -23,6 +23,7 @@ def student_train(
         Path | None,
         typer.Option(help="The dashboard's decisions.jsonl; labels rejected in it are left out from now on."),
     ] = None,
+    metrics: Metrics = None,
 ) -> None:
     """Decode the stored answers, and train the student and its controls on them. It costs no privacy and can be
     repeated.
@@ -33,8 +34,9 @@ def student_train(
     from server.postprocess.decisions import take_over
     from server.postprocess.labels import read_released, write_labels
     from server.postprocess.networks import fit_controls, fit_student
+    from server.study.study_curves import curves_from_here
 
-    with locked_events(Workspace(directory)) as (workspace, events):
+    with curves_from_here(Workspace(directory), metrics), locked_events(Workspace(directory)) as (workspace, events):
         if decisions is not None:
             take_over(decisions, workspace.decisions_file)
         released = read_released(workspace)

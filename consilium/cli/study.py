@@ -303,6 +303,7 @@ def run(
     despite_spoiled: DespiteSpoiled = False,
     detach: Detach = False,
     yes: Annotated[bool, typer.Option("--yes", help="Spend the budget even where the plan says not to.")] = False,
+    metrics: options.Metrics = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Run the study over Flower until it is finished. If the run is interrupted, run the command again.
@@ -316,6 +317,10 @@ def run(
     from server.operations import supervisor
 
     workspace = Workspace(directory)
+    if detach and metrics is not None:
+        raise InvalidInput(
+            "--metrics with --detach", limit="one of the two", remedy="`consilium study watch --metrics` once it runs"
+        )
     if workspace.root.is_dir() and not workspace.busy():
         ask_about_spoiled(workspace, go_on=despite_spoiled)
     if workspace.root.is_dir() and not as_json and not workspace.busy():
@@ -323,7 +328,7 @@ def run(
         expected = say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
         if not expected and not has_answers(workspace):
             ask_to_spend(go_on=yes)
-    with _following(directory) as on_event:
+    with _following(directory, metrics) as on_event:
         supervisor.detach(workspace)
         if not detach:
             supervisor.watch(workspace, on_event=on_event)
@@ -337,27 +342,36 @@ study_app.command("evaluate")(evaluate)
 
 
 @study_app.command("watch")
-def watch(directory: options.StudyDir, as_json: options.AsJson = False) -> None:
+def watch(directory: options.StudyDir, metrics: options.Metrics = None, as_json: options.AsJson = False) -> None:
     """Follow the current run from any terminal: stages, time left, declined offers. Changes nothing.
 
     Example: consilium study watch trial
+    Example: consilium study watch trial --metrics tensorboard:runs
     """
     from server.operations import supervisor
 
-    with _following(directory) as on_event:
+    with _following(directory, metrics) as on_event:
         supervisor.watch(Workspace(directory), on_event=on_event)
     print_end(Workspace(directory), as_json=as_json)
 
 
 @contextmanager
-def _following(directory: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show bars for a run's events; after Ctrl-C, say that the run itself continues."""
+def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show bars for a run's events, write curves if asked; after Ctrl-C, say that the run itself continues."""
 
     from server.aggregation.progress import StudyProgress, stage_bars
+    from server.study.study_curves import curves_of
 
     try:
-        with stage_bars(console(stderr=True)) as bars:
-            yield StudyProgress(bars, overall=True).on_event
+        with curves_of(Workspace(directory), metrics) as curves, stage_bars(console(stderr=True)) as bars:
+            progress = StudyProgress(bars, overall=True)
+
+            def on_event(event: dict[str, Any]) -> None:
+                progress.on_event(event)
+                if curves is not None:
+                    curves.on_event(event)
+
+            yield on_event
     except KeyboardInterrupt:
         say(_goes_on(directory), err=True)
         raise typer.Exit(130) from None
@@ -375,13 +389,14 @@ def resume(
     directory: options.StudyDir,
     despite_spoiled: DespiteSpoiled = False,
     detach: Detach = False,
+    metrics: options.Metrics = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Resume a run that stopped or died. Stored answers are read again, never redrawn or charged again.
 
     Example: consilium study resume trial
     """
-    run(directory, despite_spoiled=despite_spoiled, detach=detach, as_json=as_json)
+    run(directory, despite_spoiled=despite_spoiled, detach=detach, metrics=metrics, as_json=as_json)
 
 
 @study_app.command("stop")

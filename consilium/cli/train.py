@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from common.plain import joined
-from consilium.cli.options import ResultAsJson
+from consilium.cli.options import Metrics, ResultAsJson
 from consilium.cli.say import console, say
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def train(
     again: Annotated[
         bool, typer.Option("--again", help="Train again; the patients are charged for this training too.")
     ] = False,
+    metrics: Metrics = None,
     as_json: ResultAsJson = False,
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to resume.
@@ -112,12 +114,18 @@ def train(
     """
     from client.training.command import PrivateOptions, TrainOptions
     from client.training.command import train as train_teachers
+    from client.training.teacher_curves import curves_of
 
     recipe = (learning_rate, clip, per_layer, scans, temperature, prior_std, mu, mu_growth, z_steps, z_rate)
     private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe, noise_multiplier)
     options = TrainOptions(site_dir, data, study, layout, label_map, seed, jobs, private, again)
     try:
-        result = train_teachers(options, progress=_progress, on_warning=lambda text: say(text, err=True))
+        with curves_of(metrics, run=site_dir.resolve().name) as curves:
+            progress = _progress if curves is None else partial(_progress, on_step=curves.step)
+            result = train_teachers(options, progress=progress, on_warning=lambda text: say(text, err=True))
+            if curves is not None:
+                curves.end(result.report, result.structures)
+                say("the curves are of this site's patients, under no ε: keep them at the hospital", err=True)
     except KeyboardInterrupt:
         say("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None
@@ -131,8 +139,8 @@ def train(
 
 
 @contextmanager
-def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
-    """Show one bar over all voters' steps on stderr, with rate, loss and time left."""
+def _progress(voters: int, steps: int, on_step: OnProgress | None = None) -> Iterator[OnProgress]:
+    """Show one bar over all voters' steps on stderr, with rate, loss and time left; also call ``on_step``."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text
@@ -155,6 +163,8 @@ def _progress(voters: int, steps: int) -> Iterator[OnProgress]:
 
         def on_progress(voter: int, step: int, loss: float) -> None:
             done[voter] = step
+            if on_step is not None:
+                on_step(voter, step, loss)
             finished = sum(count == steps for count in done.values())
             note = "" if math.isnan(loss) else f", loss {loss:.3f}"
             bar.update(

@@ -120,6 +120,7 @@ class EventFold:
         self.batches: dict[str, BatchState] = {}
         self.losses: list[tuple[int, float]] = []
         self.loss_total = 0
+        self.passes: list[int] = []
         self.student: tuple[str, str, float] | None = None
         self.controls: dict[str, tuple[str, str]] = {}
         self.bundle: tuple[str, str] | None = None
@@ -220,7 +221,7 @@ class EventFold:
             case "stage-started":
                 self.stages[event["stage"]] = StageState(total=event["total"], started=time)
                 if event["stage"] == "student":
-                    self.losses = []
+                    self.losses, self.passes = [], []
             case "stage-progress":
                 self._progress(event["stage"], event["done"], event["total"], time)
             case "stage-finished":
@@ -242,6 +243,8 @@ class EventFold:
                 self._progress("student", event["step"], event["total"], time)
                 self.losses.append((event["step"], event["loss"]))
                 self.loss_total = event["total"]
+            case "student-pass":
+                self.passes.append(event["step"])
             case "student-trained":
                 self.student = (event["weights"], time, event["seconds"])
             case "control-trained":

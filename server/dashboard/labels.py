@@ -66,13 +66,14 @@ class ControlView:
 
 @dataclass(frozen=True, slots=True)
 class StudentPage:
-    """The student: its loss curve, weights, controls, and the bundle if it was exported.
+    """The student: its loss curve, weights, controls, and the bundle if it was exported. ``passes``: their last steps.
 
     ``validation`` is how many labelled cases score student and controls. ``problem`` says why the bundle's own
     statement no longer holds, ``gate`` what hospitals said of it, if they are asked.
     """
 
     losses: tuple[tuple[int, float], ...]
+    passes: tuple[int, ...]
     steps: int
     weights: str | None
     trained: str | None
@@ -164,6 +165,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
     examples = [*by_agreement[:3], *by_agreement[-3:]] if len(by_agreement) > 6 else by_agreement
     return StudentPage(
         losses=tuple(events.losses),
+        passes=tuple(events.passes),
         steps=events.loss_total or service.follower.study.student.steps,
         weights=events.student[0] if events.student else None,
         trained=events.student[1] if events.student else None,

@@ -111,6 +111,7 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
                 "expected",
                 "ledger_row",
                 "needed",
+                "number",
                 "pid",
                 "sites",
                 "size",
@@ -119,7 +120,10 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
             *("total", "voters"),
         )
     },
-    **{("", name): _amount for name in ("chance", "delta", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")},
+    **{
+        ("", name): _amount
+        for name in ("chance", "delta", "dice", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")
+    },
 }
 """Fields by kind and name, and by name alone for every other kind; all others are texts."""
 

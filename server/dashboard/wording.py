@@ -121,8 +121,12 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "label-decoded": lambda e: f"label of volume {e['volume'][:8]} decoded",
     "answers-weighed": lambda e: "; ".join(e["warnings"]) or "the sites' answers are as large together as expected",
+    "student-pass": lambda e: f"pass {e['number']} of the student's training ended at step {e['step']:,}",
     "student-trained": lambda e: f"student trained in {duration(e['seconds'])}",
     "control-trained": lambda e: f"control {e['name'].replace('_', ' ')} trained in {duration(e['seconds'])}",
+    "network-scored": lambda e: (
+        f"{e['name'].replace('_', ' ')}: Dice {e['dice']:.3f} on {many(e['cases'], 'validation case')}"
+    ),
     "bundle-exported": lambda e: f"bundle exported, {e['sha256'][:8]}",
     "verdict-taken": lambda e: f"{e['site']} finds student {e['bundle'][:8]} {e['word']}",
     "run-finished": lambda e: f"run finished in {duration(e['seconds'])}",

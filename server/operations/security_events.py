@@ -47,6 +47,8 @@ NOT_LOGGED = frozenset(
         "label-decoded",
         "answers-weighed",
         "student-step",
+        "student-pass",
+        "network-scored",
         "student-trained",
         "control-trained",
     }

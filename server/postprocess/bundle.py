@@ -7,6 +7,7 @@ that may be an older copy. Nothing is published again while bundle and ledger ar
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -55,6 +56,9 @@ def export_student(
     """
     study, model = workspace.study(), load_student(workspace.study(), workspace.student_dir)
     scores = score_networks(workspace, on_case=on_case)
+    for name, one in scores.items():
+        if math.isfinite(one.mean):
+            events.emit("network-scored", name=name, dice=round(one.mean, 5), cases=len(one.cases))
     with Ledger.open(workspace.ledger_file) as ledger:
         ledger.check_newest()
         answers = ledger.answers(study.id)

@@ -52,6 +52,8 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     def on_step(step: int, loss: float) -> None:
         if step % PROGRESS_STEPS == 0 or step == training.steps:
             events.emit("student-step", step=step, total=training.steps, loss=round(loss, 5))
+        if step in training.passes:
+            events.emit("student-pass", number=training.passes.index(step) + 1, step=step)
 
     fitted = fit_once(training, files=FitFiles.at(released.student_dir), on_step=on_step)
     if fitted is not None:

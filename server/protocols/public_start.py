@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -390,6 +391,11 @@ def restore_spread(
 def _of_pass(checkpoint: Path | None, number: int) -> Path | None:
     """Return the checkpoint file of a pass; that of the first pass is ``checkpoint`` itself."""
     return checkpoint if checkpoint is None or number == 0 else checkpoint.with_name(f"{checkpoint.name}.{number}")
+
+
+def pass_ends(recipe: TrainingConfig) -> tuple[int, ...]:
+    """The last step of each of a student's passes."""
+    return tuple(accumulate(part.steps for part in _split(recipe, STUDENT_PASSES)))
 
 
 def _split(recipe: TrainingConfig, parts: int) -> list[TrainingConfig]:

@@ -199,11 +199,13 @@ class NetworkTraining:
         train: Trains the network. It writes checkpoints to the given files; with None it writes nothing and cannot be
             resumed.
         steps: Number of steps that it reports.
+        passes: Last steps of several passes, each of which learns from other labels; empty for a single one.
     """
 
     inputs: str
     train: Callable[[FitFiles | None, OnStep], torch.nn.Module]
     steps: int
+    passes: tuple[int, ...] = ()
 
 
 class Said(Protocol):

@@ -67,10 +67,31 @@ function noiseChart(noise, c) {
   };
 }
 
+function passLines(passes, c) {
+  return (u) => {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.strokeStyle = c.ink;
+    ctx.fillStyle = c.ink;
+    ctx.setLineDash([4, 4]);
+    passes.forEach((step, i) => {
+      const x = Math.round(u.valToPos(step, "x", true));
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.textAlign = "right";
+      ctx.fillText(`pass ${i + 1} ends`, x - 4, bbox.top + 14 * devicePixelRatio);
+    });
+    ctx.restore();
+  };
+}
+
 function lossChart(student, c) {
   return {
     options: {
       height: 300,
+      hooks: { draw: [passLines(student.passes, c)] },
       scales: { x: { time: false } },
       axes: [{ ...axes(c, "step", "")[0], values: whole }, axes(c, "", "loss")[1]],
       series: [{ label: "step", value: plain }, { label: "loss", stroke: c.c[0], width: 2, value: fixed, points: { show: student.losses.length < 60, size: 5 } }],

@@ -139,7 +139,17 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
         )
 
     inputs = _inputs(lesson, control, rounds, kept, start)
-    return NetworkTraining(inputs, train, steps=trainings * study.student.steps)
+    return NetworkTraining(inputs, train, steps=trainings * study.student.steps, passes=_passes(lesson, trainings))
+
+
+def _passes(lesson: Lesson, trainings: int) -> tuple[int, ...]:
+    """The last steps of the pairs' network and of the student; or of the student's own passes."""
+    from server.protocols.public_start import pass_ends
+
+    study = lesson.public.study
+    if trainings > 1:
+        return tuple(number * study.student.steps for number in range(1, trainings + 1))
+    return pass_ends(study.student) if lesson.paired is None and study.data.finer == 1 else ()
 
 
 def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept: Sequence[int], start: bytes) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from common.errors import LedgerCorrupt
 from common.metrics import Score
 from common.study_facts import StudyFacts
 from common.worth import GainWord, Worth
@@ -230,6 +229,7 @@ def answered(folder: Path) -> Life:
     raise AssertionError("no such life")
 
 
+@pytest.mark.slow
 def test_a_text_that_counts_answers_of_its_own_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = answered(tmp_path)
     monkeypatch.setattr(
@@ -239,19 +239,10 @@ def test_a_text_that_counts_answers_of_its_own_is_found(tmp_path: Path, monkeypa
         hold(life, tmp_path / "found")
 
 
+@pytest.mark.slow
 def test_a_text_that_judges_a_gain_by_another_rule_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old rule: any mean above the control's is a gain."""
     life = answered(tmp_path)
     monkeypatch.setattr(Worth, "word", property(lambda self: GainWord.PROVEN if self.gain > 0 else GainWord.WORSE))
     with pytest.raises(AssertionError, match=r"says (proven|worse), and it is not proven"):
         hold(life, tmp_path / "found", kinds=("not proven",))
-
-
-def test_the_certificate_refuses_in_doubt_and_says_no_count(tmp_path: Path) -> None:
-    for seed in range(200):
-        life = lived(seed, tmp_path)
-        if life.doubt:
-            with pytest.raises(LedgerCorrupt):
-                certificate_facts(life.first)
-            return
-    raise AssertionError("no such life")

@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
 from common.ledger.keys import create_signing_key
+from common.ledger.server_state import Books
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import study_app
 from consilium.cli.study_words import ask_to_spend
@@ -122,8 +122,7 @@ def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_comple
     workspace: Workspace, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = workspace.study().privacy.planned_queries
-    monkeypatch.setattr(Ledger, "answers", lambda self, study: [SimpleNamespace(roster=(), batch_id="b")] * planned)
-    monkeypatch.setattr("server.study.status.rosters", lambda answers: ())
+    monkeypatch.setattr(Books, "answers", lambda self, study_id: planned)
     events = events_of(workspace)
     events.emit("run-started", run="1", pid=1, resumed=False)
     events.emit("stage-started", stage=stage, total=40)

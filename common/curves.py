@@ -1,0 +1,93 @@
+"""Writes curves of a training to a folder for TensorBoard or MLflow, whose packages are optional extras.
+
+A package is imported only when curves are asked for. Everything is written to files below the folder: no server is
+contacted, and MLflow's usage reports are turned off before it is imported. Refuses a form that is not known, and says
+how to install a package that is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.errors import InvalidInput
+
+
+class Curves(Protocol):
+    """Curves of one run, by name."""
+
+    def point(self, name: str, value: float, *, step: int) -> None:
+        """Add a point to a curve."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+        ...
+
+
+class TensorBoardCurves:
+    """Curves as a TensorBoard log below ``folder``/``run``."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        writer = _imported("torch.utils.tensorboard", extra="tensorboard").SummaryWriter
+        self._writer = writer(log_dir=str((folder / run).absolute()))
+
+    def point(self, name: str, value: float, *, step: int) -> None:
+        self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MlflowCurves:
+    """Curves as a run of the experiment ``consilium`` in MLflow's file store at ``folder``."""
+
+    EXPERIMENT = "consilium"
+
+    def __init__(self, folder: Path, run: str) -> None:
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        client = _imported("mlflow.tracking", extra="mlflow").MlflowClient
+        self._client = client(tracking_uri=folder.absolute().as_uri())
+        found = self._client.get_experiment_by_name(self.EXPERIMENT)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(self.EXPERIMENT)
+        self._run = self._client.create_run(experiment, run_name=run).info.run_id
+
+    def point(self, name: str, value: float, *, step: int) -> None:
+        self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+FORMS: Mapping[str, Callable[[Path, str], Curves]] = {"tensorboard": TensorBoardCurves, "mlflow": MlflowCurves}
+
+
+def open_curves(asked: str, *, run: str) -> Curves:
+    """Begin the curves of ``run`` in the form and folder that ``asked`` names, such as ``tensorboard:runs``.
+
+    Runs of several studies or sites in one folder are shown over each other.
+    """
+    form, _, folder = asked.partition(":")
+    if form not in FORMS or not folder:
+        raise InvalidInput(
+            "--metrics", value=asked, limit=f"FORM:FOLDER with a form of {', '.join(FORMS)}", remedy="tensorboard:runs"
+        )
+    try:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            "folder of --metrics", value=folder, limit=f"one that can be made ({error.strerror})"
+        ) from error
+    return FORMS[form](Path(folder), run)
+
+
+def _imported(module: str, *, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidInput(
+            f"package of --metrics {extra}", limit="an installed one", remedy=f"pip install 'consilium[{extra}]'"
+        ) from error
