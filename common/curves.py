@@ -48,7 +48,7 @@ class MlflowCurves:
     EXPERIMENT = "consilium"
 
     def __init__(self, folder: Path, run: str) -> None:
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}  # read at its import
         client = _imported("mlflow.tracking", extra="mlflow").MlflowClient
         self._client = client(tracking_uri=folder.absolute().as_uri())
         found = self._client.get_experiment_by_name(self.EXPERIMENT)
