@@ -54,5 +54,6 @@ def curves_from_here(workspace: Workspace, asked: str | None) -> Iterator[None]:
         try:
             yield
         finally:
-            for event in tail.new() if curves is not None else ():
-                curves.on_event(event)
+            if curves is not None:
+                for event in tail.new():
+                    curves.on_event(event)
