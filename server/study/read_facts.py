@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.objects import read_regular
+from common.reading import parse_json
 from common.study_facts import StudyFacts, study_facts
 from common.worth import Worth, over_best
-from server.dashboard.quarantine import read_json
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
@@ -69,10 +70,10 @@ def read_measured(root: Path, study_id: str) -> Measured | None:
     """The scores of this study's student and controls; None where nobody measured, or the file is another study's."""
     for path in (root / "report.json", root.parent / "report.json"):
         try:
-            found = read_json(path, most_bytes=MAX_BYTES)
+            found = parse_json(read_regular(path, most_bytes=MAX_BYTES), what="report of a study")
             if found["study"]["id"] == study_id:
                 return _measured(found)
-        except (InvalidInput, LookupError, TypeError, AttributeError, ValueError):
+        except (InvalidInput, OSError, LookupError, TypeError, AttributeError, ValueError):
             continue
     return None
 
