@@ -105,6 +105,7 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
             *(
                 "accepted",
                 "attempt",
+                "cases",
                 "codes",
                 "done",
                 "draw",
