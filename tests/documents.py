@@ -33,6 +33,22 @@ WALKS = {
     "One patient wants out.": "start/hospital.html#questions",
     "Delete what the server holds of us.": "deployment.html#renewing-revoking-deleting",
     "How do I put the dashboard behind our proxy?": "dashboard.html#in-a-container-behind-a-proxy",
+    # Five readers, three questions each: hospital IT, operator, scientist, privacy officer, contributor.
+    "May our proxy inspect the connection?": "hospital-systems.html#a-proxy-and-one-that-inspects-tls",
+    "We restored last week's backup of the site.": "ledger.html#a-sites-own-ledger-restored-from-an-older-copy",
+    "How do these events reach our log system?": "security-log.html#where-it-goes",
+    "The run stopped over a spoiled draw.": "runbook.html#a-spoiled-draw",
+    "Can a second study use the same port?": "deployment.html#several-studies-at-one-address",
+    "Which of my files must nobody get?": "start/operator.html#what-you-must-guard",
+    "Does a hospital with ten labelled patients gain?": "utility.html#who-gains-by-taking-part",
+    "What is asked about structures without a fixed place?": "utility.html#what-a-study-asks",
+    "How do I price releases in Python?": "api.html#what-releases-cost",
+    "What leaves a hospital under no ε?": "privacy.html#what-is-released-for-free",
+    "Which papers do we get for the ethics board?": "governance.html",
+    "What does ε become for a patient of two hospitals?": "concepts/guarantee.html#groups",
+    "Which test fails when clipping is left out?": "lab/privacy-mutants.html",
+    "How do I add a key to a study's file?": "contributing.html#add-a-key-to-a-studys-file",
+    "Why no existing secure aggregation?": "adr/0022-sealed-sum.html",
 }
 """A reader's question → the page and heading where its answer stands."""
 

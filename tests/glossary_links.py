@@ -14,26 +14,38 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 GLOSSARY = DOCS / "glossary.md"
-GENERATED = {"commands.md", "configuration.md", "messages.md", "contributing.md", "glossary.md", "notebook.md"}
+LEFT_OUT = {
+    "commands.md",
+    "configuration.md",
+    "messages.md",
+    "contributing.md",
+    "glossary.md",
+    "notebook.md",
+    "vectors.md",
+}
+"""Pages that are made from the source or included, the glossary itself, and the specification in formulas."""
 DOCUMENTS = [
     ROOT / "README.md",
     *sorted(
         path
         for folder in (DOCS, DOCS / "start", DOCS / "concepts")
         for path in folder.glob("*.md")
-        if path.name not in GENERATED
+        if path.name not in LEFT_OUT
     ),
 ]
 EVERYDAY = {"answer", "batch", "code", "core", "draw", "frame", "head", "m", "offer", "per volume", "unit", "z", "μ"}
 """Words of the glossary that also have another meaning in these documents."""
 
 _LINK = re.compile(r"\[([^\]\[]+)\]\((?:\.\./|docs/)?glossary\.md#[\w-]+\)")
+_BEFORE = r"""(?<![\w/.{"-])(?<!\w\()"""
+"""What a word of running text does not follow: parts of names, formulas and quotations."""
 _KEPT = re.compile(
     r"^ *```.*?^ *```$|<!-- (?:recorded|results): .*?<!-- (?:\w+: )?end -->|^\|[^\n]*$|^#[^\n]*$|^    [^\n]*$"
+    r"|^- `\w+`: [^\n]*$"
     r"|`[^`\n]*`|!?\[(?:[^\]\[]|\[[^\]]*\])*\]\([^)]*\)|<[^>\n]*>",
     re.DOTALL | re.MULTILINE,
 )
-"""What is no running text: code, tables, headings, links and tags."""
+"""What is no running text: code, tables, headings, links, tags and the list of public names."""
 
 
 def words() -> dict[str, str]:
@@ -48,7 +60,7 @@ def linked(path: Path, text: str) -> str:
     target = os.path.relpath(GLOSSARY, path.parent)
     for word, anchor in words().items():
         spaced = r"\s+".join(map(re.escape, word.split()))
-        spelled = re.compile(rf"(?<![\w/.\"-]){spaced}s?(?![\w/-])", re.IGNORECASE)
+        spelled = re.compile(_BEFORE + spaced + r"s?(?![\w/-])", re.IGNORECASE)
         kept = [(each.start(), each.end(), each[0]) for each in _KEPT.finditer(text)]
         for match in spelled.finditer(text):
             within = next((whole for start, end, whole in kept if start <= match.start() < end), None)

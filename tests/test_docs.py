@@ -23,6 +23,7 @@ from server.dashboard.wording import DECLINED, MISSED
 from tests import (
     command_reference,
     configuration_reference,
+    glossary_links,
     message_reference,
     module_table,
     notebook,
@@ -210,7 +211,7 @@ def test_every_measured_table_is_its_record_and_no_record_is_left_out():
 
 
 NO_RESULTS = {
-    ("docs/codecs.md", "paper"): "settings of the paper and ours",
+    ("docs/lab/codecs-measured.md", "paper"): "settings of the paper and ours",
     ("docs/lab/papers.md", "source, item"): "items of the papers; held by tests/test_papers_table.py",
     ("docs/lab/performance.md", "what | at 10,000"): "a calculation; its text says so",
     ("docs/lab/privacy-measured.md", "what was broken"): "what was broken; the audit's slow tests hold the alarms",
@@ -316,11 +317,18 @@ def test_decisions_are_numbered_one_after_the_other():
 
 
 def test_every_page_opens_with_whom_it_is_for():
-    """Pages that people find by their title alone are left out: start pages, concepts, the front and included ones."""
-    for path in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "lab").glob("*.md")):
-        if path.stem not in {"index", "contributing", "notebook", "privacy-mutants"}:
+    """All but pages that are included or made from the source."""
+    folders = [ROOT / "docs" / name for name in ("", "start", "concepts", "lab")]
+    for path in (path for folder in folders for path in folder.glob("*.md")):
+        if path.stem not in {"contributing", "notebook", "privacy-mutants"}:
             second = path.read_text(encoding="utf-8").split("\n\n")[1]
             assert second.startswith("For "), path.name
+
+
+@pytest.mark.parametrize("path", glossary_links.DOCUMENTS, ids=lambda path: path.stem)
+def test_a_glossary_word_is_a_link_where_a_page_uses_it_first(path):
+    text = path.read_text(encoding="utf-8")
+    assert glossary_links.linked(path, text) == text, "python -m tests.glossary_links writes the links anew"
 
 
 @pytest.mark.parametrize(
