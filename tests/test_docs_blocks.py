@@ -119,14 +119,12 @@ def test_every_document_in_json_or_yaml_is_one(block):
 
 def test_every_python_block_runs():
     """But for CONTRIBUTING's, which ``tests/contracts/test_contributing.py`` puts in their places."""
-    for text in {
-        one.text: None for one in blocks("python") if one.path != "CONTRIBUTING.md"
-    }:  # README and tutorial share one
+    for text in {one.text: None for one in blocks("python") if one.path != "CONTRIBUTING.md"}:
         exec(compile(text, "a document", "exec"), {})
 
 
 def test_the_scientists_script_has_fifteen_lines_and_imports_public_names_alone():
-    (script,) = {one.text for one in blocks("python") if one.path in ("README.md", "docs/tutorial.md")}
+    (script,) = (one.text for one in blocks("python") if one.path == "README.md")
     lines = [line for line in script.splitlines() if line.strip()]
     assert len(lines) <= 15
     assert [line for line in lines if "import" in line] == ["import numpy as np", "import consilium as c"]
