@@ -1,4 +1,4 @@
-"""Processor seconds of commands from nothing to the end, beside a Python that only imports what other tools import."""
+"""Measures the processor seconds of whole commands, beside a Python that only imports dp-accounting."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ STUDY = Path(__file__).parents[1] / "tests" / "golden" / "joint-0.1.0.tar.xz"
 
 
 def figures() -> Iterator[Figure]:
+    """Yield each command's processor seconds, and their ratio to the import."""
     library = [sys.executable, "-c", "import dp_accounting"]
     commands = {name: [sys.executable, "-P", "-c", PROGRAM, *words] for name, words in COMMANDS.items()}
     took: dict[str, list[float]] = {name: [] for name in (*commands, "library")}

@@ -1,6 +1,7 @@
-"""What a codec keeps of label maps it was not fitted on: Dice after decoding, without noise and with the planned one.
+"""Measures how well a codec reproduces label maps it was not fitted on: Dice after decoding, without and with noise.
 
-No teacher, student or privacy is involved: 24 public label maps to fit on, 26 of other patients to score, seeded noise.
+No teacher, student or private data is involved: 24 public label maps to fit on, 26 of other patients to score, seeded
+noise of the planned size.
 
     python -m benchmarks.codec_fidelity --data Task04_Hippocampus [--out benchmarks/results/codecs/fidelity.json]
 """
@@ -24,15 +25,24 @@ from common.metrics import mean_dice
 from research.roles import load_cases
 
 MAPS, PUBLIC, VALIDATION = 24, 16, 10
-NOISY = 3  # draws of the noise a map
+NOISY = 3  # number of noise draws for each map
 ROWS = ((32, 0.024), (8, 0.024), (32, 0.48))
-"""The most coordinates l, and the noise planned for the mean code in units of C = 1; either codec at each."""
+"""Largest number of coordinates l, and the noise planned for the mean code in clipping norms; both codecs for each."""
 
 
 def fidelity(
     codec: str, dimension: int, noise: float, *, labels: np.ndarray, data: DataConfig, seed: int
 ) -> dict[str, object]:
-    """One codec's row; ``labels`` are all the dataset's label maps."""
+    """Return one codec's row of the table.
+
+    Args:
+        codec: Name of the codec.
+        dimension: Largest number of coordinates.
+        noise: Planned noise on the mean code, in clipping norms.
+        labels: All label maps of the dataset, uint8 [n, x, y, z].
+        data: The study's grid and labels.
+        seed: Seed of fitting.
+    """
     study = Study(
         name="codec-fidelity",
         data=data,

@@ -1,8 +1,9 @@
-"""What it saves to let receipts, codes request and the next offer travel as one message.
+"""Measures what it saves to send receipts, a request for codes and the next offer in one message.
 
-Real core, workers, ledgers and sealing in one process; the transport waits as a SuperNode does that works on one
-message at a time and takes a while for each and for each query in it (up to a fifth more, by a seeded draw).
-Compared, in the same run, with a core that sends the three one after another. Run from the repository's root:
+Core, workers, ledgers and sealing are the real ones, in one process. The transport waits as a SuperNode does that
+handles one message at a time and needs a fixed time for each message and each query in it (up to a fifth more, by a
+seeded draw). The same run compares it with a core that sends the three messages separately. Run it from the
+repository's root:
 
     python -m benchmarks.collection_messages
 """
@@ -28,7 +29,7 @@ QUERIES, BATCH, MESSAGE_S = 16, 4, 0.6
 
 
 class SlowNodes:
-    """Nodes that take ``MESSAGE_S`` a message and ``query_s`` a query, at the same time as each other."""
+    """Nodes that need ``MESSAGE_S`` for a message and ``query_s`` for a query, in parallel with each other."""
 
     def __init__(self, workers: Mapping[int, Worker], *, query_s: float, seed: int) -> None:
         self._workers, self._query_s, self._rng = workers, query_s, random.Random(seed)
@@ -54,7 +55,7 @@ class SlowNodes:
 
 
 class OneByOne(Aggregator):
-    """Offer, request and receipts one after another."""
+    """An aggregator that sends offer, request and receipts in separate messages."""
 
     transport: Transport
 
@@ -72,7 +73,13 @@ class OneByOne(Aggregator):
 
 
 def measure(kind: type[Aggregator], *, query_s: float, seed: int = 1) -> tuple[float, float]:
-    """Seconds of a run and messages a site."""
+    """Return the seconds of a run, and the messages for each site.
+
+    Args:
+        kind: Class of the aggregator.
+        query_s: Seconds that a node needs for a query.
+        seed: Seed of the waiting times.
+    """
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(Path(folder), study=make_study(planned_queries=QUERIES))
         study = federation.study

@@ -1,8 +1,8 @@
-"""What the server core costs over the number of sites K: processor time by stage, memory, bytes on the wire.
+"""Measures what the server core costs by number of sites K: processor time by stage, memory, bytes on the wire.
 
-The core, its ledger, sealing and signatures are the real ones; sites answer from a recorded code through a transport in
-the same process, and what they take is counted apart. ``python -m benchmarks.core K D VOLUMES`` measures one federation
-and prints one line of JSON.
+The core, its ledger, sealing and signatures are the real ones. Sites answer with a recorded code through a transport in
+the same process, and their time is counted separately. ``python -m benchmarks.core K D VOLUMES`` measures one
+federation of K sites, code length D and so many volumes, and prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ VOLUMES = 10
 
 @dataclass
 class Meter:
-    """Processor seconds by stage; what runs inside another stage is not counted in that one."""
+    """Processor seconds by stage; a stage within another is not counted in the outer one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _inner: list[float] = field(default_factory=list)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
+        """Count the block's processor time under this name."""
         started = time.process_time()
         self._inner.append(0.0)
         try:
@@ -75,7 +76,13 @@ class Meter:
                 self._inner[-1] += taken
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
-        """Count every call of this function as the stage ``name``."""
+        """Count every call of an object's function as the stage ``name``.
+
+        Args:
+            owner: The object or module.
+            attribute: Name of the function; it is replaced by a counting one.
+            name: The stage.
+        """
         work: Callable[..., Any] = getattr(owner, attribute)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +93,7 @@ class Meter:
 
 
 class RecordedSites:
-    """Sites that accept everything and send one recorded code, sealed anew; a reply is made when it is asked for."""
+    """Sites that accept everything and send one recorded code, sealed anew; each reply is made when it is requested."""
 
     def __init__(self, sites: Mapping[int, tuple[Site, Ed25519PrivateKey]], sealing: X25519PrivateKey, meter: Meter):
         self._sites, self._sealing, self._meter = sites, sealing.public_key(), meter
@@ -141,9 +148,19 @@ def federation(
     answering: type[RecordedSites] = RecordedSites,
     **terms: Any,
 ) -> dict[str, Any]:
-    """One study of ``volumes`` queries of ``dimension`` coordinates over so many sites; its figures by name.
+    """Measure one study over a number of sites.
 
-    ``terms`` of its privacy; ``answering``: the sites it takes, where they are to mask.
+    Args:
+        folder: Where ledger and event log are written.
+        sites: Number of sites K.
+        dimension: Length D of a code.
+        volumes: Number of queries.
+        batch: Largest number of queries in a batch.
+        answering: Class of the sites.
+        terms: Fields of the study's privacy configuration.
+
+    Returns:
+        The figures by name.
     """
     meter, terms = Meter(), {"quorum": 2} | terms
     study = Study(
@@ -206,7 +223,7 @@ def federation(
 
 
 def figures() -> Iterator[Figure]:
-    """Federations of 8 to 1,000 sites in turn, ten volumes each: short codes three times, long ones once."""
+    """Yield the figures of 8 to 1,000 sites, ten volumes each: short codes three times in turn, long codes once."""
     runs: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for dimension, counts, repeats in ((64, (8, 64, 256, 1_000), 3), (100_000, (8, 64), 1)):
         for _ in range(repeats):

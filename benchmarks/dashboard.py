@@ -1,8 +1,8 @@
-"""What the dashboard costs with 100,000 releases to 64 sites, beside a small study, and a slice change at 128³ voxels.
+"""Measures the dashboard with 100,000 releases to 64 sites, beside a small study, and a slice change at 128³ voxels.
 
-The dashboard is a process of its own, the browser Debian's Chromium. Each release names all 64 sites. The small study
-has 30 releases to four sites. The volumes are random arrays put in place of what the server sends: what is measured of
-them is the viewer alone.
+The dashboard runs in a process of its own; the browser is Debian's Chromium. Each release names all 64 sites. The small
+study has 30 releases to four sites. The volumes are random arrays put in place of the server's answer, so the slice
+change measures only the viewer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.browser.conftest import ARGUMENTS, CHROMIUM, PASSWORD, Dashboard, ser
 from tests.dashboard_study import make_large_study, make_study_directory
 
 SITES = 64
-ROWS = 100_000 + SITES + 2  # a pool for each, the study, and the ledger's first row
+ROWS = 100_000 + SITES + 2  # besides the releases: a row for each pool, for the study, and the ledger's first
 PAGES = (
     *("/", "/study", "/sites", "/studies", "/ledger", "/ledger/7", "/ledger?text=nowhere", "/ledger?kind=refusal"),
     *("/labels", "/student", "/planner"),
@@ -42,7 +42,7 @@ LAYERS = ("image", "label", "centre", "doubt", "student")
 
 
 def figures() -> Iterator[Figure]:
-    """Everything this part measures."""
+    """Yield everything that this part measures."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as run:
         root = Path(folder)
         browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
@@ -60,7 +60,13 @@ def figures() -> Iterator[Figure]:
 
 
 def costs(browser: Browser, dashboard: Dashboard, *, of: str) -> Iterator[Figure]:
-    """Processor to start and read, first contentful paint and the server's processor a page, memory it keeps."""
+    """Yield start-up time, first contentful paint and server processor time of each page, and memory.
+
+    Args:
+        browser: The browser.
+        dashboard: The running dashboard.
+        of: Name of the study in the figures.
+    """
     yield Figure(f"{of}: started and read", round(dashboard.cpu_s, 1), "s of processor")
     with _opened(browser, dashboard) as context:
         page = context.new_page()
@@ -89,7 +95,9 @@ _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.start
 
 
 def _slices(browser: Browser, dashboard: Dashboard) -> Iterator[Figure]:
-    """Slice changes in 128³ voxels, all three planes drawn: script time, and from key to picture."""
+    """Yield the time of slice changes at 128³ voxels with all three planes drawn: script time, and time to the next
+    frame.
+    """
     with _opened(browser, dashboard) as context:
         page = context.new_page()
         page.goto("/labels")
@@ -127,7 +135,9 @@ def _change(page: Page, number: int) -> tuple[float, float]:
 
 
 def _review(browser: Browser, dashboard: Dashboard) -> Figure:
-    """A review of all labels by keyboard alone: from a label drawn to the next one drawn, its decision stored."""
+    """Return the time of a decision in a review of all labels by keyboard: from one label drawn to the next one
+    drawn.
+    """
     with _opened(browser, dashboard) as context:
         page = context.new_page()
         page.goto("/labels")
@@ -151,7 +161,7 @@ def _review(browser: Browser, dashboard: Dashboard) -> Figure:
 
 
 def _drawn(page: Page) -> bool:
-    """Whether a label's planes are drawn; not while the page changes to the next one."""
+    """Return whether a label's planes are drawn; False while the page changes to the next label."""
     try:
         return bool(page.evaluate("() => document.getElementById('viewer')?.dataset.ms !== undefined"))
     except PlaywrightError:
@@ -159,7 +169,7 @@ def _drawn(page: Page) -> bool:
 
 
 def _enlarged(route: Route) -> None:
-    """The page, saying that its volume has 128³ voxels."""
+    """Answer with the page, altered to state that its volume has 128³ voxels."""
     answer = route.fetch()
 
     def larger(found: re.Match[str]) -> str:
@@ -189,5 +199,6 @@ def _made(folder: Path) -> Path:
 
 
 def state(folder: Path) -> Path:
+    """Create a dashboard's state folder with one user, and return it."""
     UserFile(folder / "users.json").add("ada", Role.OPERATOR, PASSWORD)
     return folder

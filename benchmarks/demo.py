@@ -1,4 +1,6 @@
-"""`consilium demo` from nothing to its report: wall by stage, processor seconds by kind of process. Linux."""
+"""Measures `consilium demo` from start to report: wall time by stage, processor seconds by kind of process. Linux
+only.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,11 @@ KINDS = {
     "dashboard": "dashboard",
     "demo": "the demo itself",
 }
-"""A word of the command line → what the process is; the first that fits."""
+"""Kind of process by a word in its command line; the first match counts."""
 
 
 def figures() -> Iterator[Figure]:
+    """Yield wall time and processor seconds of one demo."""
     with tempfile.TemporaryDirectory(prefix="demo-") as folder:
         program = "from consilium.cli.main import main; main()"
         started = time.monotonic()
@@ -56,7 +59,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _family(root: int) -> dict[int, tuple[str, float]]:
-    """Command line and processor seconds so far of a process and all below it."""
+    """Return command line and processor seconds so far of a process and all its descendants."""
     parents: dict[int, int] = {}
     seen: dict[int, tuple[str, float]] = {}
     for entry in Path("/proc").iterdir():
@@ -65,7 +68,7 @@ def _family(root: int) -> dict[int, tuple[str, float]]:
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             words = (entry / "cmdline").read_text().replace("\0", " ")
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         parents[int(entry.name)] = int(fields[1])
         seen[int(entry.name)] = words, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,13 +1,13 @@
-"""`python -m benchmarks.demo_draws`: the demo's noise again and again, and its warnings, without daemons.
+"""Repeats the demo's noise, and counts its warnings, without daemons: ``python -m benchmarks.demo_draws``.
 
-Phantoms, public start and teachers are made once, as ``consilium demo`` makes them, and kept in ``--out``. Then:
+Phantoms, public start and teachers are made once, as `consilium demo` makes them, and stored in ``--out``. Then:
 
-* ``--draws N``: fresh noise N times, each with its labels, student and controls, scored on the demo's test cases;
-* ``--studies N``: N honest studies, whose sites' voters are drawn anew (with replacement) from those trained, and N/10
-  of each poisoned kind, where the first of the sites pushes by so many of its balls m·R, against its own honest vote or
-  in one fixed direction. Printed is how often ``answers-weighed`` warns; nothing is trained.
+* ``--draws N``: N times fresh noise, each with its labels, student and controls, scored on the demo's test cases;
+* ``--studies N``: N honest studies, in which each site's voters are drawn with replacement from those trained, and N/10
+studies of each poisoned kind, in which the first site pushes by a multiple of its radius m·R, against its own honest
+vote or in a fixed direction. It prints how often ``answers-weighed`` warns; nothing is trained.
 
-The answers are made, noised and read by the functions of a run (:mod:`consilium.memory`).
+Answers are made, noised and read by the functions of a run (:mod:`consilium.memory`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,21 @@ from server.public.kept import KeptInMemory, record_bytes
 from server.public.material import START_FILE, Public
 
 PUSHES = (1, 2, 3, 4)
-"""In balls m·R; five are refused as a spoiled sum."""
+"""Length of the push in units of m·R; a push of five is refused as a spoiled sum."""
 KINDS = ("against", "fixed")
 Picks = Sequence[Sequence[int]]
-"""For each site, the numbers of the voters that answer."""
+"""For each site, the indices of the voters that answer."""
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A demo's public part and its teachers' codes of the public volumes: [site][voter][volume]."""
+    """A demo's public part and its teachers' codes of the public volumes.
+
+    Attributes:
+        places: The demo's folders.
+        public: What is public of its study.
+        codes: Codes by site, voter and volume.
+    """
 
     places: Places
     public: Public
@@ -58,7 +64,12 @@ class World:
 
     @classmethod
     def open(cls, out: Path, *, seed: int) -> World:
-        """Make the demo, or go on with it, and ask every teacher once about every public volume."""
+        """Create the demo or continue it, and have every teacher predict every public volume once.
+
+        Args:
+            out: Folder of the demo.
+            seed: Seed of phantoms, split and training.
+        """
         quiet = Watch(*[lambda *_: None] * 5)  # type: ignore[list-item]
         places = before_asking(out, DemoOptions(seed=seed, simulated=True), watch=quiet)
         made = places.workspace.public()
@@ -74,11 +85,20 @@ class World:
 
     @property
     def picks(self) -> Picks:
-        """Every site's own voters."""
+        """All voters of every site."""
         return [range(len(site)) for site in self.codes]
 
     def ask(self, picks: Picks, *, push: float = 0.0, kind: str = "") -> tuple[Public, tuple[Drawn, ...]]:
-        """The study's answers with fresh noise, of these voters; the first site pushes by so many balls."""
+        """Return the study's answers by these voters, with fresh noise.
+
+        Args:
+            picks: The voters.
+            push: How far the first site pushes, in units of m·R.
+            kind: ``against`` its honest vote, or ``fixed`` direction.
+
+        Returns:
+            What is public of the study afterwards, and the answers.
+        """
         public = replace(self.public, kept=_before(self.public))
 
         def codes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:
@@ -97,7 +117,7 @@ class World:
         return public, answers_to(public, codes=codes, draw=draw, voters=voters)
 
     def warned(self, picks: Picks, *, push: float = 0.0, kind: str = "") -> list[str]:
-        """What the operator of one such study is warned of."""
+        """Return the warnings that an operator of one such study gets."""
         try:
             public, answers = self.ask(picks, push=push, kind=kind)
         except Refused:
@@ -114,12 +134,13 @@ class World:
         return [load_volume(case.image, data).image for case in cases], labels
 
     def dice(self, model: torch.nn.Module) -> Score:
+        """Return a network's score on the test cases."""
         images, labels = self.tested
         found = [predict(model, image).argmax(axis=0).astype(np.uint8) for image in images]
         return score(found, labels, self.public.study.data.members)
 
     def draws(self, count: int) -> Iterator[str]:
-        """The gain of a student of fresh noise, so many times."""
+        """Yield one line on the student's gain for each of ``count`` noise draws."""
         for number in range(1, count + 1):
             public, answers = self.ask(self.picks)
             asked = Asked(public, answers, len(self.codes))
@@ -133,7 +154,7 @@ class World:
 
 
 def _before(public: Public) -> KeptInMemory:
-    """What a study keeps before anybody is asked: its start, and the first round's frame."""
+    """Return what a study has stored before any query: its start, and the first round's frame."""
     kept = KeptInMemory()
     start, frames = public.kept.read(START_FILE), public.kept.read(FRAMES)
     assert start is not None
@@ -152,13 +173,19 @@ def _encoder(public: Public, query: QuerySpec) -> Encoder:
 
 
 def _code(encoder: Encoder, probabilities: Float[np.ndarray, "k x y z"] | None) -> Float[np.ndarray, "l"]:
-    """The vector that one teacher's prediction of a volume is encoded to; it does not depend on the round."""
+    """Return the code of one teacher's prediction of a volume, which does not depend on the round."""
     assert probabilities is not None  # every phantom of a demo can be read
     return encoder.of_volume(probabilities, lambda: probabilities)
 
 
 def studies(world: World, count: int, *, seed: int) -> Iterator[tuple[str, int, int]]:
-    """Kind of study, how many of them an operator was warned of, and how many there were."""
+    """Yield each kind of study, the number of studies with a warning, and the number of studies.
+
+    Args:
+        world: The demo.
+        count: Number of honest studies.
+        seed: Seed of the drawn voters.
+    """
     rng = np.random.default_rng(seed)
 
     def picks() -> Picks:

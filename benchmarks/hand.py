@@ -1,4 +1,4 @@
-"""The speed of the hand: processor time of ten commands' ``--help`` and of Tab, beside ``flwr --help``, in turn."""
+"""Measures the processor time of ten commands' ``--help`` and of shell completion, beside ``flwr --help``, in turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ AIM = "under 0.3 s"
 
 
 def seconds(command: Sequence[str | Path], environment: Mapping[str, str]) -> float:
-    """Processor time of a command that ends well, its children's too."""
+    """Return the processor seconds of a command and its children; the command must succeed.
+
+    Args:
+        command: The command.
+        environment: Variables to add.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, env=os.environ | environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -37,7 +42,9 @@ def seconds(command: Sequence[str | Path], environment: Mapping[str, str]) -> fl
 
 
 def figures() -> Iterator[Figure]:
-    """Each command's help, Tab after ``consilium study ``, and Flower's help; and how ours is to Flower's."""
+    """Yield the time of each command's help, of completing ``consilium study`` and of Flower's help, and their
+    ratio.
+    """
     here = Path(sys.executable).parent
     tab = {"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium study ", "COMP_CWORD": "2"}
     asked: dict[str, tuple[list[str | Path], Mapping[str, str]]] = {

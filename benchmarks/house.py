@@ -1,8 +1,8 @@
-"""The house in figures: ``python -m benchmarks.house [--folders] [REVISION …]`` prints what a reader has to carry.
+"""Counts the size of the code base: ``python -m benchmarks.house [--folders] [REVISION …]``.
 
-Reads Python sources from git, nothing else. Lines are non-blank ones, docstrings and comments too; the length of a
-function counts every line, that of a module all but docstrings. Research is counted by itself, wherever it lay at the
-time, and so are tests and benchmarks. ``--folders``: the lines of every folder of the product.
+It reads only Python sources from git. Lines are non-blank lines, including docstrings and comments. The length of a
+function counts every line, that of a module all but docstrings. Research is counted separately, wherever it was at the
+time, and so are tests and benchmarks. ``--folders`` prints the lines of every folder of the product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BESIDE = ("tests/", "benchmarks/")
 
 
 def sources(revision: str) -> dict[str, str]:
-    """Python files by path, as they were at a revision."""
+    """Return the Python files of a revision, by path."""
     command = ["git", "archive", revision]
     with tarfile.open(fileobj=io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)) as archive:
         files = [member for member in archive if member.isfile() and member.name.endswith(".py")]
@@ -29,13 +29,14 @@ def sources(revision: str) -> dict[str, str]:
 
 
 def lines_but_docstrings(text: str) -> int:
-    """Lines of a module without its docstrings."""
+    """Return the number of a module's lines without its docstrings."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     found = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and ast.get_docstring(node)]
     return len(text.splitlines()) - sum((each.end_lineno or each.lineno) - each.lineno + 1 for each in found)
 
 
 def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
+    """Yield those of ``modules`` that a module imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
@@ -47,7 +48,11 @@ def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Groups of modules of which each reaches every other."""
+    """Return the groups of modules of which each imports every other, directly or indirectly.
+
+    >>> circles({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == {frozenset({"a", "b"})}
+    True
+    """
     reach = {name: set(others) for name, others in graph.items()}
     for middle in graph:
         for ends in reach.values():
@@ -58,14 +63,14 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
 
 
 def product(files: dict[str, str]) -> dict[str, str]:
-    """The four packages without research."""
+    """Return the files of the four packages without research."""
     return {
         name: text for name, text in files.items() if name.split("/")[0] in PACKAGES and not name.startswith(RESEARCH)
     }
 
 
 def folders(revision: str) -> dict[str, int]:
-    """Count non-blank lines: of each folder, of the whole product, of research and of each other top-level folder."""
+    """Count non-blank lines of each folder, of the product, of research and of each other top-level folder."""
     found: dict[str, int] = {}
     for name, text in product(files := sources(revision)).items():
         folder = "/".join(name.split("/")[:-1][:2]) + "/"
@@ -76,7 +81,7 @@ def folders(revision: str) -> dict[str, int]:
 
 
 def figures(revision: str) -> dict[str, int]:
-    """The table's column of one revision."""
+    """Return one revision's column of the table."""
     files = product(sources(revision))
     trees = {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ast.parse(files[name]) for name in files
@@ -101,6 +106,7 @@ def figures(revision: str) -> dict[str, int]:
 
 
 def non_blank(text: str) -> int:
+    """Return the number of non-blank lines."""
     return sum(bool(line.strip()) for line in text.splitlines())
 
 

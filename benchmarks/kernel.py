@@ -1,4 +1,7 @@
-"""The gradients behind a tangent kernel: the rows of a volume together, beside a backward pass each. One thread."""
+"""Measures the gradients behind a tangent kernel: all rows of a volume together, beside one backward pass each.
+
+One thread.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ ROWS = 2 * ROWS_AT_ONCE
 
 
 def figures() -> Iterator[Figure]:
+    """Yield the ratio of both ways, the time of a row and the largest difference between their results."""
     torch.set_num_threads(1)
     model = build_unet((16, 32, 64), in_channels=1, out_channels=3, seed=1)
     weights, generator = list(model.parameters()), torch.Generator().manual_seed(0)

@@ -1,10 +1,9 @@
-"""BraTS-sized volumes (240×240×155, four channels) from teacher to student: peak memory of each process.
+"""Measures peak memory with BraTS-sized volumes (240×240×155, four channels), from teacher to student.
 
 Every stage is a process of its own, as at a site and at the server, and runs the production functions: reading four
-channel files a case, patch training of a four-level U-Net for each voter, the same with DP-SGD, codes of every voter
-from a sliding window over a whole volume, the codec's fit, the release with noise, decoding, the student, and a label
-map on the file's own voxels. On a GPU where there is one. Data are synthetic, steps are few: this measures memory and
-time, not quality.
+channel files for each case, patch training of a four-level U-Net for each voter, the same with DP-SGD, every voter's
+codes, the codec, and the student with a label map on the file's own voxels. A GPU is used if there is one. Data are
+synthetic and steps are few: this measures memory and time, not quality.
 
     python benchmarks/large_volumes.py --out DIR [--cases 4] [--steps 3] [--voters 2] [--patch 64]
 """
@@ -43,7 +42,7 @@ SITE_LIMIT_GB, SERVER_LIMIT_GB = 8.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is asked for on the command line."""
+    """The options of the command line."""
 
     steps: int
     voters: int
@@ -51,6 +50,7 @@ class Size:
 
 
 def study(size: Size) -> Study:
+    """Return the study of this size."""
     recipe = TrainingConfig(
         channels=(16, 32, 64, 128), steps=size.steps, batch_size=1, patch=(size.patch,) * 3, amp=True
     )
@@ -72,7 +72,7 @@ def study(size: Size) -> Study:
 
 
 def make_data(root: Path, cases: int) -> None:
-    """nnU-Net layout for the site, four-channel files and label maps for the public."""
+    """Write the site's cases in nnU-Net layout, and the public four-channel files and label maps."""
     axes = np.stack(np.meshgrid(*[np.arange(n, dtype=np.float32) for n in SHAPE], indexing="ij"))
     for number in range(cases + 6):
         rng = np.random.default_rng(number)
@@ -101,12 +101,20 @@ def make_data(root: Path, cases: int) -> None:
 
 
 def save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
+    """Write a NIfTI file; its folder is created.
+
+    Args:
+        path: The file.
+        array: The voxels.
+        affine: Affine matrix, in mm.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.openers.Opener.default_compresslevel = 1
     nib.save(nib.Nifti1Image(array, affine), path)
 
 
 def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) -> dict[str, object]:
+    """Train the site's teachers and return their facts."""
     from client.data.layouts import DatasetSettings, open_for_training
     from client.training.site import plan_site, site_report
     from client.training.voter import train_voter
@@ -131,7 +139,7 @@ def site_train(root: Path, plan: Study, private: PrivateSettings | None = None) 
 
 
 def site_train_privately(root: Path, plan: Study) -> dict[str, object]:
-    """Every patient in every step, so that a chunk is as full as it can be."""
+    """Train with DP-SGD on every patient in every step, so that chunks are as full as possible."""
     from client.training.private.settings import PrivateSettings
 
     private = PrivateSettings("dp-sgd", 8.0, 1e-3, rate=Fraction(1), steps=plan.teacher.steps)
@@ -139,7 +147,7 @@ def site_train_privately(root: Path, plan: Study) -> dict[str, object]:
 
 
 def site_encode(root: Path, plan: Study) -> dict[str, object]:
-    """The worker's part: a public volume's bytes → predictions → codes → integers; and how long MONAI alone takes."""
+    """Run the worker's part: read a public volume, predict, encode, quantise; and time MONAI's inference alone."""
     import torch
     from monai.inferers import sliding_window_inference
 
@@ -185,6 +193,7 @@ def site_encode(root: Path, plan: Study) -> dict[str, object]:
 
 
 def server_codec(root: Path, plan: Study) -> dict[str, object]:
+    """Fit the codec and return its facts."""
     from common.codecs.codec import fit_codec
     from common.data.volume import load_label
 
@@ -196,7 +205,7 @@ def server_codec(root: Path, plan: Study) -> dict[str, object]:
 
 
 def server_student(root: Path, plan: Study) -> dict[str, object]:
-    """Noise, decoding, the student by the run's own function, and one label map on a file's own voxels."""
+    """Add noise, decode, train the student, and write one label map on a file's own voxels."""
     from common.codecs.codec import load_codec
     from common.data.volume import load_volume, save_label, to_native
     from common.data.volume_cache import VolumeCache, together

@@ -1,8 +1,8 @@
-"""A server's ledger over releases R and sites K: opening, which replays every row, verifying, a site's receipt.
+"""Measures a server's ledger by releases R and sites K: opening (which replays every row), verifying, a site's receipt.
 
-``python -m benchmarks.ledger_scale R K`` fills a ledger in batches of a thousand and prints one line of JSON;
-``… FILE`` opens a ledger and prints the MiB that takes. Answers
-have eight coordinates; flushing to disk is switched off while it is filled, which is not measured.
+``python -m benchmarks.ledger_scale R K`` fills a ledger in batches of a thousand and prints one line of JSON; ``python
+-m benchmarks.ledger_scale FILE`` opens a ledger and prints how many MiB that takes. Answers have eight coordinates.
+Flushing to disk is switched off while the ledger is filled, which is not measured.
 """
 
 from __future__ import annotations
@@ -29,11 +29,20 @@ from server.ledger.verify import verify
 
 BATCH, DIMENSION = 1_000, 8
 CONSORTIUM = (10_000, 64)
-"""The releases and sites that a ledger is made for."""
+"""Numbers of releases and sites that the ledger is designed for."""
 
 
 def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
-    """A ledger of so many releases, each with all sites on its roster."""
+    """Write a ledger of so many releases, each with all sites on its roster.
+
+    Args:
+        path: The new file.
+        releases: Number of releases R.
+        sites: Number of sites K.
+
+    Returns:
+        The ledger's signing key.
+    """
     key = Ed25519PrivateKey.generate()
     study = Study(
         name="scale",
@@ -63,6 +72,7 @@ def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
 
 
 def measured(path: Path, *, releases: int, sites: int) -> dict[str, Any]:
+    """Fill a ledger, and return its size and the seconds of opening, verifying and issuing a receipt."""
     key = filled(path, releases=releases, sites=sites)
 
     def receipt() -> None:
@@ -78,7 +88,7 @@ def measured(path: Path, *, releases: int, sites: int) -> dict[str, Any]:
 
 
 def opened(path: Path) -> float:
-    """MiB that this process grows by when it opens a ledger."""
+    """Return the MiB by which this process grows when it opens a ledger."""
     before = memory_mib()
     with Ledger.open(path):
         return memory_mib() - before
@@ -91,7 +101,7 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """What a consortium of 64 sites needs, a small one's, and a tenth of it."""
+    """Yield the figures of a consortium of 64 sites, of a small one, and of a tenth of the releases."""
     for releases, sites in ((10_000, 8), (1_000, 64), CONSORTIUM):
         found, name = measured_alone("benchmarks.ledger_scale", releases, sites), f"R = {releases:,}, K = {sites}"
         aims = {"open": "at most 2"} if (releases, sites) == CONSORTIUM else {}

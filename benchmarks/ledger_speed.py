@@ -1,7 +1,7 @@
-"""How many durable releases a second the server ledger makes, beside bare sqlite3 on the same disk in the same run.
+"""Measures how many durable releases a second the server's ledger makes, beside bare sqlite3 on the same disk.
 
 A bare commit inserts one row of a release's size (WAL, FULL). Bare commits, single releases and batches of 64 take
-turns, so that whatever else the machine does hits all three. Drawing noise is not in it: answers are zeros.
+turns, so that other load on the machine affects all three. Drawing noise is not included: answers are zeros.
 
     python benchmarks/ledger_speed.py --folder /data/study --rounds 400
 """
@@ -36,17 +36,28 @@ from server.ledger.server_ledger import Candidate, Ledger
 BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
 
 BARE_CPU_S = 1e-4
-"""Processor seconds of a bare commit on the machine the promise was made on; one that needs more may take more in
-proportion. One that needs less is held to the promise itself: a bare commit is mostly the kernel's work, which can be
-less on a machine whose interpreter is no faster."""
+"""Processor seconds of a bare commit on the machine for which the limit was set.
+
+A slower machine is allowed more in proportion. A faster one keeps the limit: a bare commit is mostly the kernel's work,
+which may be faster on a machine whose Python is not.
+"""
 
 BATCHED_CPU_S = 1e-4
-"""Processor time a release in a batch may take beyond its share of a bare commit there."""
+"""Limit on the processor seconds of a release in a batch, beyond its share of a bare commit, on that machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Medians of one run: releases a second by the clock, and the least processor seconds seen for a release."""
+    """Speed of one run.
+
+    Attributes:
+        bare: Bare commits a second (median).
+        single: Single releases a second (median).
+        batched: Releases a second in batches (median).
+        single_cpu_s: Smallest processor seconds of a single release beyond a bare commit.
+        batched_cpu_s: The same of a release in a batch.
+        bare_cpu_s: Smallest processor seconds of a bare commit.
+    """
 
     bare: float
     single: float
@@ -57,7 +68,7 @@ class Pace:
 
     @property
     def batched_cpu(self) -> float:
-        """Share of what a release in a batch may take."""
+        """Processor time of a release in a batch, divided by its limit."""
         return self.batched_cpu_s / (BATCHED_CPU_S * max(1.0, self.bare_cpu_s / BARE_CPU_S))
 
     def __str__(self) -> str:
@@ -70,7 +81,12 @@ class Pace:
 
 
 def measure(folder: Path, *, rounds: int) -> Pace:
-    """Take turns for ``rounds`` rounds on fresh files in ``folder``; a batch every fifth round."""
+    """Measure on fresh files, with a batch in every fifth round.
+
+    Args:
+        folder: Folder on the disk to measure.
+        rounds: Number of rounds.
+    """
     study = Study(
         name="speed",
         data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
@@ -133,10 +149,10 @@ def _timed(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def figures() -> Iterator[Figure]:
-    """The ledger's pace beside bare sqlite3's commits."""
+    """Yield the ledger's speed beside that of bare sqlite3 commits."""
     paces = []
     for _ in range(3):
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on a disk: a temporary folder may be none
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # /tmp may be in memory, not on a disk
             paces.append(measure(Path(folder), rounds=200))
     yield figure("bare sqlite3's commits, on this disk", [pace.bare for pace in paces], "/s")
     yield figure("releases one by one over them", [p.single / p.bare for p in paces], RATIO, more_is_better=True)

@@ -1,8 +1,8 @@
-"""Ten thousand queries in one go: what memory, ledgers and event log are as they go by, and the dashboard afterwards.
+"""Measures memory, ledgers and event log over ten thousand queries in one run, and the dashboard afterwards.
 
-Real workers, site ledgers, sealing and core in one process, so their memory is counted together; teachers and the
-transport are the tests' stubs. Fifty queries a batch, four sites, which allow so many a day. Where there is no browser
-the dashboard is left out.
+Workers, site ledgers, sealing and core are the real ones in one process, so their memory is counted together; teachers
+and transport are the tests' stubs. There are four sites, fifty queries to a batch, and no daily limit below the run.
+Without a browser the dashboard is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EARLY = QUERIES // 5
 
 
 class Measured(Wire):
-    """Keeps no reply, and notes memory and processor at each message."""
+    """A transport that keeps no reply, and records memory and processor time at each message."""
 
     def __init__(self, workers: Mapping[int, object]) -> None:
         super().__init__(workers)  # type: ignore[arg-type]
@@ -44,6 +44,7 @@ class Measured(Wire):
 
 
 def figures() -> Iterator[Figure]:
+    """Yield everything that this part measures."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         root = Path(folder)
         study = replace(make_study(planned_queries=QUERIES), collection=CollectionConfig(batch_size=BATCH))
@@ -65,7 +66,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _growth(federation: Federation, transport: Measured) -> Iterator[Figure]:
-    """Memory and processor of the last fifth beside the second, and what files have grown to."""
+    """Yield memory and processor time of the last fifth beside the second fifth, and the growth of files."""
     fifth = len(transport.seen) // 5
     memory, spent = zip(*transport.seen, strict=True)
     early, late = statistics.median(memory[fifth : 2 * fifth]), statistics.median(memory[-fifth:])

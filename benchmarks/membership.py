@@ -1,13 +1,14 @@
-"""Membership inference with and without DP: a loss threshold, and a likelihood ratio with shadow models, kept small.
+"""Attacks networks by membership inference, with and without DP: by a loss threshold, and by a likelihood ratio.
 
-``--models`` networks are trained, each on a random half of ``--examples`` records: noisy two-class ones that a network
-can only learn by heart or, with ``--data``, patients of an MSD dataset at 2 mm and the small 3D network of
-:data:`SMALL`, from random weights, by the standard trainer and by DP-SGD. Each network is attacked in turn; for the
-likelihood ratio the others are its shadows (Carlini et al. 2022, Gaussian fits of the logit of the true class'
-probability, or of a patient's loss, with and without the record). Reported is the area under the ROC curve over all
-(network, record) pairs with a 95 % interval from resampling whole networks, beside the largest area (ε, δ) allows. An
-attack that fails is no proof of privacy: these are two attackers with few shadows, and every number is of this toy or
-of this one network.
+``--models`` networks are trained, each on a random half of ``--examples`` records. The records are noisy two-class
+vectors, which a network can only memorise, or with ``--data`` patients of an MSD dataset at 2 mm, with the small 3D
+network of :data:`SMALL` from random weights, by the standard trainer and by DP-SGD. Each network is attacked in turn.
+For the likelihood ratio the other networks are its shadow models (Carlini et al. 2022: Gaussian fits, with and without
+the record, of the logit of the true class' probability or of a patient's loss).
+
+It reports the area under the ROC curve over all (network, record) pairs, with a 95 % interval from resampling whole
+networks, beside the largest area that (ε, δ) allows. A failed attack is no proof of privacy: these are two attacks with
+few shadow models, on one toy problem or one network.
 
     python benchmarks/membership.py --models 16 --epsilon 2
     python benchmarks/membership.py --models 8 --examples 40 --epsilon 8 --data data/Task04_Hippocampus
@@ -47,7 +48,15 @@ STEPS, RATE = 60, Fraction(1, 2)
 
 
 def confidences(x: torch.Tensor, y: torch.Tensor, member: np.ndarray, epsilon: float | None, seed: int) -> np.ndarray:
-    """log p/(1 − p) of the true class for every record, by a network trained on the members."""
+    """Return log p/(1 − p) of the true class for every record, by a network trained on the members.
+
+    Args:
+        x: Records [n, d].
+        y: One-hot classes [n, 2].
+        member: Which records are trained on, bool [n].
+        epsilon: ε; None for no privacy.
+        seed: Seed of the initial weights.
+    """
     rows = torch.from_numpy(np.flatnonzero(member))
     if epsilon is None:
         event = TrainingEvent(Sampling.POISSON, RATE, MAX_MULTIPLIER, STEPS)
@@ -66,7 +75,7 @@ SMALL = TrainingConfig(channels=(4, 8, 16), steps=400)
 
 
 def patient_scores(cases: Cases, member: np.ndarray, epsilon: float | None, seed: int) -> np.ndarray:
-    """Minus the loss of every patient, by a teacher trained on the members."""
+    """Return minus the loss of every patient, by a teacher trained on the members; see :func:`confidences`."""
     own, classes = cases[np.flatnonzero(member)], len(VOLUMES.labels)
     part = Part(own.images, own.labels, classes)
     if epsilon is None:
@@ -87,13 +96,26 @@ def patient_scores(cases: Cases, member: np.ndarray, epsilon: float | None, seed
 
 
 def area(score: np.ndarray, member: np.ndarray) -> float:
-    """Area under the ROC curve, by ranks."""
+    """Return the area under the ROC curve, computed from ranks.
+
+    Args:
+        score: Larger for records that look like members.
+        member: Which records are members.
+
+    >>> area(np.array([0.1, 0.9]), np.array([False, True]))
+    1.0
+    """
     ranks, inside = rankdata(score), member.sum()
     return float((ranks[member].sum() - inside * (inside + 1) / 2) / (inside * (~member).sum()))
 
 
 def likelihood_ratio(logits: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """For every network and record: log density as a member less as an outsider, fitted on the other networks."""
+    """Return, for every network and record, the log density as a member minus that as a non-member.
+
+    Args:
+        logits: Scores [networks, records].
+        members: Which records each network was trained on, of the same shape.
+    """
     scores = np.zeros_like(logits)
     for target in range(len(logits)):
         others = np.arange(len(logits)) != target
@@ -106,6 +128,12 @@ def likelihood_ratio(logits: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 
 def interval(score: np.ndarray, members: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % interval of the area, from resampling networks.
+
+    Args:
+        score: Scores [networks, records].
+        members: Which records each network was trained on, of the same shape.
+    """
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, len(score), len(score)) for _ in range(400)]
     areas = [area(score[draw].ravel(), members[draw].ravel()) for draw in draws]
@@ -114,7 +142,7 @@ def interval(score: np.ndarray, members: np.ndarray) -> tuple[float, float]:
 
 
 def most(epsilon: float) -> float:
-    """The largest area under any (ε, δ) trade-off curve, by integrating it."""
+    """Return the largest area under any (ε, δ) trade-off curve, by integrating the curve."""
     false = np.linspace(0, 1, 20_001)
     true = np.minimum.reduce(
         [np.ones_like(false), np.exp(epsilon) * false + DELTA, 1 - np.exp(-epsilon) * (1 - DELTA - false)]

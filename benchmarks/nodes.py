@@ -1,8 +1,9 @@
-"""Two to thirty-two real SuperNodes on one machine: a round, its processor by daemon, and what a node keeps.
+"""Measures two to thirty-two real SuperNodes on one machine: time of a round, processor by daemon, memory of a node.
 
-Every node is a hospital's: its own kit, keys, books, SuperNode and launcher, over TLS and the gateway. The workers are
-the real ones too, but all in this process and with teachers that say the same of every voxel: with torch in each, 32 of
-them would need more memory than a desk machine has. A daemon's processor is counted between two releases. Linux.
+Every node has its own kit, keys, ledger, SuperNode and launcher, and connects over TLS and the gateway. The workers are
+the real ones too, but all in this process and with teachers that predict the same for every voxel; with torch in each,
+32 of them would need more memory than a desktop has. A daemon's processor time is counted between two releases. Linux
+only.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ AT_ONCE, READY_S = 4, 600.0
 
 @dataclass(frozen=True, slots=True)
 class SameForAll:
-    """A teacher that has seen nothing."""
+    """A teacher that predicts equal probabilities everywhere."""
 
     data: DataConfig
 
@@ -57,6 +58,7 @@ class SameForAll:
 
 
 def figures() -> Iterator[Figure]:
+    """Yield the figures for each number of nodes."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nodes-")))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="consilium-")))
@@ -82,7 +84,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _study(root: Path) -> Workspace:
-    """A study of enough volumes for every count."""
+    """Create a study with enough volumes for every number of nodes."""
     volumes = len(COUNTS) * (ROUNDS + 3)
     cases = write_phantoms(root / "all", cases=volumes + 8, seed=1).cases
     study = Study(
@@ -103,7 +105,7 @@ def _study(root: Path) -> Workspace:
 def _join(
     stack: ExitStack, group: ProcessGroup, workspace: Workspace, root: Path, names: Sequence[str], sockets: Path
 ) -> None:
-    """Admit hospitals and start what they run."""
+    """Admit hospitals and start their daemons."""
     study = workspace.study()
     for name in names:
         (root / "data" / name).mkdir(parents=True)
@@ -134,7 +136,7 @@ def _patient(spec: DaemonSpec) -> DaemonSpec:
 
 
 def _measured(group: ProcessGroup, workspace: Workspace, count: int) -> Iterator[Figure]:
-    """What :data:`ROUNDS` rounds of so many nodes took."""
+    """Yield what :data:`ROUNDS` rounds of this many nodes took."""
     spent: list[Counter[str]] = []
 
     def between(first: int) -> None:

@@ -1,8 +1,8 @@
-"""What a per-patient step costs: plain, by torch.func in chunks, one patient at a time, and by Opacus' hooks.
+"""Measures a training step per patient: plain, by torch.func in chunks, one patient at a time, and by Opacus' hooks.
 
-The same network (the teacher's), batch, loss and thread in one run; times are the best of ``--rounds`` after a warm-up,
-interleaved, so that a busy machine hurts all alike. Peak memory is measured in a fresh process each: resident memory at
-its highest, less what the process had before its first step.
+Network (the teachers'), batch, loss and thread are the same. Times are the best of ``--rounds`` after a warm-up,
+interleaved so that other load affects all alike. Peak memory is measured in a fresh process for each: the highest
+resident memory minus that before the first step.
 
     python benchmarks/private_step.py --rounds 5
 """
@@ -31,6 +31,7 @@ Step = Callable[[], None]
 
 
 def data(patients: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random volumes [n, 1, x, y, z] and one-hot labels [n, 3, x, y, z]."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(patients, 1, *GRID, generator=rng)
     labels = torch.randint(0, 3, (patients, *GRID), generator=rng)
@@ -38,11 +39,12 @@ def data(patients: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> torch.nn.Module:
+    """Return the teachers' network, untrained."""
     return build_unet(CHANNELS, in_channels=1, out_channels=3, seed=0)
 
 
 def plain(patients: int, chunk: int) -> Step:
-    """Forward, backward and the mean's gradient: what a step without privacy does."""
+    """Return a step without privacy: forward, backward, gradient of the mean loss."""
     net, (x, y) = network(), data(patients)
 
     def step() -> None:
@@ -53,7 +55,14 @@ def plain(patients: int, chunk: int) -> Step:
 
 
 def private(patients: int, chunk: int, *, method: str = "vmap", per_layer: bool = False) -> Step:
-    """Per-patient gradients, clipped and summed as integers."""
+    """Return a step with per-patient gradients, clipped and summed as integers.
+
+    Args:
+        patients: Size of the batch.
+        chunk: Patients whose gradients are computed together.
+        method: ``vmap`` or ``loop``.
+        per_layer: Clip every layer by itself.
+    """
     net, (x, y) = network(), data(patients)
     weights = plain_weights(net)
     parts = clipped_parts(net, 0.1, per_layer=per_layer)
@@ -70,7 +79,7 @@ def private(patients: int, chunk: int, *, method: str = "vmap", per_layer: bool 
 
 
 def opacus(patients: int, chunk: int) -> Step:
-    """Opacus' GradSampleModule with its hooks, then clipping and summing in float."""
+    """Return a step with Opacus' GradSampleModule, which clips and sums in floating point."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus import GradSampleModule
@@ -101,13 +110,13 @@ WAYS: dict[str, Callable[[int, int], Step]] = {
 
 
 def resident_mb(field: str) -> float:
-    """This process's resident memory now (VmRSS) or at its highest (VmHWM); Linux."""
+    """Return this process's resident memory in MB, now (``VmRSS``) or at its highest (``VmHWM``). Linux only."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:"))) / 1024
 
 
 def peak_mb(way: str, patients: int, chunk: int) -> float:
-    """Resident memory a step adds, in a process of its own."""
+    """Return the resident memory in MB that a step adds, measured in a process of its own."""
     done = subprocess.run(
         [sys.executable, __file__, "--memory-of", way, "--patients", str(patients), "--chunk", str(chunk)],
         capture_output=True,
@@ -127,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.memory_of:
         step = WAYS[options.memory_of](options.patients, options.chunk)
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts here
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the highest resident memory
         before = resident_mb("VmRSS")
         step()
         step()

@@ -1,8 +1,9 @@
-"""A round of four real sites beside bare Flower's, and what the daemons take of a core while nothing goes on.
+"""Measures a round of four real sites beside plain Flower's, and the processor time of idle daemons.
 
-Bare Flower: its own SuperLink and four SuperNodes as they come, without TLS, and an app that sends every node a byte
-and is sent it back. Its programs look as often as ours: for a node's task five times a second, for replies every .3 s.
-The same app over our own daemons, whose workers refuse it, says what of our round is Flower's. Linux.
+Plain Flower is its own SuperLink and four SuperNodes with default settings, without TLS, and an app that sends every
+node a byte and gets it back. Its programs poll as often as ours: for a node's task five times a second, for replies
+every 0.3 s. The same app over our own daemons, whose workers refuse it, shows which part of our round is Flower's.
+Linux only.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def main(grid, context):
 
 
 def figures() -> Iterator[Figure]:
-    """What idle daemons take, then the rounds of ours, of bare Flower and of the empty app, in turn."""
+    """Yield the load of idle daemons, then rounds of our study, of plain Flower and of the empty app, in turn."""
     with tempfile.TemporaryDirectory(prefix="round-") as folder:
         root = Path(folder)
         app = _app(root / "app")
@@ -120,7 +121,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _idle(daemons: tuple[Daemon, ...]) -> Iterator[Figure]:
-    """The share of a core that each kind of daemon takes while no run goes on."""
+    """Yield each kind of daemon's share of a core while no run is active."""
     before = {daemon: cpu_s(daemon) for daemon in daemons}
     time.sleep(IDLE_S)
     took: dict[str, list[float]] = {}
@@ -131,7 +132,7 @@ def _idle(daemons: tuple[Daemon, ...]) -> Iterator[Figure]:
 
 
 def cpu_s(daemon: Daemon) -> float:
-    """Processor seconds so far of a daemon and what it started."""
+    """Return the processor seconds so far of a daemon and its child processes."""
     total = 0.0
     for pid in daemon.members():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -140,9 +141,12 @@ def cpu_s(daemon: Daemon) -> float:
 
 
 def run_for(workspace: Workspace, rounds: int, *, meanwhile: Callable[[int], None] = lambda _: None) -> list[float]:
-    """Seconds between one release and the next of a run that is stopped after so many of them.
+    """Run a study until it has made this many releases, stop it, and return the seconds between releases.
 
-    ``meanwhile`` is called once it is submitted, with the number of releases before it.
+    Args:
+        workspace: The study.
+        rounds: Number of releases.
+        meanwhile: Called after the run was submitted, with the number of releases before it.
     """
     before = len(releases(workspace))
     start_run(workspace)
@@ -154,12 +158,13 @@ def run_for(workspace: Workspace, rounds: int, *, meanwhile: Callable[[int], Non
 
 
 def releases(workspace: Workspace) -> list[float]:
+    """Return the times of all releases so far."""
     events = read_events(workspace.events_file) if workspace.events_file.exists() else iter(())
     return [datetime.fromisoformat(event["time"]).timestamp() for event in events if event["event"] == "released"]
 
 
 def _empty(server: FlowerServer, app: Path, out: Path) -> list[float]:
-    """The same of the app that does nothing."""
+    """Return the seconds between rounds of the app that does nothing."""
     out.unlink(missing_ok=True)
     run = submit(server, app, {"out": str(out), "nodes": SITES, "rounds": ROUNDS, "poll": REPLY_POLL_S})
     until(out.exists)
@@ -173,9 +178,9 @@ def _between(ends: Sequence[float]) -> list[float]:
 
 @contextmanager
 def _bare(folder: Path) -> Iterator[FlowerServer]:
-    """Flower's own SuperLink and SuperNodes, with nothing of ours."""
+    """Run Flower's own SuperLink and SuperNodes, without any of our code."""
     port, *others = free_ports(SITES + 1)
-    identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=[HOST])  # of no use
+    identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=[HOST])  # not used
     server = FlowerServer(folder=folder / "flower", client=folder / "client", port=port, identity=identity)
     environment = flower_env(server.home) | {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL_S)}
 
@@ -214,6 +219,7 @@ def _app(folder: Path) -> Path:
 
 
 def until(done: Callable[[], bool]) -> None:
+    """Wait until ``done`` returns True; end the benchmark after :data:`PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         if time.monotonic() > deadline:

@@ -1,10 +1,11 @@
-"""``make bench``: the parts that measure speed and size, their recorded results, and the table made of them.
+"""Runs ``make bench``: measures speed and size, records the results, and writes their table.
 
-    python -m benchmarks.run [PART …]      measure these parts, or all, and record what they found
-    python -m benchmarks.run --table       write the table in docs/lab/performance.md anew from what is recorded
+    python -m benchmarks.run [PART …]      measure these parts, or all, and record the results
+    python -m benchmarks.run --table       write the table in docs/lab/performance.md from the recorded results
 
-A part is a module with ``figures()``, named in :data:`PARTS`. A ratio that got worse than its recorded value by more
-than the larger of the two spreads ends this with status 1 and leaves the recorded value; ``--accept`` records it.
+A part is a module with ``figures()``, listed in :data:`PARTS`. If a ratio is worse than its recorded value by more than
+the larger of the two spreads, the run ends with status 1 and keeps the recorded value; ``--accept`` records the new
+one.
 """
 
 from __future__ import annotations
@@ -49,20 +50,28 @@ PARTS = {
     "cli": "benchmarks.cli",
     "tests": "benchmarks.suite",
 }
-"""Name → the module that measures it. Each is imported alone, so that none pays for another's imports."""
+"""Module of each part, by name. Each is imported only when it runs, so that no part pays for another's imports."""
 
 
 RESOLUTION = 0.04
-"""Least spread of a ratio, as a share of it. Two quiet runs differed by up to .032 (docs/lab/performance.md), more than
-the repetitions within one run, because memory addresses and the hour of the day differ between runs."""
+"""Smallest spread of a ratio, as a share of it.
+
+Two runs on a quiet machine differed by up to .032 (docs/lab/performance.md), more than repetitions within one run do,
+because memory addresses and the time of day differ between runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure: the median of its repetitions, and half the distance between their extremes.
+    """One measured figure.
 
-    ``unit`` is :data:`RATIO` for a ratio within one run, which alone is held against the recorded one; less is better
-    unless ``more_is_better``. ``aim`` says in words what it should be, if anything does.
+    Attributes:
+        name: What was measured.
+        value: Median of the repetitions.
+        unit: Its unit. Only a ratio within one run (:data:`RATIO`) is compared with the recorded value.
+        spread: Half the distance between the smallest and the largest repetition.
+        more_is_better: False if less is better.
+        aim: The target in words, if there is one.
     """
 
     name: str
@@ -73,14 +82,27 @@ class Figure:
     aim: str = ""
 
     def worse_than(self, before: Figure) -> bool:
-        """Whether this ratio got worse by more than the larger spread."""
+        """Return whether this ratio is worse than an earlier one by more than the larger spread.
+
+        >>> Figure("a", 1.3, RATIO, 0.1).worse_than(Figure("a", 1.0, RATIO, 0.1))
+        True
+        """
         loss = (before.value - self.value) if self.more_is_better else (self.value - before.value)
         return self.unit == RATIO == before.unit and loss > max(self.spread, before.spread)
 
 
 def figure(name: str, values: Sequence[float], unit: str, *, more_is_better: bool = False, aim: str = "") -> Figure:
-    """The figure that these repetitions give. A ratio's spread is :data:`RESOLUTION` of it at least, and a tenth of one
-    that was measured once."""
+    """Return the figure of some repetitions.
+
+    The spread of a ratio is at least :data:`RESOLUTION` of it, or a tenth of it if it was measured once.
+
+    Args:
+        name: What was measured.
+        values: The repetitions.
+        unit: Their unit.
+        more_is_better: False if less is better.
+        aim: The target in words, if there is one.
+    """
     spread = (max(values) - min(values)) / 2
     if unit == RATIO:
         spread = max(spread, abs(statistics.median(values)) * (RESOLUTION if len(values) > 1 else 0.1))
@@ -88,31 +110,36 @@ def figure(name: str, values: Sequence[float], unit: str, *, more_is_better: boo
 
 
 def measured_alone(module: str, *arguments: object) -> Any:
-    """What ``python -m module arguments`` prints as JSON, in a process of its own with one thread."""
+    """Return what ``python -m module arguments`` prints as JSON, run in a process of its own with one thread."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
 
 
 def memory_mib(what: str = "VmRSS", *, pid: int | str = "self") -> float:
-    """What a process holds now (``VmRSS``) or held at most since it began its program (``VmHWM``), in MiB. Linux.
+    """Return a process's memory in MiB, now (``VmRSS``) or at its highest since its program began (``VmHWM``). Linux
+    only.
 
-    None of one that ended and is still listed. ``ru_maxrss`` would count its parent's memory too, from before the
-    program began.
+    It is 0 for a process that has ended and is still listed. ``ru_maxrss`` is not used, because it includes the
+    parent's memory from before the program began.
+
+    Args:
+        what: ``VmRSS`` or ``VmHWM``.
+        pid: The process.
     """
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return int(next((line.split()[1] for line in lines if line.startswith(f"{what}:")), 0)) / 1024
 
 
 def recorded(part: str) -> dict[str, Figure]:
-    """A part's recorded figures by name; none where it was never measured."""
+    """Return a part's recorded figures by name; empty if it was never measured."""
     path = RESULTS / f"{part}.json"
     found = json.loads(path.read_text())["figures"] if path.exists() else []
     return {one["name"]: Figure(**one) for one in found}
 
 
 def record(part: str, figures: Sequence[Figure]) -> None:
-    """Write a part's result: where and of what it was measured, and the figures."""
+    """Write a part's result: commit, machine, versions and figures."""
     RESULTS.mkdir(exist_ok=True)
     document = {
         "part": part,
@@ -125,7 +152,7 @@ def record(part: str, figures: Sequence[Figure]) -> None:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """The recorded results as Markdown."""
+    """Return the recorded results as a Markdown table."""
     lines = ["| part | figure | value | spread | aim | commit |", "|---|---|---|---|---|---|"]
     for result in results:
         for one in (Figure(**values) for values in result["figures"]):
@@ -137,19 +164,27 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def all_recorded() -> list[dict[str, Any]]:
-    """Every recorded result, in the order of :data:`PARTS`."""
+    """Return every recorded result, in the order of :data:`PARTS`."""
     return [json.loads((RESULTS / f"{part}.json").read_text()) for part in PARTS if (RESULTS / f"{part}.json").exists()]
 
 
 def page(text: str) -> str:
-    """The page with its table as recorded."""
+    """Return the page's text with its table replaced by the recorded one."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table(all_recorded())}\n{END}{after}"
 
 
 def run(part: str, *, accept: bool) -> list[str]:
-    """Measure one part and record it; in words, which ratios got worse, and then nothing is recorded."""
+    """Measure one part and record it.
+
+    Args:
+        part: Its name.
+        accept: Record ratios that got worse, too.
+
+    Returns:
+        One line for each ratio that got worse; if there is any, nothing is recorded.
+    """
     measure: Callable[[], Iterator[Figure]] = importlib.import_module(PARTS[part]).figures
     before, found = recorded(part), []
     for one in measure():
@@ -167,12 +202,12 @@ def run(part: str, *, accept: bool) -> list[str]:
 
 
 def commit() -> str:
-    """What was measured."""
+    """Return the commit that was measured, with a mark if the working tree was changed."""
     return _said("git", "describe", "--always", "--dirty")
 
 
 def _machine() -> str:
-    """The kind of machine, nothing that names this one."""
+    """Return the kind of machine, without anything that identifies it."""
     models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     total = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     model = models[0] if models else platform.machine()

@@ -1,4 +1,6 @@
-"""The noise: rounded Gaussians from the operating system's CSPRNG, beside numpy's normal draws rounded likewise."""
+"""Measures the noise sampler: rounded Gaussians from the operating system's CSPRNG, beside numpy's, rounded
+likewise.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ SIZE, STD, REPEATS = 1_000_000, Fraction(10**6), 7
 
 
 def figures() -> Iterator[Figure]:
+    """Yield the ratio of both samplers' time, the samples a second, and the noise's deviation divided by σ."""
     rng = np.random.default_rng(0)
     ours, numpy = [], []
-    for _ in range(REPEATS):  # in turn, so that whatever else the machine does hits both
+    for _ in range(REPEATS):  # in turn, so that other load affects both
         ours.append(_cpu(lambda: rounded_gaussian(SIZE, STD)))
         numpy.append(_cpu(lambda: np.rint(rng.normal(0, float(STD), SIZE)).astype(np.int64)))
     yield figure("noise beside numpy's", [one / other for one, other in zip(ours, numpy, strict=True)], RATIO)

@@ -1,6 +1,6 @@
-"""A hundred volumes over 100 and 1,000 sites, and what thousands of queries leave behind: memory, ledger, event log.
+"""Measures a hundred volumes over 100 and 1,000 sites, and the growth of memory, ledger and event log with queries.
 
-Sites answer from a recorded code over a transport in the same process; what the server takes is counted apart.
+Sites answer with a recorded code through a transport in the same process; the server's time is counted separately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DIMENSION = 64
 
 
 def figures() -> Iterator[Figure]:
-    """The two federations once each, then 1,000 and 4,000 queries over eight sites."""
+    """Yield the figures of both federations, then of 1,000 and 4,000 queries over eight sites."""
     for sites in (100, 1_000):
         found = measured_alone("benchmarks.core", sites, DIMENSION, 100)
         aim = "below 60" if sites == 1_000 else ""

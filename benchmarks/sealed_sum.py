@@ -1,8 +1,8 @@
-"""`python -m benchmarks.sealed_sum [D]`: what a sealed sum costs a site and the server over the number of sites K.
+"""Measures what a sealed sum costs a site and the server by number of sites: ``python -m benchmarks.sealed_sum [D]``.
 
-One query of D coordinates (10,000 unless given). A site checks its peers' signatures, draws its noise and makes its
-masks; the server adds K messages, beside the open mode's test of each code and its sum. CPU seconds of one process; the
-ratios are what to read.
+One query has D coordinates (10,000 by default). A site checks its peers' signatures, draws its noise and makes its
+masks. The server adds K messages; beside that stands the open mode's check of each code and its sum. Times are CPU
+seconds of one process; compare the ratios.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ DRAW = DrawId(STUDY, LEDGER, BATCH, 1)
 
 
 def cpu(work: Callable[[], object]) -> float:
+    """Return the processor seconds of a call."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -49,7 +50,17 @@ def cpu(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Processor seconds of one query, and bytes, over so many sites."""
+    """Cost of one query.
+
+    Attributes:
+        checking: Seconds in which a site checks its peers' keys.
+        noise: Seconds in which it draws its noise.
+        masking: Seconds in which it makes its masks.
+        sent: Bytes of the roster that it receives.
+        words: Bytes of the masked code that it sends.
+        adding: Seconds in which the server adds all masked codes.
+        opening: Seconds of the open mode's checks and sum.
+    """
 
     checking: float
     noise: float
@@ -61,6 +72,12 @@ class Cost:
 
 
 def measured(sites: int, dimension: int) -> Cost:
+    """Return the cost of one query.
+
+    Args:
+        sites: Number of sites K.
+        dimension: Number of coordinates D.
+    """
     mechanism = Mechanism(dimension, 65_536, 1, Fraction(131_072), colluders=1)
     identities = {f"site-{i:04d}": Ed25519PrivateKey.generate() for i in range(sites)}
     private, members = {}, []
@@ -87,7 +104,7 @@ def measured(sites: int, dimension: int) -> Cost:
             total += words
 
     adding, opening = cpu(add), cpu(lambda: noisy_sum([code] * sites, mechanism))
-    if sites <= 16:  # the whole sum once, so that what was timed is what works
+    if sites <= 16:  # compute one whole sum, to check that the timed functions give a valid one
         total = np.sum([one(name) for name in identities], axis=0, dtype=np.uint64)
         unmasked(total, mechanism, sites=sites)
     sent = len(canonical_bytes([member.to_json() for member in members]))
@@ -95,7 +112,7 @@ def measured(sites: int, dimension: int) -> Cost:
 
 
 class MaskingSites(RecordedSites):
-    """Sites that make a mask key for a draw, and mask their code with all others. Every 64th checks its peers' keys."""
+    """Sites that make a mask key for each draw and mask their code; every 64th checks its peers' keys."""
 
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)
@@ -128,14 +145,14 @@ class MaskingSites(RecordedSites):
 
 
 def through_the_core(sites: int, dimension: int) -> dict[str, Any]:
-    """One query over so many sites by the core, its ledger, sealing and signatures; every site masks."""
+    """Measure one query over this many masking sites by the core, with its ledger, sealing and signatures."""
     with TemporaryDirectory() as folder:
         terms = {"quorum": 3, "aggregation": "sealed-sum"}
         return federation(Path(folder), sites=sites, dimension=dimension, volumes=1, answering=MaskingSites, **terms)
 
 
 def figures() -> Iterator[Figure]:
-    """Ten thousand coordinates, three times in turn."""
+    """Yield the figures for ten thousand coordinates, measured three times in turn."""
     runs = [{sites: measured(sites, 10_000) for sites in SITES} for _ in range(3)]
     for sites in SITES:
         yield figure(

@@ -1,10 +1,10 @@
-"""DP-MAC in 3D with the second order of the last block, beside DP-MAC as it is offered: Dice at one ε.
+"""Measures DP-MAC in 3D with second-order information of the last block, beside plain DP-MAC: Dice at one ε.
 
-The last block of ``unet`` is linear, a transposed convolution. Beside every block's first-order coefficients one more
-part is released: the diagonal of C = ½Σ∂²T for the cross-entropy, averaged over a patient's images, clipped by
-``CURVATURE``. It takes ``--share`` of Σ1/r², so all parts stay one Gaussian mechanism and all noise grows by
-1/√(1 − share). The mean curvature over steps (post-processing) then serves either five of Adam's steps on the noisy
-quadratic (``quadratic``) or one damped Newton step (``newton``).
+The last block of ``unet`` is linear, a transposed convolution. Besides every block's first-order coefficients, one more
+part is released: the diagonal of C = ½Σ∂²T for the cross-entropy, averaged over a patient's images and clipped by
+``CURVATURE``. It takes ``--share`` of Σ1/r², so all parts remain one Gaussian mechanism, and all noise grows by 1/√(1 −
+share). The mean curvature over steps is post-processing. It serves either five steps of Adam on the noisy quadratic
+(``quadratic``) or one damped Newton step (``newton``).
 
     python -m benchmarks.second_order --data Task04_Hippocampus --start public --seeds 2
 """
@@ -44,15 +44,22 @@ from research.setting import Setting
 
 NETWORK = TrainingConfig(channels=(16, 32, 64))
 CURVATURE = 0.04
-"""Bound of a patient's diagonal: above the median at the start, .03 to .04."""
+"""Clipping norm of a patient's diagonal; the median norm at the start of training is .03 to .04."""
 
 KEPT, TIMES = 0.9, 5
-"""Weight of the earlier mean curvature; steps on a quadratic."""
+"""Weight of the earlier mean curvature, and number of steps on a quadratic."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What is tried; ``use`` is quadratic, newton, or empty for DP-MAC as it is."""
+    """The variant that is tried.
+
+    Attributes:
+        use: ``quadratic``, ``newton``, or empty for plain DP-MAC.
+        share: Share of Σ1/r² for the curvature.
+        damping: Damping of the Newton step.
+        newton_rate: Learning rate of the Newton step.
+    """
 
     use: str
     share: float
@@ -89,7 +96,7 @@ class SecondOrder(VolumeMac):
     def _terms(
         self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, mu: float
     ) -> dict[str, torch.Tensor]:
-        """One patient's ∂T of every block and the diagonal of ½∂²T of the last."""
+        """Return one patient's ∂T of every block, and the diagonal of ½∂²T of the last block."""
         z = coordinates(self.blocks, soft_dice_ce, weights, x, y, mu, self.penalty)
         slopes = grad(lambda w: objective(self.blocks, soft_dice_ce, w, x, y, z, mu).mean())(weights)
         block: Any = self.blocks.model.get_submodule(self.blocks.names[-1])
@@ -127,7 +134,15 @@ class SecondOrder(VolumeMac):
 
 
 def dice(source: Source, cache: Path, *, begun: bool, seed: int, how: How) -> float:
-    """Mean Dice on the held-out fifth."""
+    """Return the mean Dice on the held-out fifth.
+
+    Args:
+        source: The dataset.
+        cache: Folder of public starts.
+        begun: Start from the public start.
+        seed: Seed and rotation.
+        how: The variant.
+    """
     data = study_data(source, grid="16,24,16", spacing="2,2,2")
     settings, roles = Terms(8.0, 1e-5, None, NETWORK).settings("dp-mac", begun=begun), source.roles(data, seed=seed)
     site, start, classes = roles.private[0], None, len(data.labels)

@@ -1,10 +1,11 @@
-"""`python -m benchmarks.steering`: how far one site of a sealed sum can push it before the test of the sum sees it.
+"""Computes how far one site can push a sealed sum before the sum's norm test detects it: ``python -m
+benchmarks.steering``.
 
-For each setting: the largest push of one site, in m·R, that 95 % of sums let pass while all other sites send the zero
-code; by the test of up to 2026-11 and by today's, with the site's own share of the noise and without it. "In every sum"
-is the same push in all N of them, which are held to one bound together. The last column is the largest push that 95 %
-of a dispute's tests of that one site let pass. Computed from the noncentral χ² law
-of the norm; writes ``benchmarks/results/tables/steering.json``.
+For each setting it gives the largest push of one site, in units of m·R, that 95 % of sums let pass while all other
+sites send the zero code: by the norm test before 2026-11 and by today's, with and without the site's own share of the
+noise. "In every sum" is the same push in all N sums, which are tested together. The last column is the largest push
+that 95 % of the tests of that one site in a dispute let pass. Everything is computed from the noncentral χ² law of the
+norm. It writes ``benchmarks/results/tables/steering.json``.
 """
 
 from __future__ import annotations
@@ -32,19 +33,29 @@ SETTINGS = (
     (Unit.PATIENT, 8, 8.0, 4, 8, 48),
     (Unit.PATIENT, 4, 8.0, 4, 4, 64),
 )
-"""Unit, voters a site m, ε, queries N, sites K, dimension l."""
+"""Unit, voters per site m, ε, queries N, sites K, dimension l."""
 HEAD = ["unit, m", "ε", "N", "K", "l", "before", "now", "now, own noise left out", "now, in every sum", "in a dispute"]
 
 
 def bound_before(mechanism: Mechanism, *, sites: int) -> int:
-    """The triangle inequality: K·m·R, and the norm that noise and rounding exceed with probability below 2⁻⁸⁰."""
+    """Return the earlier bound by the triangle inequality: K·m·R plus a bound on noise and rounding.
+
+    Noise and rounding exceed their bound with probability below 2⁻⁸⁰.
+    """
     noise = float(share_std(mechanism, sites=sites)) * sqrt(sites)
     root = isqrt(mechanism.dimension) + 1
     return sites * mechanism.site_radius_int + ceil(noise * (root + sqrt(2 * 80 * log(2))) + root * sites / 2)
 
 
 def push(bound: float, *, noise_std: float, dimension: int, unit: float) -> float:
-    """The push, in units of ``unit``, whose sum stays within ``bound`` with probability :data:`PASSED`."""
+    """Return the push whose sum stays within ``bound`` with probability :data:`PASSED`.
+
+    Args:
+        bound: Bound on the norm of the sum.
+        noise_std: Standard deviation of the noise on a coordinate.
+        dimension: Number of coordinates.
+        unit: Unit of the result.
+    """
 
     def missed(multiple: float) -> float:
         return float(ncx2.cdf((bound / noise_std) ** 2, dimension, (multiple * unit / noise_std) ** 2)) - PASSED
@@ -53,7 +64,7 @@ def push(bound: float, *, noise_std: float, dimension: int, unit: float) -> floa
 
 
 def push_in_every(mechanism: Mechanism, *, sites: int, sums: int) -> float:
-    """The same for a push in each of so many sums, by the bound that holds them together."""
+    """Return the largest push that may be made in each of ``sums`` sums, which are tested together."""
     noise = float(share_std(mechanism, sites=sites)) * sqrt(sites)
     longest, dimension = mechanism.site_radius_int, sums * mechanism.dimension
     limit = float(ncx2.isf(FALSE_ALARM, dimension, sums * (sites * longest / noise) ** 2))
@@ -61,6 +72,16 @@ def push_in_every(mechanism: Mechanism, *, sites: int, sums: int) -> float:
 
 
 def row(unit: Unit, voters: int, epsilon: float, queries: int, sites: int, dimension: int) -> list[str]:
+    """Return one row of the table, as text.
+
+    Args:
+        unit: Unit of privacy.
+        voters: Voters of each site, m.
+        epsilon: ε, at δ = :data:`DELTA`.
+        queries: Number of queries N.
+        sites: Number of sites K.
+        dimension: Length of a code l.
+    """
     std = calibrate(
         budget=Budget(epsilon, DELTA),
         accountant=AccountantName.EXACT,

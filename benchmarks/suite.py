@@ -1,8 +1,8 @@
-"""The fast tests by their JUnit report: ``JUNIT=report.xml`` names one, of a quiet run; without it
-``make test`` runs them now.
+"""Reports the times of the fast tests, from their JUnit report.
 
-``pytest --junitxml=report.xml`` writes one. Wall is the whole run's; a test's seconds are wall too, under whatever ran
-beside it.
+``JUNIT=report.xml`` names the report of a quiet run, as ``pytest --junitxml=report.xml`` writes it; without it, ``make
+test`` runs now. The total is the wall time of the whole run; a test's seconds are wall time too, so they depend on what
+ran in parallel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SLOWEST = 20
 
 
 def figures() -> Iterator[Figure]:
+    """Yield the figures of the report, running the tests first if none is named."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(os.environ.get("JUNIT") or Path(folder) / "report.xml")
         if "JUNIT" not in os.environ:
@@ -29,7 +30,11 @@ def figures() -> Iterator[Figure]:
 
 
 def read(report: Path) -> Iterator[Figure]:
-    """The figures of a report; SystemExit where a test failed, since it may have ended early."""
+    """Yield the figures of a report.
+
+    Raises:
+        SystemExit: If a test failed, since the run may have ended early.
+    """
     suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
     if int(suite.attrib["failures"]) or int(suite.attrib["errors"]):
         raise SystemExit(f"{report}: some tests failed")

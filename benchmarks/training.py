@@ -1,4 +1,4 @@
-"""A training step of a teacher beside the loops a user would write: plain, MONAI's augmentation, Opacus' gradients.
+"""Measures a teacher's training step beside the loops a user would write: plain, with MONAI, and with Opacus.
 
 One thread, the teachers' network, a batch of two volumes of 32 × 48 × 32; all in turn within one run.
 """
@@ -28,6 +28,7 @@ REPEATS, PATIENTS, CHUNK = 11, 8, 4
 
 
 def figures() -> Iterator[Figure]:
+    """Yield the ratios of our training steps to those loops."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     images = rng.normal(size=(CASES, 1, *GRID)).astype(np.float32)
@@ -56,7 +57,13 @@ def figures() -> Iterator[Figure]:
 
 
 def loop(images: np.ndarray, labels: np.ndarray, transform: Compose | None) -> None:
-    """What a user writes with torch and MONAI, with the network, loss, optimiser and clip that ``fit`` has."""
+    """Train as a user of torch and MONAI would, with the network, loss, optimiser and clipping of ``fit``.
+
+    Args:
+        images: Volumes [n, c, x, y, z].
+        labels: Label maps [n, x, y, z].
+        transform: MONAI augmentation, if any.
+    """
     model, dice = _network(), DiceLoss(softmax=True, soft_label=True, reduction="none")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RECIPE.learning_rate, weight_decay=WEIGHT_DECAY)
     volumes = torch.tensor(images)
@@ -77,7 +84,7 @@ def loop(images: np.ndarray, labels: np.ndarray, transform: Compose | None) -> N
 
 
 def in_turn(ways: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Processor seconds of each way, one after the other, after a round that does not count."""
+    """Return the processor seconds of each way, run in turn, without a first round."""
     took: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS + 1):
         for name, way in ways.items():

@@ -1,1 +1,1 @@
-"""The papers' networks and tables, benchmarks of utility; nothing a server or a site needs."""
+"""Reproduces the papers' networks and tables, and measures utility; no server or site needs it."""

@@ -1,8 +1,8 @@
-"""What each idea of the joint recipe gives: the student again with one idea taken out, paired over seeds.
+"""Measures what each idea of the joint recipe contributes: the student again without one idea, paired over seeds.
 
-Each variant is the whole way to a student, production functions with one argument changed, against the same roles,
-public images, budget and steps. Cells are kept, so a run that was stopped goes on. Refuses the recipe with one query a
-volume, which has none of these ideas.
+`consilium bench utility --ablate` calls it. Each variant runs everything up to a student by production functions with
+one argument changed, with the same roles, public images, budget and steps. Results are stored, so a stopped run
+continues. It refuses every recipe but ``joint``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,26 @@ from server.protocols.rounds import observation, round_query
 from server.public.material import CodecRecord
 
 FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
-"""What a teacher needs that does not begin from the public start."""
+"""Training recipe of a teacher that starts from random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The recipe with something changed; the defaults are the recipe."""
+    """The joint recipe with one thing changed; the defaults are the recipe.
+
+    Attributes:
+        what: Description for the table.
+        kernel: ``tangent``, ``images`` (similarity of the images) or ``none``.
+        leading: Use only this many leading coordinates of each volume.
+        temperature: Temperature that sharpens predictions; 1 leaves them as they are.
+        spread: Share of the shapes' variance that the public start restores.
+        centred: False encodes relative to the public mean shape, not to the public start.
+        shrunk: False takes observations as they are, without shrinking.
+        begun: False trains teachers from random weights.
+        joint: False asks one query per volume.
+        rounds: Number of rounds; None for the setting's.
+        passes: Passes of the student; None for the recipe's.
+    """
 
     what: str
     kernel: str = "tangent"
@@ -70,7 +84,11 @@ VARIANTS = {
 
 
 def student(bench: Bench, name: str) -> float:
-    """Dice of the student of one variant on the held-out cases."""
+    """Return the Dice of one variant's student on the held-out cases; trained once and stored.
+
+    Raises:
+        InvalidInput: If the setting's recipe is not ``joint``.
+    """
     variant, setting = VARIANTS[name], bench.setting
     if variant.rounds is not None:
         bench = bench.at(setting := replace(setting, rounds=variant.rounds))
@@ -82,7 +100,12 @@ def student(bench: Bench, name: str) -> float:
 
 
 def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
-    """Dice of every variant's student at one setting and seed."""
+    """Return the Dice of every variant's student at one setting and seed.
+
+    Args:
+        bench: The setting and seed.
+        report: Called with each variant's name.
+    """
     result = {}
     for name in VARIANTS:
         report(name)
@@ -121,7 +144,7 @@ def _joint(bench: Bench, variant: Variant) -> float:
 def _told(
     bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
 ) -> Float[np.ndarray, "n l"]:
-    """The volumes' codes after all rounds that begin with this frame."""
+    """Return the volumes' codes after all rounds that begin with this frame."""
     vote: Vote = lambda encoder, _query, voter: encoder.of_voter(codes[voter])  # noqa: E731
     with bench.asking(start, frame) as public:
         answers = ask(public, vote, voters=len(codes), draw=partial(_drawn, bench, variant))
@@ -131,7 +154,7 @@ def _told(
 def _unshrunk(
     bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
 ) -> Float[np.ndarray, "n l"]:
-    """The same where every round takes what it observes as it is: the one thing that no protocol does."""
+    """Return the same if every round takes its observation without shrinking, which no production protocol does."""
     study = bench.study
     for number in range(1, bench.setting.rounds + 1):
         query = round_query(
@@ -151,7 +174,7 @@ def _unshrunk(
 def _drawn(
     bench: Bench, variant: Variant, query: QuerySpec, votes: Sequence[Int64[np.ndarray, "d"]]
 ) -> Int64[np.ndarray, "d"]:
-    """A noisy sum of the variant's own, drawn once."""
+    """Return the variant's own noisy sum, drawn once and stored."""
     parts = [repr(bench.setting), variant.what, bench.seed, query.id, array_hash(*votes)]
     return bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
 
@@ -173,8 +196,13 @@ def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarr
 
 
 def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:
-    """A covariance of the volumes whose leading directions are those of their images: singular values to the third
-    power, a tenth spread evenly."""
+    """Return a covariance of the volumes whose leading directions are those of their images.
+
+    Its eigenvalues are the third power of the images' singular values, with a tenth of the total spread evenly.
+
+    Args:
+        images: Public volumes, float [n, c, x, y, z].
+    """
     flat = images.reshape(len(images), -1).astype(np.float64)
     values, vectors = np.linalg.eigh((flat - flat.mean(axis=0)) @ (flat - flat.mean(axis=0)).T)
     spread = np.maximum(values, 0) ** 1.5

@@ -1,7 +1,8 @@
-"""What the arms of one setting and seed share: codec, public start, frame, teachers and their codes, each made once.
+"""Computes once what all arms of one setting and seed share: codec, public start, frame, teachers and their codes.
 
-All arms of a seed have the same roles, teachers, public start and steps. One seed sets the rotation, the start and the
-student, which in a study have one fixed seed too.
+The utility, ablation, poison and PATE benchmarks use it. All arms of a seed have the same roles, teachers, public start
+and steps. One seed determines the rotation of cases, the start and the student. (In a study the student's seed is
+fixed.) It refuses a setting that its protocol cannot run.
 """
 
 from __future__ import annotations
@@ -53,7 +54,15 @@ from server.public.material import START_FILE, CodecRecord, Public
 
 
 class Bench:
-    """One setting at one seed. ``cache`` keeps what is expensive by the hash of all it depends on."""
+    """One setting at one seed.
+
+    Args:
+        setting: The row of the table.
+        roles: The cases by role.
+        data: The study's grid and labels.
+        seed: The seed.
+        cache: Folder in which expensive results are stored by the hash of everything they depend on.
+    """
 
     def __init__(self, setting: Setting, roles: Roles, data: DataConfig, *, seed: int, cache: Path) -> None:
         self.setting, self.roles, self.seed = setting, roles, seed
@@ -66,16 +75,19 @@ class Bench:
         self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in roles.parts]))
 
     def at(self, setting: Setting) -> Bench:
-        """The same roles, seed and cache at another setting."""
+        """Return a bench of the same roles, seed and cache at another setting."""
         return Bench(setting, self.roles, self.study.data, seed=self.seed, cache=self.kept.folder)
 
     @property
     def classes(self) -> int:
+        """Number of classes, the background included."""
         return len(self.study.data.labels)
 
     @property
     def schooling(self) -> list[object]:
-        """Constants that shape a student and its controls: what is kept of them is named by these too."""
+        """Constants that influence the training of a student and its controls; they are part of the name of stored
+        results.
+        """
         if self.paired is not None:
             return [NEAR]
         if self.setting.recipe == "appearance":
@@ -84,21 +96,22 @@ class Bench:
 
     @property
     def begun(self) -> bool:
-        """Whether teachers and student begin from a public start."""
+        """True if teachers and student start from a public start."""
         return self.joint or (self.setting.recipe == "appearance" and placed(self.linear))
 
     @property
     def voters(self) -> int:
+        """Number of voters of all hospitals."""
         return self.setting.hospitals * self.setting.voters
 
     @property
     def noise_std(self) -> float:
-        """Of the noise on every coordinate of a release's mean code."""
+        """Standard deviation of the noise on each coordinate of a release's mean code."""
         return study_mechanism(self.study, dimension=1).mean_noise_std(voters=self.voters)
 
     @cached_property
     def codec(self) -> Codec:
-        """The study's codec, fitted on the public maps; kept, for an autoencoder takes minutes."""
+        """The study's codec, fitted on the public label maps; stored, because an autoencoder takes minutes."""
         maps = list(self.roles.maps.labels)
         if self.study.codec.name == PcaCodec.name:
             return fit_codec(self.study, maps, noise_std=self.noise_std, seed=0)
@@ -116,21 +129,27 @@ class Bench:
 
     @cached_property
     def codec_hash(self) -> str:
-        """Of what the codec does, not of the noise it was planned for: settings that share it share what is kept."""
+        """Hash of what the codec does, without the noise it was planned for, so that settings can share stored
+        results.
+        """
         codec = self.codec
         if not isinstance(codec, PcaCodec):
             return sha256_bytes(codec.to_bytes())
         arrays = (codec.basis, codec.centre, codec.metric, codec.variances, codec.powers)
         return digest("bench-codec", [array_hash(array) for array in arrays])
 
-    # --- what is public before anything is asked
+    # --- public data before any query
 
     def start_file(self) -> Path:
-        """Where :meth:`start` keeps its weights."""
+        """Return the file in which :meth:`start` stores its weights."""
         return self.kept.file("start", [self.codec_hash, repr(self.setting.student), self.seed], ".pt")
 
     def start(self, *, spread: float = SPREAD) -> Start:
-        """The public start of a joint query, trained once a seed."""
+        """Return the public start of a joint query, trained once per seed.
+
+        Args:
+            spread: Share of the shapes' variance to restore.
+        """
         codec = self.linear
         path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
         if not path.exists():
@@ -149,13 +168,18 @@ class Bench:
         return Start(model=model, codes=codes_of(model, self.images, codec, temperature=TEMPERATURE))
 
     def kernel(self, start: Start, *, temperature: float) -> Float[np.ndarray, "k k"]:
-        """The tangent kernel of a start, kept: settings and variants of an ablation share one."""
+        """Return the tangent kernel of a start; settings and variants of an ablation share it.
+
+        Args:
+            start: The public start.
+            temperature: Sharpens the predictions.
+        """
         parts = [self.codec_hash, weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
         make = partial(tangent_kernel, start.model, self.images, self.linear, temperature=temperature)
         return self.kept.array("kernel", parts, make)
 
     def frame(self, start: Start) -> Frame:
-        """The frame of a joint query's first round, planned once a seed."""
+        """Return the frame of a joint query's first round, planned once per seed."""
         path = self.kept.file("frame", [self.codec_hash, weights_hash(start.model), self.noise_std.hex(), RECIPE], "")
         if not path.exists():
             kernel, radius = self.kernel(start, temperature=TEMPERATURE), self.study.codec.radius
@@ -164,9 +188,14 @@ class Bench:
         return Frame.from_bytes(path.read_bytes())
 
     def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> Public:
-        """What is public of the study, kept in ``folder`` as a study's directory keeps it.
+        """Return what is public of the study, stored in a folder as in a study's directory.
 
-        ``start`` and ``frame`` of a joint query. Volumes are named by their voxels and are in no store.
+        Volumes are named by the hash of their voxels and are not in the object store.
+
+        Args:
+            folder: The folder; it is created if missing.
+            start: The public start, if any.
+            frame: The first frame of a joint query.
         """
         folder.mkdir(parents=True, exist_ok=True)
         objects = ObjectStore(folder / "objects")
@@ -185,16 +214,19 @@ class Bench:
 
     @contextmanager
     def asking(self, start: Start, frame: Frame) -> Iterator[Public]:
-        """The study of a joint query that begins with this frame; nothing of it is kept."""
+        """Yield the study of a joint query that begins with this frame, in a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="consilium-bench-") as folder:
             yield self.public(Path(folder), start=start, frame=frame)
 
     # --- at the sites
 
     def teachers(self, start: Start | None) -> list[torch.nn.Module]:
-        """One teacher a voter that has patients; with ``start`` trained on from its weights, which are public.
+        """Return the teachers: one for every voter that has patients.
 
-        A hospital of fewer patients than voters leaves the others' slots empty: they send zero codes.
+        If a hospital has fewer patients than voters, its other voters have no teacher; they send zero codes.
+
+        Args:
+            start: A public start to continue from; None for random weights.
         """
         weights = None if start is None else weights_hash(start.model)
         models = []
@@ -220,7 +252,12 @@ class Bench:
         return model
 
     def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:
-        """Every teacher's codes of the public volumes. # sensitive: in a benchmark of stand-in data only"""
+        """Return every teacher's codes of the public volumes, float [k, n, l]. # sensitive: use public data only
+
+        Args:
+            teachers: The teachers.
+            temperature: Sharpens the predictions; default: as the recipe does.
+        """
         if self.setting.recipe == "appearance":
             return np.stack([self._looks(model) for model in teachers])
         if temperature is None:
@@ -233,7 +270,7 @@ class Bench:
         return np.stack(result)
 
     def _looks(self, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
-        """A teacher's codes of an appearance query, whatever its frame."""
+        """Return a teacher's codes of an appearance query, independent of its frame."""
         frame = first_frame(self.study, codec=self.codec_hash, noise_std=self.noise_std)
         window, channels = window_of(self.codec), self.images.shape[1]
         encoder = AppearanceEncoder(frame, window, labels=self.classes, channels=channels)
@@ -246,14 +283,20 @@ class Bench:
     # --- students
 
     def taught(self, start: Start, codes: Float[np.ndarray, "n l"], *, passes: int | None = None) -> float:
-        """Dice of a joint query's student of these codes."""
+        """Return the Dice of a joint query's student that is trained on these codes.
+
+        Args:
+            start: The public start.
+            codes: Codes of the public volumes, float [n, l].
+            passes: Passes of the student; None for the recipe's.
+        """
         parts = [self.codec_hash, weights_hash(start.model), repr(self.setting.student), self.seed, array_hash(codes)]
         parts += self.schooling if passes is None else [passes]
         make = partial(self.refined, start, codes, passes=passes)
         return self.kept.number("taught", parts, lambda: self.dice(make(), self.roles.held_out))
 
     def refined(self, start: Start, codes: Float[np.ndarray, "n l"], *, passes: int | None = None) -> torch.nn.Module:
-        """A joint query's student of these codes."""
+        """Return a joint query's student that is trained on these codes; see :meth:`taught`."""
         recipe, beside = self.setting.student, None
         if self.paired is not None:
             beside = Beside(self.paired, self.alone(start))
@@ -262,7 +305,7 @@ class Bench:
         )
 
     def alone(self, start: Start) -> torch.nn.Module:
-        """The network of the paired cases alone, kept."""
+        """Return the network trained on the paired cases alone; trained once and stored."""
         assert self.paired is not None
         recipe = self.setting.student
         path = self.kept.file("pairs", [weights_hash(start.model), repr(recipe), self.seed], ".pt")
@@ -270,10 +313,16 @@ class Bench:
         return self.kept.network(path, self.empty(recipe), make)
 
     def dice(self, model: torch.nn.Module, cases: Cases) -> float:
+        """Return a network's mean Dice on these cases."""
         return score(segmented(model, cases), cases.labels, self.study.data.members).mean
 
     def scored(self, arm: str, model: torch.nn.Module) -> dict[str, float]:
-        """Every metric of a network on the held-out cases, and its Dice on each hospital's own of them."""
+        """Return every metric of a network on the held-out cases, and its Dice on each hospital's own held-out cases.
+
+        Args:
+            arm: Name under which the metrics are returned.
+            model: The network.
+        """
         held_out, labels = self.roles.held_out, segmented(model, self.roles.held_out)
         values = scored(arm, labels, held_out.labels, self.study.data)
         for site in self.roles.sites:
@@ -284,7 +333,7 @@ class Bench:
         return values
 
     def empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
-        """A network of the recipe before training."""
+        """Return an untrained network of the recipe."""
         channels = len(self.study.data.channels)
         return build_unet(
             recipe.channels, network=recipe.network, in_channels=channels, out_channels=self.classes, seed=seed
@@ -292,11 +341,11 @@ class Bench:
 
 
 def segmented(model: torch.nn.Module, cases: Cases) -> UInt8[np.ndarray, "n x y z"]:
-    """A network's label maps of the cases."""
+    """Return a network's label maps of the cases, uint8 [n, x, y, z]."""
     return hard(np.stack([predict(model, image) for image in cases.images]))
 
 
 def hard(probabilities: Float[np.ndarray, "n k x y z"]) -> UInt8[np.ndarray, "n x y z"]:
-    """The most likely labels."""
+    """Return the most probable classes, uint8 [n, x, y, z], of probabilities [n, k, x, y, z]."""
     result: np.ndarray = probabilities.argmax(axis=1).astype(np.uint8)
     return result

@@ -1,6 +1,7 @@
-"""One cell of the papers' tables, trained and tested: its data, its event, its strategy, its scores.
+"""Trains and tests one cell of the papers' tables: its data, its training event, its strategy and its scores.
 
-A cell that is stopped goes on at its last whole epoch.
+``papers.papers`` calls it. A stopped cell continues from its last complete epoch. It refuses a data set that is
+missing.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from research.mlp_strategies import MlpBbb, MlpMac, MlpSgd
 from research.private_pca import Projection, private_pca
 from research.recipes import DELTA, RELATION, Cell, Recipe
 
-SAMPLES = 20  # weight samples a DP-BBB prediction averages
+SAMPLES = 20  # number of weight samples that a DP-BBB prediction averages
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Inputs and targets of training and test; ``labels`` are empty for reconstruction."""
+    """Inputs and targets for training and testing; for reconstruction the targets are the inputs."""
 
     x: Float[np.ndarray, "n d"]
     y: Float[np.ndarray, "n k"]
@@ -46,7 +47,15 @@ class Digits:
 
 
 def load_digits(directory: Path, data: str) -> Digits:
-    """MNIST (raw pixels) from ``mnist/mnist.npz``; USPS in [0, 1], 5,000 for training and 5,000 for testing."""
+    """Load MNIST (raw pixels) or USPS (in [0, 1], 5,000 cases for training and 5,000 for testing).
+
+    Args:
+        directory: Folder with ``mnist/mnist.npz`` and ``usps/usps_all.mat``.
+        data: ``mnist``, or anything else for USPS.
+
+    Raises:
+        InvalidInput: If the file is missing or unreadable.
+    """
     return _load_digits(str(directory), data)
 
 
@@ -65,12 +74,20 @@ def _load_digits(directory: str, data: str) -> Digits:
         raise InvalidInput(
             f"data of {data}", value=str(directory), limit="mnist/mnist.npz and usps/usps_all.mat below it"
         ) from error
-    rows = cube.transpose(1, 2, 0).reshape(-1, cube.shape[0]) / 255.0  # cases in turn over the ten digits
+    rows = cube.transpose(1, 2, 0).reshape(-1, cube.shape[0]) / 255.0  # consecutive cases cycle through the digits
     return Digits(rows[:5000], rows[:5000], rows[5000:10000], rows[5000:10000])
 
 
 def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
-    """The cell's event: the printed noise, or the least for its ε at its batch and epochs with the PCA's release."""
+    """Return the cell's training event.
+
+    Its noise is the printed one, or the smallest that reaches the cell's ε at its batch size and epochs, with the
+    release of the private PCA included.
+
+    Args:
+        cell: The cell.
+        examples: Number of training examples.
+    """
     recipe = cell.recipe
     rate, steps = Fraction(recipe.batch, examples), round(examples / recipe.batch * recipe.epochs)
     releases = () if recipe.pca_noise is None else (Fraction(recipe.pca_noise),)
@@ -81,9 +98,15 @@ def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
 
 
 def run_cell(cell: Cell, directory: Path, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one cell; plain JSON. Curves are over epochs, on public data, and choose nothing.
+    """Train and test one cell. Curves over epochs use public data and select nothing.
 
-    With ``checkpoint``, state is kept there once an epoch and an interrupted cell goes on from it.
+    Args:
+        cell: The cell.
+        directory: Folder of the data sets.
+        checkpoint: File in which the state is stored once an epoch, and from which an interrupted cell continues.
+
+    Returns:
+        The result as plain JSON.
     """
     started, digits, recipe = time.monotonic(), load_digits(directory, cell.data), cell.recipe
     event = event_of(cell, examples=len(digits.x))
@@ -94,15 +117,15 @@ def run_cell(cell: Cell, directory: Path, checkpoint: Path | None = None) -> dic
     held = None if checkpoint is None else _Held(checkpoint, cell, event, curve)
     projection = None if held is None else held.projection
     if recipe.pca_noise is not None:
-        projection = projection or private_pca(  # charged once, so drawn once, however often the cell is stopped
+        projection = projection or private_pca(  # charged once, so drawn once, even if the cell is interrupted
             x, components=60, noise_multiplier=Fraction(recipe.pca_noise), whiten=recipe.whiten, noise=noise
         )
-        scale = 1.0 if recipe.whiten else 2.0  # unit rows spread over 60 components: a constant of ours, no statistic
+        scale = 1.0 if recipe.whiten else 2.0  # a fixed constant for unit rows over 60 components, not a data statistic
         x, x_test = projection.apply(x) * scale, projection.apply(x_test) * scale
     tensors = [torch.tensor(array, dtype=torch.float32) for array in (x, y, x_test, y_test)]
     strategy = build(cell, tensors[0], tensors[1])
     budget = cell.epsilon or 8.0
-    if recipe.noise is not None:  # claims what it costs, not what was printed
+    if recipe.noise is not None:  # state the true cost of the printed noise
         budget = epsilon_of(event, delta=DELTA, neighbours=RELATION)
     plan = TrainingPlan(event, budget, DELTA, RELATION, len(digits.x))
     per_epoch = max(1, round(event.steps / recipe.epochs))
@@ -147,7 +170,13 @@ def run_cell(cell: Cell, directory: Path, checkpoint: Path | None = None) -> dic
 
 
 def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | MlpBbb:
-    """The strategy of a cell on its data."""
+    """Return the strategy of a cell.
+
+    Args:
+        cell: The cell.
+        x: Training inputs [n, d].
+        y: Training targets [n, k].
+    """
     recipe, seed, rate = cell.recipe, cell.seed, cell.recipe.schedule()
     hidden = (recipe.hidden,) if cell.data == "mnist" else (300, 100, 20, 100, 300)
     shape = Shape((x.shape[1], *hidden, y.shape[1]), recipe.activation, recipe.output, recipe.initial)
@@ -169,7 +198,14 @@ def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | Mlp
 
 
 def calibration(strategy: MlpBbb, x: torch.Tensor, y: torch.Tensor, *, seed: int) -> dict[str, float]:
-    """Accuracy, expected calibration error and NLL of sampled predictions beside the posterior's mean network's."""
+    """Return accuracy, expected calibration error and NLL of sampled predictions and of the mean network.
+
+    Args:
+        strategy: A trained DP-BBB strategy.
+        x: Test inputs.
+        y: Test targets.
+        seed: Seed of the weight samples.
+    """
     names = strategy.shape.names
     draws = strategy.posterior.samples(SAMPLES, seed=seed)
     activation = strategy.shape.activation
@@ -189,10 +225,10 @@ def calibration(strategy: MlpBbb, x: torch.Tensor, y: torch.Tensor, *, seed: int
 
 
 class _Held:
-    """A cell's state on disk, so that a cell that was stopped goes on at its last whole epoch.
+    """A cell's state on disk, from which a stopped cell continues at its last complete epoch.
 
-    With it is kept the private projection of its inputs: weights that were trained on one are worth nothing on another.
-    The data are public: what a stopped epoch drew protects nobody and is drawn anew.
+    The private projection of its inputs is stored too, since the weights fit only that projection. The data are public,
+    so the noise of an interrupted epoch may be drawn again.
     """
 
     def __init__(self, path: Path, cell: Cell, event: TrainingEvent, curve: list[dict[str, float]]) -> None:
@@ -206,7 +242,7 @@ class _Held:
 
     @property
     def projection(self) -> Projection | None:
-        """That of the run that was stopped."""
+        """The projection of the interrupted run; None if there is none."""
         if self.saved is None or self.saved["projection"] is None:
             return None
         return Projection(*(tensor.numpy() for tensor in self.saved["projection"]))
@@ -225,7 +261,7 @@ class _Held:
 
 
 def _in_fixed_batches(event: TrainingEvent) -> float:
-    """ε had the batches been fixed, as in the authors' program: every pass over the data is one release."""
+    """Return the ε for fixed batches, as in the authors' program: each pass over the data is then one release."""
     fixed = dataclasses.replace(event, sampling=Sampling.FIXED_PARTITION)
     return epsilon_of(fixed, delta=DELTA, neighbours=RELATION)
 
@@ -240,7 +276,9 @@ def _noise(cell: Cell) -> Sampler:
 
 
 def _true_epsilon(event: TrainingEvent, recipe: Recipe) -> float:
-    """What the noise that was really added gives: the planned ε, or far more where a share of it was left out."""
+    """Return the ε of the noise that was added: the planned ε, or a larger one if only a share of the noise was
+    added.
+    """
     share = Fraction(recipe.noise_share)
     real = dataclasses.replace(event, noise_multiplier=event.noise_multiplier * share)
     return epsilon_of(real, delta=DELTA, neighbours=RELATION)
@@ -254,7 +292,7 @@ def _weights(strategy: Strategy) -> list[torch.Tensor]:
 
 
 def _score(strategy: MlpSgd | MlpMac | MlpBbb, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Accuracy, or ½Σ(error²) an image for a reconstruction."""
+    """Return the accuracy, or ½Σ(error²) per image for a reconstruction."""
     _, preacts = forward(_weights(strategy), x, strategy.shape.activation)
     if strategy.shape.output == "mse":
         return float(output_loss(preacts[-1], y, "mse").mean() / 2)

@@ -1,4 +1,4 @@
-"""What the commands of ``consilium bench`` share: the study of a dataset, and how a result is shown and kept."""
+"""Shared by the commands of `consilium bench`: reads a dataset's study, and prints and stores results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 def study_data(source: Source, *, grid: str, spacing: str) -> DataConfig:
-    """The study's data as the options have it; grid and spacing that are empty are those of the public maps."""
+    """Return the study's data configuration; empty options take grid and spacing from the public label maps.
+
+    Args:
+        source: The dataset.
+        grid: ``x,y,z`` in voxels, or empty.
+        spacing: ``x,y,z`` in mm, or empty.
+    """
     return source.study_data(
         grid=triple(grid, int, what="--grid") if grid else None,
         spacing_mm=triple(spacing, float, what="--spacing") if spacing else None,
@@ -30,7 +36,7 @@ def study_data(source: Source, *, grid: str, spacing: str) -> DataConfig:
 
 
 def as_text(made: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any], Console], None]:
-    """A text of a result, as something that prints it."""
+    """Turn a function that renders a result as text into one that prints it."""
     return lambda document, console: console.out(made(document), end="", highlight=False)
 
 
@@ -42,7 +48,15 @@ def show(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Print a result, as JSON or by ``render``, and write it to ``out`` with data, command and commit."""
+    """Print a result, and optionally write it to a file with the data's name, the command and the commit.
+
+    Args:
+        document: The result.
+        render: Prints it for people.
+        data: The dataset.
+        out: File to write, if any.
+        as_json: Print JSON in place of the rendering.
+    """
     if out is not None:
         out.write_text(json.dumps(_made_by(data) | document, indent=1) + "\n", encoding="utf-8")
     if as_json:
@@ -52,7 +66,7 @@ def show(
 
 
 def _made_by(data: Path) -> dict[str, str]:
-    """What a recorded result says of itself, without a path of this machine: data, command line and commit."""
+    """Return the data's name, the command line without local paths, and the commit."""
     words = [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:]]
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     said = subprocess.run(git, capture_output=True, text=True, check=False)

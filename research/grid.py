@@ -1,4 +1,7 @@
-"""Sums that are cheaper as matrix products than vector by vector, rounded to the integer grid of private training."""
+"""Rounds sums of many vectors to the integer grid of private training, where matrix products compute the sums faster.
+
+The strategies of fully connected networks and the private PCA use it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,23 @@ from client.training.private.clipped_sums import RADIUS_INT
 from common.errors import InvalidInput
 
 SUMMED_NORM = 1 - 2.0**-13
-"""The largest norm of a vector in such a sum."""
+"""Largest norm of a vector in such a sum."""
 MAX_SUMMED_COORDINATES = 1 << 21
 
 
 def grid_sum(total: Float[np.ndarray, "d"], *, coordinates: int) -> Int64[np.ndarray, "d"]:
     """Round a float64 sum of vectors, each of norm at most :data:`SUMMED_NORM`, to the grid 2⁻²⁴.
 
-    Rounding two neighbouring sums adds at most 1 a coordinate to their distance, so √d + R·SUMMED_NORM ≤ R for all the
-    ``coordinates`` d of a release up to 2²²; up to 2²¹ there is room for 600 steps of float64's error, which on a sum
-    of n < 2¹⁸ vectors is at most n²·2⁻⁵³·R = 128.
+    Rounding two neighbouring sums increases their distance by at most 1 per coordinate, so the sensitivity stays below
+    the radius R if √d + R·SUMMED_NORM ≤ R. This holds for all d up to 2²². Up to 2²¹ coordinates there is room for 600
+    grid steps of float64 error, and a sum of n < 2¹⁸ vectors has at most n²·2⁻⁵³·R = 128.
+
+    Args:
+        total: The sum, float64 [d].
+        coordinates: Number of coordinates of the whole release.
+
+    Returns:
+        Int64 array [d].
 
     Raises:
         InvalidInput: If a release has more than 2²¹ coordinates, or none.

@@ -1,7 +1,8 @@
-"""The parts of a benchmark's seeds, run side by side in processes of one thread.
+"""Runs the parts of a benchmark's seeds in parallel processes of one thread each.
 
-How sums are split over threads changes their last bits, and with them what is found in the cache: so it is always
-processes of one thread, however many. A part that fails ends the run; what the others finished is kept.
+The commands of `consilium bench` call it. The number of threads changes how sums are split and thereby their last bits,
+and with them the hashes under which results are stored; each process therefore always has one thread. A part that fails
+ends the run; finished parts are kept.
 """
 
 from __future__ import annotations
@@ -39,9 +40,16 @@ REFRESH_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One of :data:`~research.utility.PARTS` of one seed, its offsets, or all of another benchmark's seed.
+    """One part of a benchmark.
 
-    ``seconds`` of processor time for every training of :data:`NETWORKS`.
+    Attributes:
+        setting: The row of the table.
+        source: The dataset.
+        data: The study's grid and labels.
+        cache: Folder of stored results.
+        seed: The seed.
+        part: One of :data:`~research.utility.PARTS`, its offsets, or the name of another benchmark.
+        seconds: Processor seconds of each training of :data:`NETWORKS`.
     """
 
     setting: Setting
@@ -54,9 +62,17 @@ class Job:
 
 
 def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
-    """Each row's results, its parts' together in the parts' order, whichever ended first.
+    """Run all parts of all seeds, and return the results of each seed.
 
-    A row's first part trains what its others read, so they wait for it.
+    The first part of a seed trains networks that its other parts read, so these wait for it. Results are merged in the
+    order of the parts, whatever the order in which they ended.
+
+    Args:
+        work: For each seed, its parts.
+        jobs: Number of parallel processes.
+
+    Returns:
+        For each seed, the values of all parts by name.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -93,13 +109,13 @@ _stages: SimpleQueue[tuple[int, str]] | None = None
 
 
 def _tell(stages: SimpleQueue[tuple[int, str]]) -> None:
-    """In a new process: where :func:`run_job` says what it is at."""
+    """In a new process: set the queue to which :func:`run_job` reports its progress."""
     global _stages
     _stages = stages
 
 
 def run_job(job: Job) -> dict[str, float]:
-    """Run one part in this process, on one thread."""
+    """Run one part in this process, on one thread, and return its values by name."""
     torch.set_num_threads(1)
     bench = _bench(job.setting, job.source, job.data, job.cache, job.seed)
 
@@ -122,7 +138,7 @@ def run_job(job: Job) -> dict[str, float]:
 
 @lru_cache(maxsize=ROTATIONS)
 def _bench(setting: Setting, source: Source, data: DataConfig, cache: Path, seed: int) -> Bench:
-    """Kept for the seed's other parts: reading the cases and fitting the codec take seconds."""
+    """Return the bench of a seed; cached, because reading the cases and fitting the codec take seconds."""
     roles = source.roles(data, seed=seed)
     largest = max(len(site) for site in roles.private)
     if largest < setting.voters:

@@ -1,8 +1,10 @@
-"""The papers' fully connected networks: forward, backward and DP-MAC's layer objectives, all in rank-one factors.
+"""The papers' fully connected networks: forward pass, back-propagation and DP-MAC's layer objectives as rank-one
+factors.
 
-Layer k maps i = [z_{k−1}, 1] through u = W_kᵀ i to f(u); the last layer is linear and its loss is taken on u. For every
-objective here the gradient of example n with respect to W_k is the outer product i_n ⊗ v_n, so its Frobenius norm is
-‖i_n‖·‖v_n‖, and a clipped sum over a batch is one matrix product: no per-example matrix is ever formed.
+``mlp_strategies`` uses it. Layer k maps its input i = [z_{k−1}, 1] through u = W_kᵀ i to f(u); the last layer is
+linear, and its loss is taken on u. For every objective here, the gradient of example n by W_k is the outer product i_n
+⊗ v_n. Its Frobenius norm is therefore ‖i_n‖·‖v_n‖, and a clipped sum over a batch is one matrix product; no per-example
+matrix is formed. It refuses unknown activations, losses and initialisations.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ INITIALS = ("he", "glorot")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Layer sizes from input to output, the hidden activation f, the output's loss, and how weights begin."""
+    """The structure of a network.
+
+    Attributes:
+        sizes: Layer sizes from input to output.
+        activation: Hidden activation f.
+        output: Loss of the output layer.
+        initial: How initial weights are drawn.
+
+    Raises:
+        InvalidInput: For fewer than two sizes or an unknown name.
+    """
 
     sizes: tuple[int, ...]
     activation: str = "relu"
@@ -44,22 +56,29 @@ class Shape:
 
     @property
     def layers(self) -> int:
+        """Number of weight matrices."""
         return len(self.sizes) - 1
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Their names, ``w0`` and so on."""
         return tuple(f"w{k}" for k in range(self.layers))
 
 
 Layers = list[torch.Tensor]
-"""One tensor a layer."""
+"""One tensor for each layer."""
 
 
 def initial_weights(shape: Shape, *, seed: int, dtype: torch.dtype = torch.float32) -> Layers:
-    """First weights from ``seed``, which is public: no data enters.
+    """Draw initial weights; no data is used, so the seed may be public.
 
-    ``he``: uniform, of variance 2 / inputs for ReLU, else 1 / inputs. ``glorot``: normal, of variance
-    2 / (inputs + outputs): a signal does not grow on its way out of a narrow layer. The bias row is zero.
+    ``he``: uniform with variance 2 / inputs for ReLU, else 1 / inputs. ``glorot``: normal with variance 2 / (inputs +
+    outputs), so that a signal does not grow behind a narrow layer. The bias row is zero.
+
+    Args:
+        shape: The network.
+        seed: The seed.
+        dtype: Type of the weights.
     """
     generator = torch.Generator().manual_seed(seed)
     result = []
@@ -76,26 +95,26 @@ def initial_weights(shape: Shape, *, seed: int, dtype: torch.dtype = torch.float
 
 
 def with_bias(z: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, "n d1"]:
-    """[z, 1]."""
+    """Return [z, 1]: each row with a bias entry."""
     return torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], dim=1)
 
 
 def act(u: torch.Tensor, activation: str) -> torch.Tensor:
-    """f(u)."""
+    """Return the activation f(u)."""
     if activation == "relu":
         return torch.relu(u)
     return torch.nn.functional.softplus(u, threshold=40) if activation == "softplus" else u
 
 
 def slope(u: torch.Tensor, activation: str) -> torch.Tensor:
-    """f′(u); 0 at ReLU's kink."""
+    """Return the derivative f′(u); it is 0 at ReLU's kink."""
     if activation == "relu":
         return (u > 0).to(u.dtype)
     return torch.sigmoid(u) if activation == "softplus" else torch.ones_like(u)
 
 
 def bend(u: torch.Tensor, activation: str) -> torch.Tensor:
-    """f″(u)."""
+    """Return the second derivative f″(u)."""
     if activation != "softplus":
         return torch.zeros_like(u)
     s = torch.sigmoid(u)
@@ -103,7 +122,13 @@ def bend(u: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def forward(weights: Sequence[torch.Tensor], x: torch.Tensor, activation: str) -> tuple[Layers, Layers]:
-    """(i_k, u_k) of every layer: its input with the bias entry, and its pre-activation."""
+    """Return (i_k, u_k) of every layer: its input with the bias entry, and its pre-activation.
+
+    Args:
+        weights: Weight matrices.
+        x: Inputs [n, d].
+        activation: Hidden activation.
+    """
     inputs, preacts, z = [], [], x
     for k, w in enumerate(weights):
         inputs.append(with_bias(z))
@@ -113,7 +138,13 @@ def forward(weights: Sequence[torch.Tensor], x: torch.Tensor, activation: str) -
 
 
 def output_loss(u: torch.Tensor, y: torch.Tensor, output: str) -> Float[torch.Tensor, "n"]:
-    """Loss of each example on the last pre-activation: squared error, Σ softplus(u) − yu, or cross-entropy."""
+    """Return the loss of each example: squared error, Σ softplus(u) − yu, or cross-entropy.
+
+    Args:
+        u: Last pre-activation [n, k].
+        y: Targets [n, k].
+        output: ``mse``, ``bce`` or ``softmax``.
+    """
     if output == "mse":
         return (u - y).square().sum(dim=1)
     if output == "bce":
@@ -122,21 +153,32 @@ def output_loss(u: torch.Tensor, y: torch.Tensor, output: str) -> Float[torch.Te
 
 
 def output_factor(u: torch.Tensor, y: torch.Tensor, output: str) -> torch.Tensor:
-    """∂ loss / ∂u: 2(u − y), sigmoid(u) − y, softmax(u) − y."""
+    """Return ∂ loss / ∂u: 2(u − y), sigmoid(u) − y, or softmax(u) − y."""
     if output == "mse":
         return 2 * (u - y)
     return (torch.sigmoid(u) if output == "bce" else torch.softmax(u, dim=1)) - y
 
 
 def output_bend(u: torch.Tensor, output: str) -> torch.Tensor:
-    """∂²loss / ∂u_h², per unit: 2, or s(1 − s). The softmax's units are coupled: refused."""
+    """Return ∂²loss / ∂u_h² for each unit: 2, or s(1 − s).
+
+    Raises:
+        InvalidInput: For softmax, whose units are coupled.
+    """
     if output == "softmax":
         raise InvalidInput("second order of a softmax output", limit="bce or mse", remedy="--set order=1")
     return torch.full_like(u, 2.0) if output == "mse" else bend(u, "softplus")
 
 
 def backprop(weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, shape: Shape) -> tuple[Layers, Layers]:
-    """(i_k, v_k) with ∂loss_n/∂W_k = i_kn ⊗ v_kn: back-propagation in rank-one factors."""
+    """Return (i_k, v_k) of every layer with ∂loss_n/∂W_k = i_kn ⊗ v_kn.
+
+    Args:
+        weights: Weight matrices.
+        x: Inputs [n, d].
+        y: Targets [n, k].
+        shape: The network.
+    """
     inputs, preacts = forward(weights, x, shape.activation)
     factors = [output_factor(preacts[-1], y, shape.output)]
     for k in range(len(weights) - 1, 0, -1):
@@ -145,7 +187,7 @@ def backprop(weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, 
 
 
 def rank_one_norms(inputs: torch.Tensor, factors: torch.Tensor) -> Float[torch.Tensor, "n"]:
-    """‖i_n ⊗ v_n‖_F = ‖i_n‖·‖v_n‖, in float64."""
+    """Return ‖i_n ⊗ v_n‖_F = ‖i_n‖·‖v_n‖ of each example, in float64."""
     return inputs.double().norm(dim=1) * factors.double().norm(dim=1)
 
 
@@ -157,10 +199,20 @@ def clipped_layer_sum(
     *,
     beside: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """The integer sum of clipped rank-one contributions, layer ``names[k]`` from factors k, parts as ``parts`` says.
+    """Return the integer sum of clipped rank-one contributions of a batch.
 
-    Same guarantee as :func:`client.training.private.clipped_sums.integer_sum`, by :func:`~research.grid.grid_sum`.
-    ``beside``: coordinates that are released with these.
+    The guarantee is that of :func:`client.training.private.clipped_sums.integer_sum`, by
+    :func:`~research.grid.grid_sum`. An example with a non-finite norm contributes zero.
+
+    Args:
+        inputs: i_k of every layer.
+        factors: v_k of every layer.
+        parts: Clipping norms and the layers that each covers.
+        names: Names of the layers.
+        beside: Number of coordinates that are released together with these.
+
+    Returns:
+        Int64 sum of each layer, by name.
     """
     layer = {name: (i.double(), v.double()) for name, i, v in zip(names, inputs, factors, strict=True)}
     norms = {name: rank_one_norms(*pair) for name, pair in layer.items()}
@@ -180,11 +232,11 @@ def clipped_layer_sum(
 
 
 def residual_factor(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> torch.Tensor:
-    """v of DP-MAC's hidden objective T = (z − f(u))²: 2(f − z)f′, so that ∂T = i ⊗ v."""
+    """Return v of DP-MAC's hidden objective T = (z − f(u))²: 2(f − z)f′, so that ∂T = i ⊗ v."""
     return 2 * (act(u, activation) - z_out) * slope(u, activation)
 
 
 def residual_bend(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> torch.Tensor:
-    """∂²T/∂u² = 2[(f − z)f″ + f′²], so that ∂²T = that · iiᵀ; ReLU: 2·1[u > 0]."""
+    """Return ∂²T/∂u² = 2[(f − z)f″ + f′²], which times iiᵀ is ∂²T; for ReLU it is 2·1[u > 0]."""
     f, first = act(u, activation), slope(u, activation)
     return 2 * ((f - z_out) * bend(u, activation) + first.square())

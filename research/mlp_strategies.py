@@ -1,7 +1,7 @@
-"""DP-SGD, DP-MAC and DP-BBB on the papers' fully connected networks, as strategies of the engine.
+"""DP-SGD, DP-MAC and DP-BBB on the papers' fully connected networks, as strategies of the private trainer.
 
-Data are tensors of all examples, row = slot. What a strategy computes from a batch before the sum is sensitive; what
-:meth:`apply` receives is private, and all that follows is post-processing.
+``cells`` builds them. Data are tensors of all examples, one row each. Everything that a strategy computes from a batch
+before the noisy sum is sensitive. What ``apply`` receives is private, and everything after it is post-processing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from research.sensitivity import hidden_bounds, output_bounds
 
 OPTIMIZERS = ("adam", "sgd")
 ROWS_AT_ONCE = 1000
-"""Examples whose coordinates move together: as many as stay in a processor's cache."""
+"""Number of examples whose coordinates are optimised together; so many fit into a processor's cache."""
 
 
 class _Descending:
-    """A network's weights from their seed, moved by Adam (or plain SGD), with the examples they learn from."""
+    """A network's weights, initialised from a seed and moved by Adam or SGD, with the examples they learn from."""
 
     def __init__(
         self,
@@ -64,9 +64,11 @@ class _Descending:
         )
 
     def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores: weights and optimiser."""
         return {"weights": [w.detach().clone() for w in self.weights], "optimizer": self.optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint's state."""
         with torch.no_grad():
             for weight, saved in zip(self.weights, state["weights"], strict=True):
                 weight.copy_(saved)
@@ -74,7 +76,7 @@ class _Descending:
 
 
 class MlpSgd(_Descending):
-    """DP-SGD: one clip for the whole network, or ``per_layer`` one a layer; Adam or SGD on the private mean."""
+    """DP-SGD with one clipping norm for the whole network, or one for each layer; Adam or SGD on the private mean."""
 
     def __init__(
         self,
@@ -93,20 +95,26 @@ class MlpSgd(_Descending):
         self.parts = Parts(layers, (clip,) * len(layers)) if per_layer else one_part(shape.names, clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        """Return the integer sum of the batch's clipped gradients, by layer. # sensitive until noised"""
         rows = torch.from_numpy(batch)
         with torch.no_grad():
             inputs, factors = backprop(self.weights, self.x[rows], self.y[rows], self.shape)
         return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        """Move the weights by the private mean gradient; post-processing."""
         descend(self.weights, [mean[name] for name in self.shape.names], self.optimizer, self.rate(step, steps))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTerms:
-    """Of each example: ∂T = ``inputs`` ⊗ ``factors``, ∂²T_h = ``bends``_h·iiᵀ, ``constants`` T − ŵ·∂T + ½ŵᵀ∂²Tŵ.
+    """Taylor terms of each example's layer objective T.
 
-    The last two are empty at order 1.
+    Attributes:
+        inputs: i, where ∂T = i ⊗ v.
+        factors: v.
+        bends: s_h, where ∂²T_h = s_h·iiᵀ; empty at order 1.
+        constants: T − ŵ·∂T + ½ŵᵀ∂²Tŵ; empty at order 1.
     """
 
     inputs: torch.Tensor
@@ -117,12 +125,20 @@ class LayerTerms:
 
 @dataclass(frozen=True, slots=True)
 class MacTerms:
-    """What DP-MAC releases of a layer, and how its coordinates and weights move.
+    """What DP-MAC releases of a layer, and how coordinates and weights are optimised.
 
-    ``clip`` is Θ for g = Σ∂T. ``curvature_clip``, the bound of ½∂²T, adds the partition C = ½Σ∂²T (order 2), on whose
-    noisy quadratic ``w_steps`` are taken. ``value_bound`` Θ_a adds the third partition a (M = 3), which no optimiser
-    needs. With ``t`` every z and layer input is projected to norm T and the corrected analytic sensitivities hold too;
-    the smaller of the two bounds is used.
+    Attributes:
+        clip: Θ, clipping norm of g = Σ∂T.
+        z_rate: Learning rate of the coordinates.
+        z_steps: Steps of the coordinates.
+        w_steps: Steps of the weights on the noisy quadratic (order 2).
+        curvature_clip: Bound of ½∂²T; adds the release C = ½Σ∂²T (order 2).
+        value_bound: Θ_a; adds the third release a (M = 3), which no optimiser needs.
+        t: Projects every z and layer input to norm T, so that the corrected analytic sensitivities hold too; the
+            smaller of the two bounds is used.
+
+    Raises:
+        InvalidInput: For ``value_bound`` without ``curvature_clip``.
     """
 
     clip: float
@@ -139,7 +155,7 @@ class MacTerms:
 
 
 class MlpMac(_Descending):
-    """DP-MAC with the partitions of ``terms``."""
+    """DP-MAC with the releases of ``terms``."""
 
     def __init__(
         self,
@@ -163,12 +179,14 @@ class MlpMac(_Descending):
 
     @property
     def partitions(self) -> int:
-        """M: coefficients released a layer."""
+        """M: number of coefficients released for each layer."""
         return 1 + (self.terms.curvature_clip is not None) + (self.terms.value_bound is not None)
 
     @property
     def parts(self) -> Parts:
-        """One part a layer and coefficient, all with r = √(MK); analytic bounds follow the current (public) weights."""
+        """One part for each layer and coefficient, all with r = √(MK); analytic bounds follow the current, public
+        weights.
+        """
         names: list[tuple[str, ...]] = []
         clips: list[float] = []
         for k, name in enumerate(self.shape.names):
@@ -195,10 +213,14 @@ class MlpMac(_Descending):
         return output.g, output.c, output.a
 
     def coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
-        """z_1 … z_K of these examples after the Z-step; never released. Starts at the forward pass.
+        """Return z_1 … z_K of these examples after the Z-step; they are never released.
 
-        ``z_steps`` of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss. The objective is a sum over examples and Adam
-        works entry by entry, so no example sees another.
+        It takes ``z_steps`` of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, from the forward pass on. The objective
+        is a sum over examples and Adam works entry by entry, so no example influences another.
+
+        Args:
+            x: Inputs [n, d].
+            y: Targets [n, k].
         """
         rows = zip(x.split(ROWS_AT_ONCE), y.split(ROWS_AT_ONCE), strict=True)
         each = [self._coordinates(*some) for some in rows]
@@ -210,7 +232,7 @@ class MlpMac(_Descending):
         z = [act(u, self.shape.activation).clone() for u in preacts[:-1]]
         if not z:
             return z
-        first = act(preacts[0], self.shape.activation)  # of data, not of coordinates: it never changes
+        first = act(preacts[0], self.shape.activation)  # depends on data only, not on coordinates: constant
         adam = torch.optim.Adam(z, lr=self.terms.z_rate, fused=True)
         for _ in range(self.terms.z_steps):
             for entry, gradient in zip(z, coordinate_gradients(weights, first, y, z, self.shape), strict=True):
@@ -219,7 +241,13 @@ class MlpMac(_Descending):
         return z
 
     def layer_terms(self, x: torch.Tensor, y: torch.Tensor, z: Layers) -> list[LayerTerms]:
-        """The per-example Taylor terms of every layer's objective at the current weights."""
+        """Return the per-example Taylor terms of every layer's objective at the current weights.
+
+        Args:
+            x: Inputs [n, d].
+            y: Targets [n, k].
+            z: Coordinates, as :meth:`coordinates` returns them.
+        """
         feeds, f, result = [x, *z], self.shape.activation, []
         for k, w in enumerate(self.weights):
             i = self._projected(with_bias(feeds[k]))
@@ -240,6 +268,7 @@ class MlpMac(_Descending):
         return rows if self.terms.t is None else onto_ball(rows, self.terms.t)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        """Return the integer sum of the batch's clipped coefficients, by part. # sensitive until noised"""
         rows = torch.from_numpy(batch)
         x, y = self.x[rows], self.y[rows]
         parts, names = self.parts, self.shape.names
@@ -267,6 +296,7 @@ class MlpMac(_Descending):
         return {name: result[name] for name in parts.order}
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        """Move the weights by the private mean coefficients; post-processing."""
         rate = self.rate(step, steps)
         start = [w.detach().clone() for w in self.weights]
         for _ in range(self.terms.w_steps):
@@ -280,9 +310,9 @@ class MlpMac(_Descending):
             descend(self.weights, gradients, self.optimizer, rate)
 
     def gradient_ratios(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
-        """‖Σ∂T_k‖_F of each layer over the last one's: the diagnostic of vanishing layer gradients.
+        """Return ‖Σ∂T_k‖_F of each layer divided by the last layer's, which shows vanishing layer gradients.
 
-        Of the un-noised sums: for public data only.
+        The sums have no noise: use public data only.
         """
         with torch.no_grad():
             terms = self.layer_terms(x, y, self.coordinates(x, y))
@@ -291,7 +321,9 @@ class MlpMac(_Descending):
 
 
 class MlpBbb:
-    """DP-BBB: one weight sample a step, DP-SGD's clipped sum at that sample, and the data-free KL (corrected step)."""
+    """DP-BBB: one weight sample for each step, DP-SGD's clipped sum at that sample, and the KL term, which needs no
+    data.
+    """
 
     def __init__(
         self,
@@ -312,9 +344,11 @@ class MlpBbb:
 
     @property
     def posterior(self) -> WeightPosterior:
+        """The current posterior of the weights."""
         return self.descent.posterior
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
+        """Return the integer sum of the batch's clipped gradients at one weight sample. # sensitive until noised"""
         sample, rows = self.descent.sample(), torch.from_numpy(batch)
         with torch.no_grad():
             weights = [sample[name].to(self.x.dtype) for name in self.shape.names]
@@ -322,6 +356,7 @@ class MlpBbb:
         return clipped_layer_sum(inputs, factors, self.parts, self.shape.names)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
+        """Move the posterior by the private mean gradient; post-processing."""
         self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
@@ -334,9 +369,14 @@ class MlpBbb:
 def coordinate_gradients(
     weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
 ) -> Layers:
-    """∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus what layer k + 1 sends back.
+    """Return ∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus the gradient through layer k + 1.
 
-    ``first`` is f_1 of the examples.
+    Args:
+        weights: Weight matrices.
+        first: f_1 of the examples.
+        y: Targets.
+        z: Coordinates.
+        shape: The network.
     """
     preacts = [torch.addmm(w[-1], feed, w[:-1]) for feed, w in zip(z, weights[1:], strict=True)]
     values = [first, *(act(u, shape.activation) for u in preacts[:-1])]
@@ -350,13 +390,13 @@ def coordinate_gradients(
 
 
 def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
-    """Each row projected to norm ``radius``."""
+    """Project each row onto the ball of norm ``radius``."""
     norms = rows.norm(dim=1, keepdim=True)
     return rows * torch.clamp(radius / norms.clamp_min(1e-30), max=1.0)
 
 
 def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float, *, coordinates: int) -> torch.Tensor:
-    """Σ_n c_n·½ s_nh·iiᵀ as integers [h, D, D]; ‖½∂²T_n‖_F = ½‖i‖²‖s‖ clipped to Θ."""
+    """Return Σ_n c_n·½ s_nh·iiᵀ as integers [h, D, D], with ‖½∂²T_n‖_F = ½‖i‖²‖s‖ clipped to Θ by the factor c_n."""
     i, s = i.double(), s.double()
     norm = i.square().sum(dim=1) * s.norm(dim=1) / 2
     factor = torch.clamp(clip / norm, max=1.0) * (SUMMED_NORM / (clip * share))

@@ -1,9 +1,9 @@
-"""``consilium bench networks``: the networks a study may name, each trained for the same processor time.
+"""Compares the networks that a study may name, each trained for the same processor time.
 
-A teacher learns the private patients' own labels, as if they were one hospital; a student learns the public images
-from one teacher's answers, the default network's, the same for every student, without codec or noise: of small tumours
-a codec of few maps would leave nothing to learn. How many steps the time buys is measured first, so that the learning
-rate ends at nothing as in any training. What a network did when it is done is kept.
+`consilium bench networks` calls it. A teacher learns the private patients' own labels, as if they were one hospital. A
+student learns a teacher's answers on the public images; labels decoded by a codec of few label maps would leave too
+little to learn. The number of steps that the time allows is measured first, so that the learning rate ends at zero as
+in any training. Finished results are stored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ WIDTHS = {
     "dynunet": (8, 16, 32),
     "paper-unet": (8, 8, 16, 32, 64),
 }
-"""Feature maps a level: half as many where the finest level has the full resolution, whose steps cost so much more."""
+"""Feature maps of each level; half as many in networks whose finest level has the full resolution, as it costs more."""
 
 ROLES = ("teacher", "student")
-_TIMED = 4  # steps, after one that does not count
+_TIMED = 4  # number of timed steps, after one that is not counted
 
 
 def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]) -> dict[str, float]:
-    """One seed: Dice, steps and processor seconds of every network as teacher and as student."""
+    """Return one seed's Dice, steps and processor seconds of every network, as teacher and as student.
+
+    Args:
+        bench: The setting and seed.
+        seconds: Processor seconds of each training.
+        report: Called with each network's name.
+    """
     cell = Cell(bench.kept.file("networks", [repr(bench.setting), seconds, bench.seed, WIDTHS], ".json"))
     patients = np.concatenate([site.images for site in bench.roles.private])
     labels = np.concatenate([site.labels for site in bench.roles.private])
@@ -60,7 +66,7 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
 
 
 def _answers(bench: Bench, patients: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """What the setting's own teacher says of the public images."""
+    """Return the setting's own teacher's predictions for the public images."""
 
     def train() -> torch.nn.Module:
         model = bench.empty(bench.setting.teacher, seed=bench.seed)
@@ -89,7 +95,14 @@ def _trained(
 def networks_summary(
     setting: Setting, data: DataConfig, seconds: float, rows: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
-    """Every network's mean and deviation over seeds, and the paired gap to the default network's, role by role."""
+    """Return every network's mean and deviation over seeds, and its paired difference to the default network, by role.
+
+    Args:
+        setting: The setting.
+        data: The study's labels.
+        seconds: Processor seconds of each training.
+        rows: The values of each seed.
+    """
     found = []
     for role in ROLES:
         for network, channels in WIDTHS.items():
@@ -106,7 +119,7 @@ def networks_summary(
 
 
 def networks_markdown(document: dict[str, Any]) -> str:
-    """The table for people: over the default is paired over seeds, with Student's interval."""
+    """Render the result as a Markdown table; differences to the default have a paired 95 % interval."""
     lines = [
         f"{document['cpu_seconds']:g} processor seconds a training, {document['seeds']} seeds",
         "",

@@ -1,7 +1,8 @@
-"""``consilium bench papers``: DP-MAC's Tables 1 and 2 and Figures 1 and 3, resumable cell by cell and within one.
+"""Reproduces DP-MAC's Tables 1 and 2 and Figures 1 and 3, cell by cell.
 
-A finished cell is a JSON file named for its data set, method, ε and seed; it is used again while its recipe stays the
-same. Tables and the figure are made from the files that are there, and say how many seeds each number rests on.
+`consilium bench papers` calls it. A finished cell is a JSON file named by its data set, method, ε and seed; it is used
+again as long as its recipe is the same. A stopped run continues, also within a cell. Tables and figures are made from
+the files that exist, and state the number of seeds of each value. It refuses a selection that matches no cell.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The rows of all tables, JSON-ready, and the tables as Markdown."""
+    """The results.
+
+    Attributes:
+        rows: Rows of all tables, ready for JSON.
+        text: The tables as Markdown.
+    """
 
     rows: tuple[dict[str, Any], ...]
     text: str
@@ -41,10 +47,19 @@ def papers(
     threads: int = 1,
     report_only: bool = False,
 ) -> Tables:
-    """Train the cells that are missing, unless ``report_only``, and make tables and figures of all that are there.
+    """Train the missing cells, and make tables and figures of all finished ones.
 
-    Stopped, it goes on when it is called again. ``only``: cells whose name contains it, e.g. mnist/dp-mac/8.
-    ``changes``: fields of those cells' recipes, which are then other cells with names of their own.
+    Args:
+        data: Folder of the data sets.
+        out: Folder of the results.
+        seeds: Number of seeds.
+        only: Only cells whose name contains this, for instance ``mnist/dp-mac/8``.
+        changes: Fields of these cells' recipes to change; the results are other cells with names of their own.
+        threads: CPU threads.
+        report_only: Train nothing.
+
+    Raises:
+        InvalidInput: If no cell matches ``only``.
     """
     import torch
     from rich.console import Console
@@ -102,12 +117,12 @@ def _changed(cell: Cell | VolumeCell, changes: Mapping[str, str]) -> Cell | Volu
 
 
 def _checkpoint(cell: Cell | VolumeCell, out: Path) -> Path:
-    """Where a cell that was stopped goes on from."""
+    """Return the file from which a stopped cell continues."""
     return out / "cells" / f"{cell.id.replace('/', '_')}.checkpoint"
 
 
 def _forget(cell: Cell | VolumeCell, out: Path) -> None:
-    """Checkpoint and journal of a cell that is done."""
+    """Delete checkpoint and journal of a finished cell."""
     checkpoint = _checkpoint(cell, out)
     for path in checkpoint.parent.iterdir():
         if path.name == checkpoint.name or (path.suffix == ".journal" and path.name.startswith(f"{checkpoint.stem}.")):
@@ -115,7 +130,7 @@ def _forget(cell: Cell | VolumeCell, out: Path) -> None:
 
 
 def _stored(out: Path, name: str, cell: dict[str, Any]) -> dict[str, Any] | None:
-    """A finished cell of the same recipe, or None."""
+    """Return a finished cell of the same recipe, or None."""
     path = out / "cells" / f"{name.replace('/', '_')}.json"
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -138,7 +153,11 @@ def scores(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each data set, method and ε: mean, deviation, seeds, and what the paper prints."""
+    """Return one row for each data set, method and ε: mean, deviation, seeds, and the paper's value.
+
+    Args:
+        results: Finished cells, as :func:`research.cells.run_cell` returns them.
+    """
     from research.recipes import PUBLISHED
 
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
@@ -179,7 +198,7 @@ def table(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The tables for people: test scores with the paper's beside, calibration, and the settings."""
+    """Render the tables: test scores beside the paper's, calibration, and settings."""
     lines = ["unit example, relation add-remove, δ = 1e-5, Poisson sampling, PLD accountant, private PCA charged", ""]
     for data, what in (("mnist", "test accuracy"), ("usps", "½Σ(error²) a test image")):
         mine = [row for row in rows if row["data"] == data]
@@ -236,13 +255,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def figure1(results: list[dict[str, Any]], path: Path) -> None:
-    """The paper's Figure 1: reconstruction error of the USPS autoencoders over epochs, DP-MAC beside DP-SGD."""
+    """Draw the paper's Figure 1: reconstruction error of the USPS autoencoders over epochs, DP-MAC beside DP-SGD."""
     levels = {1.0: "#7a4aa0", 2.0: "#2563a8", 4.0: "#b4552d", 8.0: "#3a7d44", None: "#333333"}
     _curves(results, path, data="usps", methods=("dp-mac", "dp-sgd"), levels=levels, what="½Σ error² a USPS image")
 
 
 def figure3(results: list[dict[str, Any]], path: Path) -> None:
-    """The paper's Figure 3: error of the MNIST classifiers over epochs, with ours for DP-SGD and DP-BBB."""
+    """Draw the paper's Figure 3: error of the MNIST classifiers over epochs, with our DP-SGD and DP-BBB."""
     levels: dict[float | None, str] = {0.5: "#b4552d", 2.0: "#2563a8", 8.0: "#3a7d44"}
     _curves(results, path, data="mnist", methods=("dp-mac", "dp-sgd", "dp-bbb"), levels=levels, what="MNIST error")
 
@@ -256,7 +275,9 @@ def _curves(
     levels: Mapping[float | None, str],
     what: str,
 ) -> None:
-    """One panel a method: test error of every ε with one standard deviation over seeds, training error dotted."""
+    """Draw one panel for each method: test error at every ε with a standard deviation over seeds, training error
+    dotted.
+    """
     import numpy as np
     from matplotlib.figure import Figure
 

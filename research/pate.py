@@ -1,11 +1,13 @@
-"""The experiment of Fay et al. 2021 beside its printed numbers, with controls it lacks and what its noise truly costs.
+"""Repeats the experiment of Fay et al. 2021 beside its printed numbers, with added controls and the true cost of its
+noise.
 
-One seed is one job: Algorithms 1 and 2 with the paper's noise, their zero-code, shuffled-code and public-only students,
-the students of noiseless codes, teachers and ensemble, one network on everybody's patients, and DP-SGD with every layer
-clipped to 4, at the printed σ² = 6 and at the noise that the exact accountant plans. Every arm is kept when it is done.
+`consilium bench pate` calls it, one seed for each job. The arms are: Algorithms 1 and 2 with the paper's noise; their
+zero-code, shuffled-code and public-only students; the students of noiseless codes; teachers and ensemble; one network
+on all patients; and DP-SGD with every layer clipped to 4, at the printed σ² = 6 and at the noise that the exact
+accountant plans. Finished arms are stored.
 
-What differs from the paper: codes are of probabilities, the codec is fitted on unpaired public maps, DP-SGD learns from
-the teachers' patients alone, and σ² is read as Abadi et al. have it: a multiple of the clip, in every layer.
+Differences from the paper: codes are of probabilities; the codec is fitted on unpaired public label maps; DP-SGD learns
+from the teachers' patients alone; σ² is read as in Abadi et al., as a multiple of the clipping norm in every layer.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ _COST = "ε"
 
 
 def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
-    """One seed's metrics by arm; ``bench`` stands at any setting of a per-volume recipe."""
+    """Return one seed's metrics by arm.
+
+    Args:
+        bench: Any setting of a recipe with one query per volume.
+        report: Called with each arm's name.
+    """
     values: dict[str, float] = {}
     for name, recipe in ALGORITHMS.items():
         at = bench.at(replace(bench.setting, recipe=recipe))
@@ -59,9 +66,16 @@ def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
 
 
 def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
-    """DP-SGD on all private patients in one place, every layer clipped to 4: its metrics and its ε by relation.
+    """Train with DP-SGD on all private patients in one place, every layer clipped to 4.
 
-    The paper does not print its steps: the recipe's, or a teacher's where those are fewer.
+    The paper does not print its number of steps. The recipe's is used, or a teacher's if that is smaller.
+
+    Args:
+        bench: The setting and seed.
+        arm: One of :data:`DP_SGD`.
+
+    Returns:
+        Metrics, and ε by neighbouring relation.
     """
     setting, sites = bench.setting, bench.roles.private
     images, labels = (np.concatenate([getattr(site, f) for site in sites]) for f in ("images", "labels"))
@@ -80,7 +94,15 @@ def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
 
 
 def printed_plan(bench: Bench, settings: PrivateSettings, patients: int) -> TrainingPlan:
-    """σ² = 6 in every one of L layers is a multiplier √(6/L) of the whole vector; charged what it costs."""
+    """Plan the training with the printed noise, charged at its true cost.
+
+    σ² = 6 in every one of L layers is a noise multiplier of √(6/L) for the whole vector.
+
+    Args:
+        bench: The setting, whose teacher network has the L layers.
+        settings: Sampling rate, steps, δ and relation.
+        patients: Number of patients.
+    """
     layers = len(layer_parts(bench.empty(bench.setting.teacher), PAPER_CLIP).names)
     noise = Fraction((PRINTED_VARIANCE / layers) ** 0.5).limit_denominator(1000)
     event = TrainingEvent(Sampling.POISSON, settings.rate, noise, settings.steps)
@@ -89,7 +111,13 @@ def printed_plan(bench: Bench, settings: PrivateSettings, patients: int) -> Trai
 
 
 def pate_summary(setting: Setting, data: DataConfig, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Every arm's mean and deviation over seeds, by structure and in all, and what noise costs by each accountant."""
+    """Return every arm's mean and deviation over seeds, by structure and in total, and the releases' cost.
+
+    Args:
+        setting: The setting.
+        data: The study's labels and grid.
+        rows: The values of each seed, by name.
+    """
     arms = [key for key in rows[0] if "|" not in key and "@" not in key]
     found = []
     for arm in arms:
@@ -105,7 +133,12 @@ def pate_summary(setting: Setting, data: DataConfig, rows: Sequence[dict[str, fl
 
 
 def costs_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
-    """What each algorithm's releases cost by every accountant, and the most they can tell."""
+    """Return what each algorithm's releases cost by every accountant, and the most bits they can carry.
+
+    Args:
+        setting: The setting.
+        data: The study's labels and grid.
+    """
     costs: dict[str, Any] = {}
     for name, recipe in ALGORITHMS.items():
         study = study_of(replace(setting, recipe=recipe), data)
@@ -117,14 +150,14 @@ def costs_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
             "paper": epsilon_paper(mu, setting.delta),
             "rdp": epsilon_rdp(mu, setting.delta),
             "exact": epsilon_exact(mu, setting.delta),
-            # each of K codes in a ball: power (K·R)² against σ², for as many coordinates as one likes
+            # K codes in balls of radius R: power (K·R)² over σ², a bound for any number of coordinates
             "ceiling_bits": float(mu) * voters**2 / 8 / np.log(2),
         }
     return costs
 
 
 def pate_markdown(document: dict[str, Any]) -> str:
-    """The table for people, and under it what the printed noise costs and can carry."""
+    """Render the table, and below it what the printed noise costs and can carry."""
     setting = document["setting"]
     structures = [
         key for key in document["arms"][0] if key not in ("arm", "printed", "seeds", "mean", "training_epsilon")

@@ -1,9 +1,9 @@
-"""What poisoned sites do to a joint study: labels and student with 0, 1, 2 of the sites sending what they like.
+"""Measures what poisoned sites do to a joint study: labels and student with 0, 1 or 2 sites that send what they like.
 
-A poisoned site sends any vector in every round; the clip leaves it a ball of radius C like everybody's, which is all
-that the rounds know of it. Everything else is the benchmark's: roles, teachers, start, frame, rounds, student. The arms
-of a seed share their draws of noise, so a difference between two is what the poison did. Each arm is one cell, kept, so
-a run that was stopped goes on. Refuses the recipe with one query a volume.
+`consilium bench poison` calls it. A poisoned site sends any vector in every round; clipping limits it to the ball of
+radius C, as for every site. Everything else is the utility benchmark's: roles, teachers, start, frame, rounds, student.
+The arms of a seed share their noise, so a difference between two arms is the effect of the poison. Finished arms are
+stored. It refuses every recipe but ``joint``, and too few hospitals.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from server.protocols.rounds import surprise
 
 MOST_POISONED = 2
 DRAWS = 8
-"""Draws of noise that labels and warnings are averaged over; the student is of the first."""
+"""Number of noise draws over which labels and warnings are averaged; the student uses the first."""
 ATTACKS = {
     "erase": "last structure erased",
     "oppose": "opposed at full norm",
@@ -52,17 +52,27 @@ ATTACKS = {
 
 
 Vote = Callable[[Frame, int], Float[np.ndarray, "d"]]
-"""What a voter, by its number, sends in the round that a frame stands for; it is clipped afterwards."""
+"""Returns what the voter of this number sends in a frame's round, before clipping."""
 
 
 def attack_by(
     attack: str, *, codes: Float[np.ndarray, "k n l"], erased: Float[np.ndarray, "p n l"], radius: float
 ) -> Vote:
-    """What the first p voters send who attack; the others are honest.
+    """Return how all voters vote if the first p of them attack.
 
-    ``erase`` answers honestly with predictions that lack a structure; relative to the frame's centre that is far, so
-    the clip makes it a push of full norm in every round. ``oppose`` turns its own honest vote around and lengthens it
-    to the radius: since the teachers agree, that is against nearly everything the others say.
+    ``erase``: an attacker answers with predictions that lack a structure. Relative to the frame's centre these are far
+    away, so clipping turns them into a push of full norm in every round. ``oppose``: an attacker sends the opposite of
+    its honest vote, lengthened to the radius. Since teachers agree, this opposes nearly everything that the others
+    send.
+
+    Args:
+        attack: A key of :data:`ATTACKS`.
+        codes: Honest codes of all voters, float [k, n, l].
+        erased: Codes of the p attackers without the structure, float [p, n, l].
+        radius: Clipping norm C.
+
+    Raises:
+        InvalidInput: For an unknown attack.
     """
     if attack not in ATTACKS:
         raise InvalidInput("attack", value=attack, limit=", ".join(ATTACKS))
@@ -78,14 +88,20 @@ def attack_by(
 
 
 def against(vote: Float[np.ndarray, "d"], *, radius: float) -> Float[np.ndarray, "d"]:
-    """The opposite of ``vote``, of norm ``radius``; zero stays zero."""
+    """Return the opposite of ``vote``, with norm ``radius``; zero stays zero."""
     length = float(np.linalg.norm(vote))
     result: np.ndarray = -vote * (radius / length) if length > 0 else vote
     return result
 
 
 def erased_codes(model: torch.nn.Module, bench: Bench, *, structure: int) -> Float[np.ndarray, "n l"]:
-    """A teacher's codes with every voxel's probability of ``structure`` given to the background."""
+    """Return a teacher's codes [n, l] if every voxel's probability of one structure is given to the background.
+
+    Args:
+        model: The teacher.
+        bench: The setting and seed.
+        structure: The structure's class.
+    """
     codes = []
     for image in bench.images:
         probabilities = predict(model, image).copy()
@@ -97,14 +113,28 @@ def erased_codes(model: torch.nn.Module, bench: Bench, *, structure: int) -> Flo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What is believed of the volumes after all rounds, and what an operator is told of them."""
+    """The result of all rounds.
+
+    Attributes:
+        codes: The estimated codes of the volumes, float [n, l].
+        plausible: The test that may warn an operator.
+    """
 
     codes: Float[np.ndarray, "n l"]
     plausible: Plausible
 
 
 def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> Outcome:
-    """All rounds with these votes: clipped, summed and noised by the production functions, read as the server does."""
+    """Run all rounds with these votes: clipped, summed and noised by the production functions, and read as the server
+    does.
+
+    Args:
+        bench: The setting and seed.
+        start: The public start.
+        frame: The first frame.
+        vote: Returns a voter's vote.
+        draw: Number of the noise draw.
+    """
 
     def sent(encoder: Encoder, _query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
         assert isinstance(encoder, FrameEncoder)
@@ -119,13 +149,21 @@ def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> O
 
 
 def _noise(bench: Bench, number: int, draw: int, size: int, noise_std: Fraction) -> Int64[np.ndarray, "d"]:
-    """One draw for a round, shared by all arms."""
+    """Return the noise of a round, which all arms share."""
     parts = [repr(bench.setting), bench.seed, number, draw, size, noise_std]
     return bench.kept.array("poison-noise", parts, partial(rounded_gaussian, size, noise_std))
 
 
 def measure(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
-    """Every arm's Dice of student and labels, and the share of its draws in which the operator is warned."""
+    """Return every arm's Dice of student and labels, and the share of its draws in which the operator is warned.
+
+    Args:
+        bench: The setting and seed.
+        report: Called with each arm's name.
+
+    Raises:
+        InvalidInput: If the recipe is not ``joint``, or there are too few hospitals.
+    """
     setting = bench.setting
     if setting.recipe != "joint":
         raise InvalidInput("recipe of a poisoned study", value=setting.recipe, limit="joint")
@@ -178,7 +216,9 @@ def _erased(bench: Bench, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
 
 
 def poison_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The table as plain JSON: labels' and student's Dice of every arm, and what each loses, paired over seeds."""
+    """Return the table as plain JSON: Dice of labels and student of every arm, and the loss of each, paired over
+    seeds.
+    """
     names = [name.removesuffix("-student") for name in rows[0] if name.endswith("-student")]
     return {
         "schema": 1,

@@ -1,8 +1,9 @@
-"""Private principal components: one noisy second-moment matrix, charged like any release, and whitening for free.
+"""Computes private principal components from one noisy second-moment matrix, charged like any release.
 
-Rows are scaled to unit norm (a zero row stays zero), so adding or removing one moves XᵀX by at most 1 in Frobenius
-norm. Noise goes on the upper triangle and is mirrored. Everything after that is post-processing: the signed
-eigenvectors, and whitening by the noisy eigenvalues. Scaling by statistics of the data would not be: constants only.
+``cells`` uses it. Rows are scaled to unit norm (a zero row stays zero), so adding or removing one row moves XᵀX by at
+most 1 in Frobenius norm. Noise is added to the upper triangle and mirrored. The eigenvectors, and whitening by the
+noisy eigenvalues, are post-processing. Scaling by other statistics of the data would not be, so only constants are
+used.
 """
 
 from __future__ import annotations
@@ -22,19 +23,24 @@ from research.grid import SUMMED_NORM, grid_sum
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """``components`` [d, k] as columns, ``scale`` [k] multiplies the projected coordinates (ones without whitening)."""
+    """A linear projection of unit rows.
+
+    Attributes:
+        components: Eigenvectors as columns, float [d, k].
+        scale: Factors of the projected coordinates, float [k]; ones without whitening.
+    """
 
     components: Float[np.ndarray, "d k"]
     scale: Float[np.ndarray, "k"]
 
     def apply(self, rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
-        """Unit rows, projected and scaled; the same for training and test data."""
+        """Scale rows to unit norm, project and scale them; used alike for training and test data."""
         result: np.ndarray = (unit_rows(rows) @ self.components) * self.scale
         return result
 
 
 def unit_rows(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """x/‖x‖ in float64; zero and non-finite rows become zero."""
+    """Return x/‖x‖ for each row in float64; zero and non-finite rows become zero."""
     safe = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float64)
     norms = np.linalg.norm(safe, axis=1, keepdims=True)
     result: np.ndarray = np.divide(safe, norms, out=np.zeros_like(safe), where=norms > 0)
@@ -44,11 +50,19 @@ def unit_rows(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
 def noisy_second_moment(
     rows: Float[np.ndarray, "n d"], *, noise_multiplier: Fraction, noise: NoiseSampler = rounded_gaussian
 ) -> Float[np.ndarray, "d d"]:
-    """XᵀX + E, E symmetric with N(0, z²) on and above the diagonal: one Gaussian release of multiplier z."""
+    """Return XᵀX + E, with E symmetric and N(0, z²) on and above the diagonal: one Gaussian release of multiplier z.
+
+    Guarantee: ℓ2 sensitivity 1 under add-remove of one row.
+
+    Args:
+        rows: Float array [n, d]; scaled to unit norm first.
+        noise_multiplier: z.
+        noise: Draws integer noise.
+    """
     units = unit_rows(rows)
     size = units.shape[1]
     upper = np.triu_indices(size)
-    total = (units.T @ units)[upper] * SUMMED_NORM  # the triangle's norm is below the matrix's
+    total = (units.T @ units)[upper] * SUMMED_NORM  # the norm of the triangle is at most that of the matrix
     released = grid_sum(total, coordinates=total.size) + noise(total.size, noise_multiplier * RADIUS_INT)
     result = np.zeros((size, size))
     result[upper] = released / RADIUS_INT
@@ -64,10 +78,20 @@ def private_pca(
     whiten: bool = True,
     noise: NoiseSampler = rounded_gaussian,
 ) -> Projection:
-    """The leading ``components`` eigenvectors of the noisy second moment, by signed eigenvalue.
+    """Return the leading eigenvectors of the noisy second moment, by signed eigenvalue.
 
-    With ``whiten`` each coordinate is divided by √(λ/n), λ the noisy eigenvalue held at or above the noise level z·√d,
-    so that unit rows come out with about unit variance a coordinate. n counts rows and is public.
+    With ``whiten``, each coordinate is divided by √(λ/n), where λ is the noisy eigenvalue but at least the noise level
+    z·√d, so that unit rows get about unit variance in each coordinate. The number of rows n is public.
+
+    Args:
+        rows: Float array [n, d].
+        components: Number of components k.
+        noise_multiplier: z.
+        whiten: Scale coordinates to unit variance.
+        noise: Draws integer noise.
+
+    Raises:
+        InvalidInput: If ``components`` is not within 1 to d.
     """
     if not 1 <= components <= rows.shape[1]:
         raise InvalidInput("principal components", value=components, limit=f"1 to {rows.shape[1]}")

@@ -1,13 +1,13 @@
-"""``consilium bench private``: the private strategies beside each other at one site, in any dataset.
+"""Compares the private training strategies at one site of any dataset.
 
-One hospital has every private case of the deal; a fifth of the patients is held out, another with every seed. Every
-strategy trains at the same (ε, δ), on the same batches' rate and number of steps, from a public start and from random
-weights, with its own default recipe for the rest. A step's time is the training's own processor time over its steps, so
-the ratio to dp-sgd compares trainings of one run.
+`consilium bench private` calls it. One hospital has every private case; each seed holds out another fifth of the
+patients. Every strategy trains at the same (ε, δ), sampling rate and number of steps, from a public start and from
+random weights, with its own default recipe for the rest. The time of a step is the training's processor time divided by
+its steps, so the ratio to dp-sgd compares trainings of one run.
 
-Beside the scores stands what DP-MAC's blocks hear, on cases of the site before and after its training: the length of
-every block's mean gradient over the last one's (vanishing gradients), its cosine with back-propagation's, and how far
-the clipped sums are apart. Those are un-noised: for stand-in data only.
+It also reports the gradients of DP-MAC's blocks, on cases of the site, before and after its training: the length of
+every block's mean gradient divided by the last one's (vanishing gradients), its cosine with that of back-propagation,
+and the distance of the clipped sums. These have no noise: use public data only. It refuses unknown methods and starts.
 """
 
 from __future__ import annotations
@@ -54,14 +54,21 @@ STARTS = ("public", "random")
 """From a public start, or from random weights."""
 
 LOOKED_AT = 8
-"""Cases of the site that the blocks' gradients are taken at."""
+"""Number of the site's cases on which the blocks' gradients are computed."""
 
 CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all trainings of a measurement share; ``steps`` None and all other settings: each strategy's default."""
+    """What all trainings of a measurement share; everything else is each strategy's default.
+
+    Attributes:
+        epsilon: ε.
+        delta: δ.
+        steps: Number of steps; None for each strategy's default.
+        network: The teachers' network.
+    """
 
     epsilon: float
     delta: float
@@ -69,7 +76,9 @@ class Terms:
     network: TrainingConfig
 
     def settings(self, method: str, *, begun: bool) -> PrivateSettings:
-        """A method's default recipe at these terms; ``dp-sgd-layers`` is dp-sgd with a clip a layer."""
+        """Return a method's default recipe at these terms; ``dp-sgd-layers`` is dp-sgd with a clipping norm for each
+        layer.
+        """
         layers = method.endswith("-layers")
         own = defaults(method.removesuffix("-layers"), epsilon=self.epsilon, delta=self.delta, begun=begun)
         own = dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if layers else own
@@ -86,19 +95,22 @@ def measure(
     methods: Sequence[str] = METHODS,
     starts: Sequence[str] = STARTS,
 ) -> dict[str, Any]:
-    """Train and test every cell that ``cache`` does not hold; the rows of a table and all that they are made of.
+    """Train and test every cell that is not stored yet.
 
     Args:
         source: The dataset and its deal.
         data: The study's grid.
         terms: (ε, δ), steps and network.
-        seeds: Repetitions, each with another fifth held out.
-        cache: Public starts and finished cells; keep it to resume.
-        methods: Of :data:`METHODS`.
-        starts: Of :data:`STARTS`.
+        seeds: Number of repetitions, each with another fifth held out.
+        cache: Folder of public starts and finished cells; keep it to resume.
+        methods: Some of :data:`METHODS`.
+        starts: Some of :data:`STARTS`.
 
     Returns:
-        Plain JSON: ``cells`` one by one, ``rows`` over seeds, and the terms.
+        Plain JSON: every cell in ``cells``, their summary over seeds in ``rows``, and the terms.
+
+    Raises:
+        InvalidInput: For an unknown method or start.
     """
     for given, known in ((methods, METHODS), (starts, STARTS)):
         if not set(given) <= set(known):
@@ -181,7 +193,7 @@ def _cell(
 
 
 def _start_recipe(network: TrainingConfig) -> TrainingConfig:
-    """The public start's recipe, on the teachers' network."""
+    """Return the public start's recipe with the teachers' network."""
     return dataclasses.replace(STUDENT_RECIPE, network=network.network, channels=network.channels)
 
 
@@ -197,18 +209,19 @@ def _scores(answer: Callable[[np.ndarray], np.ndarray], cases: Cases, classes: i
 def heard(
     model: torch.nn.Module, cases: Cases, settings: PrivateSettings, *, classes: int, mu: float
 ) -> list[dict[str, float]]:
-    """What every block's W-step hears beside back-propagation, over the mean of some cases; un-noised.
+    """Compare the gradient of every block's W-step with back-propagation, as the mean over some cases, without noise.
 
     Args:
         model: A network.
-        cases: Whose first :data:`LOOKED_AT` are looked at.
-        settings: Of a dp-mac training.
-        classes: Labels, background included.
+        cases: The first :data:`LOOKED_AT` of these are used.
+        settings: Those of a dp-mac training.
+        classes: Number of classes, the background included.
         mu: The penalty.
 
     Returns:
-        For each block: ``length`` and ``back_propagation``, the mean gradient's norm over the last block's;
-        ``cosine`` of the two; ``apart``, the distance of the two clipped sums over the length of back-propagation's.
+        For each block: ``length`` and ``back_propagation``, the mean gradient's norm divided by the last block's;
+            ``cosine`` of the two gradients; ``apart``, the distance of the two clipped sums divided by the length of
+            back-propagation's.
     """
     blocks, weights = blocks_of(model), plain_weights(model)
     x = torch.tensor(cases.images[:LOOKED_AT, None], dtype=torch.float32)
@@ -240,7 +253,7 @@ def _flat(entries: dict[str, torch.Tensor]) -> Float[torch.Tensor, "d"]:
 
 
 def rows_of(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a method and start: Dice over seeds, the paired gaps to dp-sgd and to its clip a layer, time a step."""
+    """Return one row for each method and start: Dice over seeds, paired differences to dp-sgd, and time of a step."""
     groups: dict[tuple[bool, str], dict[int, dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault((cell["begun"], cell["method"]), {})[cell["seed"]] = cell
@@ -271,7 +284,7 @@ def rows_of(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def private_markdown(found: dict[str, Any]) -> str:
-    """The measurement for people."""
+    """Render the measurement as a Markdown table."""
     terms = found["terms"]
     lines = [
         f"ε = {epsilon_text(terms['epsilon'])}, δ = {delta_text(terms['delta'])}, unit patient, add-remove, Poisson",

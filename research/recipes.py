@@ -1,7 +1,8 @@
-"""The cells of the papers' tables, as data: what is trained, at which ε, by which recipe, and what the papers print.
+"""Lists the cells of the papers' tables as data: what is trained, at which ε, by which recipe, and the printed results.
 
-Everything is add-remove, δ = 1e-5, sampled by Poisson for real, accounted by privacy loss distributions, the private
-PCA charged to the same ε. Noise is planned for the cell's exact ε, unless a printed one is asked for.
+``papers`` uses it. Everything is under add-remove at δ = 1e-5, with real Poisson sampling and accounting by privacy
+loss distributions; the private PCA is part of the same ε. Noise is planned for the cell's exact ε, unless a printed
+noise is requested. It refuses unknown methods and fields.
 """
 
 from __future__ import annotations
@@ -23,13 +24,40 @@ RELATION = Neighbours.ADD_REMOVE
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that shapes a cell's result besides the seed; stored with it, so a changed recipe runs again.
+    """Everything that determines a cell's result besides the seed; stored with the result, so a changed recipe runs
+    again.
 
-    ``offset`` is taken off every pixel: a constant of ours, where the authors take off the data's own mean. ``noise``
-    is a printed z to be used as it stands; without it the least for the cell's ε. ``per_layer``: DP-SGD clips every
-    layer to ``clip``. ``hidden`` is the width of the MNIST classifier. Of DP-MAC: ``order`` 2 releases ½Σ∂²T too,
-    bounded by ``curvature_clip``, and takes ``w_steps`` on the noisy quadratic; ``value_bound`` releases the constants
-    a (M = 3); ``norm_bound`` T projects coordinates and inputs, so that the analytic sensitivities hold.
+    Attributes:
+        method: ``dp-sgd``, ``dp-mac`` or ``dp-bbb``.
+        batch: Expected batch size.
+        epochs: Number of epochs.
+        rate: Learning rate.
+        clip: Clipping norm.
+        decay: Decay of the learning rate per epoch; None for a cosine schedule.
+        z_rate: DP-MAC: learning rate of the coordinates.
+        z_steps: DP-MAC: steps of the coordinates.
+        pca_noise: Noise multiplier of the private PCA; None without PCA.
+        whiten: Scale the PCA's coordinates to unit variance.
+        output: Loss of the output layer.
+        temperature: DP-BBB: temperature of the KL term.
+        prior_std: DP-BBB: standard deviation of the prior.
+        initial_std: DP-BBB: initial standard deviation of the posterior.
+        noise_share: Share of the due noise that is added; below 1 only to repeat a published mistake.
+        offset: Constant subtracted from every pixel; the authors subtract the data's own mean.
+        initial: How initial weights are drawn.
+        noise: Printed noise multiplier to use; None for the smallest that reaches the cell's ε.
+        optimizer: ``adam`` or ``sgd``.
+        activation: Hidden activation.
+        per_layer: DP-SGD: clip every layer to ``clip``.
+        order: DP-MAC: 2 also releases ½Σ∂²T.
+        curvature_clip: DP-MAC: its bound.
+        value_bound: DP-MAC: also release the constants a (M = 3), with this bound.
+        norm_bound: DP-MAC: T, to which coordinates and inputs are projected so that the analytic sensitivities hold.
+        w_steps: DP-MAC: steps of the weights on the noisy quadratic.
+        hidden: Width of the MNIST classifier.
+
+    Raises:
+        InvalidInput: For another order, or ``value_bound`` at order 1.
     """
 
     method: str
@@ -67,12 +95,14 @@ class Recipe:
             raise InvalidInput("value_bound", value=self.value_bound, limit="of order 2", remedy="--set order=2")
 
     def terms(self) -> MacTerms:
+        """Return the terms of DP-MAC."""
         curvature = self.curvature_clip if self.order == 2 else None
         return MacTerms(
             self.clip, self.z_rate, self.z_steps, self.w_steps, curvature, self.value_bound, self.norm_bound
         )
 
     def schedule(self) -> Rate:
+        """Return the learning rate as a function of the step."""
         return cosine(self.rate) if self.decay is None else exponential_decay(self.rate, self.decay, passes=self.epochs)
 
 
@@ -88,10 +118,12 @@ class Cell:
 
     @property
     def id(self) -> str:
+        """Its name, for instance ``mnist/dp-mac/8/0``."""
         epsilon = "inf" if self.epsilon is None else f"{self.epsilon:g}"
         return f"{self.data}/{self.name}/{epsilon}/{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the cell as plain JSON."""
         return dataclasses.asdict(self)
 
 
@@ -109,16 +141,25 @@ without any noise there is none to halve.
 DP-CDBN (Phan et al. 2017) is a convolutional network of another kind and stands there as printed."""
 
 MNIST_NOISE = {0.5: "8", 2.0: "14/5", 8.0: "1"}
-"""Table 2's σ of the DP-MAC classifier."""
+"""σ of the DP-MAC classifier as printed in Table 2, by ε."""
 
 MNIST_PCA = {0.5: 16, 2.0: 8, 8.0: 4}
 USPS_GREY = 0.25
 
 
 def mnist_recipe(name: str, epsilon: float) -> Recipe:
+    """Return the recipe of an MNIST cell.
+
+    Args:
+        name: Name of the method in the table.
+        epsilon: 0.5, 2 or 8.
+
+    Raises:
+        InvalidInput: For an unknown name.
+    """
     pca = MNIST_PCA[epsilon]
     late = epsilon < 1
-    if name == "dp-mac-paper":  # Table 2 as printed, its noise too; sampled by Poisson, and charged what that costs
+    if name == "dp-mac-paper":  # as printed in Table 2, with its noise; Poisson sampling, charged at its true cost
         return Recipe(
             "dp-mac",
             batch=1000,
@@ -131,7 +172,7 @@ def mnist_recipe(name: str, epsilon: float) -> Recipe:
             output="bce",
             noise=MNIST_NOISE[epsilon],
         )
-    if name == "dp-mac":  # rate and decay chosen on 10,000 of the training images
+    if name == "dp-mac":  # learning rate and decay were chosen on 10,000 of the training images
         return Recipe(
             "dp-mac",
             batch=2000,
@@ -152,6 +193,15 @@ def mnist_recipe(name: str, epsilon: float) -> Recipe:
 
 
 def usps_recipe(name: str, epsilon: float | None) -> Recipe:
+    """Return the recipe of a USPS cell.
+
+    Args:
+        name: Name of the method in the table.
+        epsilon: ε; None for no privacy.
+
+    Raises:
+        InvalidInput: For an unknown name.
+    """
     small = epsilon is not None and epsilon <= 2
     if name == "dp-mac":
         return Recipe(
@@ -180,7 +230,7 @@ def usps_recipe(name: str, epsilon: float | None) -> Recipe:
         )
     if (
         name == "dp-sgd-paper"
-    ):  # the authors' program; Table 2's last column is shifted by a row. All the noise is added
+    ):  # as in the authors' program (Table 2's last column is shifted by a row), but with all of the noise
         return Recipe(
             "dp-sgd",
             batch=250 if small else 500,
@@ -197,7 +247,7 @@ def usps_recipe(name: str, epsilon: float | None) -> Recipe:
 
 
 def all_cells(seeds: int) -> list[Cell]:
-    """Every cell, the ones that tell most first, seed by seed."""
+    """Return every cell, seed by seed, the most informative ones first."""
     cells = []
     for seed in range(seeds):
         for name in ("dp-sgd", "dp-mac", "dp-bbb"):
@@ -215,12 +265,21 @@ def all_cells(seeds: int) -> list[Cell]:
 
 
 def changed(cell: Cell, changes: Mapping[str, str]) -> Cell:
-    """The cell at a recipe with these fields set, under a name that says so."""
+    """Return the cell with some fields of its recipe changed, under a name that states the changes.
+
+    Raises:
+        InvalidInput: For an unknown field or a wrong value.
+    """
     recipe = with_fields(cell.recipe, changes)
     return dataclasses.replace(cell, name=f"{cell.name}{changes_text(changes)}", recipe=recipe)
 
 
 def changes_text(changes: Mapping[str, str]) -> str:
+    """Return the changes as they appear in a cell's name.
+
+    >>> changes_text({"order": "2"})
+    '[order=2]'
+    """
     return f"[{','.join(f'{name}={value}' for name, value in sorted(changes.items()))}]" if changes else ""
 
 
@@ -228,7 +287,15 @@ T = TypeVar("T", bound=Any)
 
 
 def with_fields(recipe: T, changes: Mapping[str, str]) -> T:
-    """A dataclass of plain fields with some set from text; InvalidInput for an unknown name and a wrong value."""
+    """Return a dataclass of plain fields with some of them set from text.
+
+    Args:
+        recipe: The dataclass.
+        changes: Text by field name.
+
+    Raises:
+        InvalidInput: For an unknown name or a wrong value.
+    """
     kinds = {f.name: str(f.type).removesuffix(" | None") for f in dataclasses.fields(recipe)}
     given: dict[str, Any] = {}
     for name, text in changes.items():
@@ -252,5 +319,14 @@ _READ: dict[str, Callable[[str], object]] = {
 
 
 def exponential_decay(start: float, factor: float, *, passes: int) -> Rate:
-    """``start``·``factor``^(epoch), ``passes`` epochs in all."""
+    """Return the learning rate ``start``·``factor``^(epoch) as a function of the step.
+
+    Args:
+        start: Learning rate at the first step.
+        factor: Factor per epoch.
+        passes: Number of epochs in total.
+
+    >>> exponential_decay(1.0, 0.5, passes=2)(5, 10)
+    0.5
+    """
     return lambda step, steps: start * factor ** int(step * passes / steps)

@@ -1,9 +1,9 @@
-"""Choosing apart from reporting: which patients are scored while a recipe is chosen, which only in a report, and how
-often a report was made.
+"""Separates choosing a recipe from reporting it: decides which patients are scored when, and counts reports.
 
-The SHA-256 of a patient's name decides, so the part does not depend on seed, deal or the rest of the dataset. A patient
-of either part may be private, a public image or a label map in both. The register is a file a dataset in the clone; it
-is written before anything is trained, so a report that was looked at and thrown away stays counted.
+`consilium bench utility` uses it. The SHA-256 of a patient's name decides whether the patient is scored during
+development or only in a report, so the decision does not depend on seed, deal or the rest of the dataset. A patient of
+either part may be private, a public image or a label map in both. The register of reports is one file for each dataset
+in the clone. It is written before anything is trained, so a report that was looked at and discarded stays counted.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ RECIPE_SOURCES = (
     "server/protocols",
     "server/planning/recommend.py",
 )
-"""The code that a recipe is, below the clone; its comments and docstrings do not count."""
+"""Code that belongs to a recipe, relative to the clone. Its comments and docstrings do not change the hash."""
 
 
 def part_of(name: str) -> str:
-    """Say where a patient may be scored.
+    """Return in which part a patient may be scored.
 
     Args:
-        name: The patient's name, or the case's own where it names no patient.
+        name: The patient's name, or the case's own if it names no patient.
 
     Returns:
         :data:`REPORT` if the first bit of the name's SHA-256 is 0, else :data:`DEVELOPMENT`.
 
     >>> part_of("patient021"), part_of("TCGA_FG_5964")
-    ('report', 'report')
+    ('report', 'development')
     """
     return REPORT if hashlib.sha256(name.encode()).digest()[0] < 128 else DEVELOPMENT
 
@@ -65,12 +65,12 @@ def recipe_hash(setting: Setting) -> str:
 
 
 class Register:
-    """The reports that were made of one dataset, in ``folder``.
+    """The reports that were made of one dataset.
 
     Args:
-        folder: Where registers lie, a file a dataset.
-        data: What the dataset is called.
-        names: Its patients; those of the report part name the file, so a copy of the dataset has the same register.
+        folder: Folder of the registers, one file for each dataset.
+        data: Name of the dataset.
+        names: Its patients. Those of the report part name the file, so a copy of the dataset has the same register.
     """
 
     def __init__(self, folder: Path, *, data: str, names: Iterable[str]) -> None:
@@ -81,15 +81,15 @@ class Register:
         self.reports: list[dict[str, Any]] = held["reports"]
 
     def begin(self, setting: Setting, *, seeds: int) -> dict[str, Any]:
-        """Count a report before anything of it is trained; one that was begun and not finished goes on as the same.
+        """Count a report before anything of it is trained; an unfinished report of the same setting is continued.
 
         Args:
             setting: What is reported.
-            seeds: Its rotations.
+            seeds: Number of rotations.
 
         Returns:
-            What the report's record says: ``recipe``, ``times`` this dataset was reported on, this time among them, and
-            ``recipes``: how often by each recipe's hash.
+            What the report's record states: the hash ``recipe``, the number ``times`` of reports of this dataset so far
+            including this one, and in ``recipes`` the number for each recipe's hash.
         """
         recipe, terms = recipe_hash(setting), digest("reported-setting", [repr(setting), seeds])[:16]
         if not any(not one["finished"] and one["setting"] == terms and one["recipe"] == recipe for one in self.reports):
@@ -100,7 +100,7 @@ class Register:
         return {"recipe": recipe, "times": len(self.reports), "recipes": dict(sorted(counted.items()))}
 
     def finish(self) -> None:
-        """Mark the newest report as finished: the same command is another report from now on."""
+        """Mark the newest report as finished; the same command then counts as another report."""
         self.reports[-1]["finished"] = True
         self._write()
 
@@ -117,7 +117,7 @@ def _sources() -> Iterator[Path]:
 
 
 def _meaning(path: Path) -> str:
-    """A module's code without comments and docstrings."""
+    """Return a module's code without comments and docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

@@ -1,8 +1,10 @@
-"""Which case plays which part in a utility benchmark: private, public image, public label map, paired, evaluation.
+"""Decides which role each case plays in a utility benchmark: private, public image, public label map, paired,
+evaluation.
 
-The deal is that of ``consilium data split``, with one fold of the patients held out for every seed. Refuses a dataset
-too small for the parts, and scans that cannot be read. Nobody plays two; a public image's label and a public map's
-image are never used, except that labels decoded for public images are scored at the end, for the table alone.
+The benchmarks use it. The deal is that of `consilium data split`, with one fold of the patients held out for each seed.
+No case plays two roles. The label of a public image and the image of a public label map are never used, except that
+labels decoded for public images are scored at the end, for the table alone. It refuses a dataset too small for the
+roles, and scans that cannot be read.
 """
 
 from __future__ import annotations
@@ -24,14 +26,19 @@ from common.errors import InvalidInput
 from research.reports import DEVELOPMENT, part_of
 
 HOSPITALS = 8
-"""Where neither the data nor anybody says how many."""
+"""Number of hospitals if neither the data nor an option states it."""
 
 ROTATIONS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Images [n, c, x, y, z] and label maps [n, x, y, z], row by row of the same patients."""
+    """Images and label maps of the same patients, row by row.
+
+    Attributes:
+        images: Float array [n, c, x, y, z].
+        labels: Uint8 array [n, x, y, z].
+    """
 
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
@@ -45,9 +52,17 @@ class Cases:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
-    """``private[k]`` are the cases of hospital k, which is called ``sites[k]``; ``public`` lends its images, ``maps``
-    its labels, ``paired`` both; students are scored on the cases ``held_out``, which are of the hospitals
-    ``held_out_sites`` where the dataset names any."""
+    """The cases by role.
+
+    Attributes:
+        private: The cases of each hospital.
+        public: Public cases of which only the images are used.
+        maps: Public cases of which only the label maps are used.
+        held_out: Cases that students are scored on.
+        paired: Public cases of which both are used, if any.
+        sites: Names of the hospitals.
+        held_out_sites: The hospital of each held-out case, if the dataset names any.
+    """
 
     private: tuple[Cases, ...]
     public: Cases
@@ -59,21 +74,28 @@ class Roles:
 
     @property
     def parts(self) -> tuple[Cases, ...]:
-        """Every case, part by part."""
+        """The cases of every role, in a fixed order."""
         paired = () if self.paired is None else (self.paired,)
         return (*self.private, self.public, self.maps, self.held_out, *paired)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A benchmark's dataset on disk, in any layout, and how many cases play which part.
+    """A benchmark's dataset on disk, in any layout, and the number of cases in each role.
 
-    Hospitals are those of ``sites``, a table of every case's; without it as many as counted, dealt at random; else the
-    dataset's own. ``test``: a second dataset to score on, in place of a fold; ``tested``: so many cases to score on,
-    dealt at random in every seed, in place of a fold. ``labels`` and ``channels``: their names where the dataset has
-    none, or others. With ``counts.label_maps`` 0 the public label maps are those of the public images, as in Fay et al.
-    2021; no image is used together with its label map. ``scored``: the part of the patients
-    (:func:`~research.reports.part_of`) that students are scored on; the others play any other part.
+    Attributes:
+        data: The dataset.
+        counts: Number of cases in each role. With ``counts.label_maps`` 0 the public label maps are those of the public
+            images, as in Fay et al. 2021; even then no image is used together with its own label map.
+        layout: The dataset's layout; recognised by default.
+        sites: Table that names the hospital of every case. Without it, hospitals are dealt at random if ``counts`` has
+            their number; otherwise they are the dataset's own.
+        test: A second dataset to score on, in place of a fold.
+        labels: Names of the labels, if the dataset has none or others are wanted.
+        channels: Names of the channels, likewise.
+        tested: Number of cases to score on, dealt at random for each seed, in place of a fold.
+        scored: Part of the patients (:func:`~research.reports.part_of`) that students are scored on; the others may
+            play any other role.
     """
 
     data: Path
@@ -87,7 +109,7 @@ class Source:
     scored: str = DEVELOPMENT
 
     def read(self) -> Dataset:
-        """The dataset's index in its own terms; no scan is opened."""
+        """Return the dataset's index; no scan is opened."""
         dataset = named_dataset(self.data, layout=self.layout, labels=self.labels, channels=self.channels)
         if self.sites is not None:
             return with_sites(dataset, self.sites)
@@ -96,14 +118,19 @@ class Source:
         return replace(dataset, cases=tuple(replace(case, hospital=None) for case in dataset.cases))
 
     def split(self, dataset: Dataset, *, seed: int) -> Split:
-        """The deal of this seed; ``seed`` is also the rotation."""
+        """Return the deal of a seed, which is also the number of the rotation.
+
+        Args:
+            dataset: As :meth:`read` returns it.
+            seed: The seed.
+        """
         counts = replace(self.counts, validation=0, test=self.tested)
         folds = None if self.test is not None or self.tested else ROTATIONS
         split = plan_split(dataset, counts, seed=seed, folds=folds, tests=self._scores)
         return split if counts.label_maps else replace(split, label_maps=split.public_images)
 
     def names(self) -> Iterator[str]:
-        """The names of the patients that may be scored, of both parts."""
+        """Yield the names of the patients that may be scored, of both parts."""
         where = self.read() if self.test is None else open_dataset(self.test, layout=self.layout)
         return (case.patient or case.id for case in where.labelled)
 
@@ -116,8 +143,12 @@ class Source:
         grid: tuple[int, int, int] | None = None,
         spacing_mm: Triple | None = None,
     ) -> DataConfig:
-        """What a study about this dataset would take; what is left out is read from it, grid and spacing from the first
-        seed's public label maps."""
+        """Return the data configuration of a study about this dataset.
+
+        Args:
+            grid: Grid in voxels; default: from the first seed's public label maps.
+            spacing_mm: Voxel spacing; default: from the same maps.
+        """
         dataset = self.read()
         maps = [case.label for case in self.split(dataset, seed=0).label_maps if case.label is not None]
         if spacing_mm is None:
@@ -131,11 +162,16 @@ class Source:
         )
 
     def hospitals(self) -> tuple[int, ...]:
-        """Private cases of every site, as the first seed deals them."""
+        """Return the number of private cases of every site, as the first seed deals them."""
         return tuple(len(cases) for cases in self.split(self.read(), seed=0).sites.values())
 
     def roles(self, data: DataConfig, *, seed: int) -> Roles:
-        """The deal's cases on the study's grid."""
+        """Return the deal's cases on the study's grid.
+
+        Args:
+            data: The study's grid and labels.
+            seed: The seed.
+        """
         split = self.split(self.read(), seed=seed)
         tested: Sequence[Case] = split.test
         if self.test is not None:
@@ -153,12 +189,21 @@ class Source:
 
 
 def load_cases(directory: Path, data: DataConfig) -> Cases:
-    """Every labelled case of a dataset, on the study's grid."""
+    """Return every labelled case of a dataset, on the study's grid.
+
+    Args:
+        directory: The dataset.
+        data: The study's grid and labels.
+    """
     return on_grid(match_study(open_dataset(directory), data).labelled, data)
 
 
 def on_grid(cases: Sequence[Case], data: DataConfig) -> Cases:
-    """Labelled cases of a dataset that was matched to the study, on its grid."""
+    """Return labelled cases of a dataset that was matched to the study, on its grid.
+
+    Raises:
+        InvalidInput: If there are none.
+    """
     if not cases:
         raise InvalidInput("labelled cases", value=0, limit="at least one", remedy="give a dataset with label maps")
     examples = [load_example(case, data) for case in cases]

@@ -1,7 +1,8 @@
-"""How networks are scored in a benchmark: Dice and HD95 of every structure, as plain numbers by name.
+"""Scores networks in a benchmark: Dice and HD95 of every structure, as numbers by name.
 
-``student`` is a network's mean Dice; ``student|dice|core`` that of one structure, ``student|hd95_mm|core`` its HD95
-over the cases in which both maps have it, ``student|missed|core`` the cases in which only one of them has.
+The benchmarks use it. ``student`` is a network's mean Dice and ``student|dice|core`` that of one structure.
+``student|hd95_mm|core`` is its HD95 in mm over the cases in which both label maps contain it, and
+``student|missed|core`` the number of cases in which only one of them does.
 """
 
 from __future__ import annotations
@@ -19,19 +20,30 @@ METRICS = ("dice", "hd95_mm", "missed")
 
 
 def named(arm: str, metric: str, structure: str) -> str:
-    """The name of one structure's metric."""
+    """Return the name of one structure's metric.
+
+    >>> named("student", "dice", "core")
+    'student|dice|core'
+    """
     return f"{arm}|{metric}|{structure}"
 
 
 def at_site(what: str, site: str) -> str:
-    """The name of a number that belongs to one hospital."""
+    """Return the name of a number that belongs to one hospital."""
     return f"{what}@{site}"
 
 
 def scored(
     arm: str, labels: UInt8[np.ndarray, "n x y z"], truth: UInt8[np.ndarray, "n x y z"], data: DataConfig
 ) -> dict[str, float]:
-    """The metrics of label maps against the truth under the arm's name; nan where nothing can be measured."""
+    """Return the metrics of label maps, by name; NaN if a metric is undefined.
+
+    Args:
+        arm: Name that the metrics begin with.
+        labels: Predicted label maps, uint8 [n, x, y, z].
+        truth: True label maps of the same shape.
+        data: The study's structures and voxel spacing.
+    """
     dice = score(labels, truth, data.members)
     distances = [hd95_mm(a, b, data.members, spacing_mm=data.spacing_mm) for a, b in zip(labels, truth, strict=True)]
     values = {arm: dice.mean}
@@ -44,5 +56,5 @@ def scored(
 
 
 def own_cases(site: str, sites: Sequence[str]) -> np.ndarray:
-    """Rows of the held-out cases that are the site's own."""
+    """Return the rows of the held-out cases that belong to a site."""
     return np.flatnonzero([each == site for each in sites])

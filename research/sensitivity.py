@@ -1,19 +1,22 @@
-"""DP-MAC's analytic sensitivities for softplus layers, corrected; the printed ones are too small and are not here.
+"""Computes DP-MAC's analytic sensitivities for softplus layers, corrected; the printed ones are too small.
 
-Under add-remove one example moves a coefficient by at most these, for any z_k with ‖z_k‖ ≤ T and layer input i with
-‖i‖ ≤ T (bias entry included). ŵ_h is column h of the weights, m_h = ‖ŵ_h‖·T bounds |u_h|, α = f(m), β = f′(m); maxima
-run over |u| ≤ m_h. Replace-one doubles each. The layer's coefficients are a = Σ[T − ŵ·∂T + ½ŵᵀ∂²Tŵ],
-b = Σ[∂T − ∂²Tŵ], C = ½Σ∂²T, and the centred g = Σ∂T, which is what training releases.
+``mlp_strategies`` uses it. Under add-remove, one example moves a coefficient by at most these bounds, for any z_k with
+‖z_k‖ ≤ T and layer input i with ‖i‖ ≤ T (bias entry included); under replace-one, by twice as much. ŵ_h is column h of
+the weights, m_h = ‖ŵ_h‖·T bounds |u_h|, α = f(m), β = f′(m); maxima are over |u| ≤ m_h. The layer's coefficients are a
+= Σ[T − ŵ·∂T + ½ŵᵀ∂²Tŵ], b = Σ[∂T − ∂²Tŵ], C = ½Σ∂²T, and the centred g = Σ∂T, which is what training releases.
 
-Derivations (f softplus, increasing, convex, 0 < f′ < 1, 0 < f″ ≤ 1/4):
+Derivations (f softplus: increasing, convex, 0 < f′ < 1, 0 < f″ ≤ 1/4):
+
 * a1 = ‖z − f‖² ≤ (T + ‖α‖)², by the triangle inequality.
 * a, as a function of u: Σ z² + z·(−2f + 2uf′ − u²f″) + (f² − 2uff′ + u²(f′² + ff″)); Cauchy–Schwarz on the middle term.
-  Both functions of u are maximised on a grid; |d/du| of the first is u²|f‴| < 0.6, of the second u²|3f′f″ + ff‴| ≤ u²,
-  which bounds what lies between grid points.
+Both functions of u are maximised on a grid. |d/du| of the first is u²|f‴| < 0.6, of the second u²|3f′f″ + ff‴| ≤ u²,
+which bounds the values between grid points.
 * g = b1: ‖2(f − z)f′‖·‖i‖ ≤ 2T(T·max β + ‖αβ‖).
-* b2 = ∂²Tŵ: entries 2[(f − z)f″ + f′²]·u·i, |u f″| and |(f′² + ff″)u| maximised on the grid.
+* b2 = ∂²Tŵ: entries 2[(f − z)f″ + f′²]·u·i, with |u f″| and |(f′² + ff″)u| maximised on the grid.
 * C: ½|∂²T/∂u²|·‖i‖² with |z f″| ≤ T/4 and f′² + ff″ ≤ β² + α/4.
-Output layer with binary cross-entropy, y in [0, 1]: from softplus(u) − yu and its derivatives.
+
+Output layer with binary cross-entropy, y in [0, 1]: from softplus(u) − yu and its derivatives. It refuses weights or a
+norm bound that are not finite.
 """
 
 from __future__ import annotations
@@ -31,7 +34,16 @@ _POINTS = 4001
 
 @dataclass(frozen=True, slots=True)
 class LayerBounds:
-    """Sensitivities of one layer's coefficients; ``b1``, ``b2`` are of ∂T and ∂²Tŵ, ``g`` of what is released."""
+    """Sensitivities of one hidden layer's coefficients under add-remove.
+
+    Attributes:
+        a1: Of ‖z − f‖².
+        a: Of the constant a.
+        b1: Of ∂T.
+        b2: Of ∂²Tŵ.
+        b: Of b.
+        c: Of C.
+    """
 
     a1: float
     a: float
@@ -42,12 +54,13 @@ class LayerBounds:
 
     @property
     def g(self) -> float:
+        """Sensitivity of g, which training releases; equal to ``b1``."""
         return self.b1
 
 
 @dataclass(frozen=True, slots=True)
 class OutputBounds:
-    """Sensitivities of the output layer's coefficients under binary cross-entropy."""
+    """Sensitivities of the output layer's coefficients under binary cross-entropy and add-remove."""
 
     a: float
     b: float
@@ -56,7 +69,15 @@ class OutputBounds:
 
 
 def hidden_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> LayerBounds:
-    """The corrected bounds of a hidden softplus layer at ŵ = ``weights`` (bias row included)."""
+    """Return the corrected bounds of a hidden softplus layer.
+
+    Args:
+        weights: ŵ, float [d, h], bias row included.
+        t: Norm bound T > 0.
+
+    Raises:
+        InvalidInput: If an argument is not finite or T is not positive.
+    """
     m, alpha, beta = _checked(weights, t)
     norm = np.linalg.norm
     grids = [np.linspace(-limit, limit, _POINTS) for limit in m]
@@ -79,11 +100,19 @@ def hidden_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> LayerBounds
 
 
 def output_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> OutputBounds:
-    """The bounds of a binary cross-entropy output layer at ŵ = ``weights`` (bias row included), labels in [0, 1]."""
+    """Return the bounds of a binary cross-entropy output layer, with targets in [0, 1].
+
+    Args:
+        weights: ŵ, float [d, h], bias row included.
+        t: Norm bound T > 0.
+
+    Raises:
+        InvalidInput: If an argument is not finite or T is not positive.
+    """
     m, _, _ = _checked(weights, t)
     grids = [np.linspace(-limit, limit, _POINTS) for limit in m]
     step = 2 * m / (_POINTS - 1)
-    # d/du of f − uf′ + ½u²f″ is ½u²f‴, below 0.3; y only multiplies −u + u = 0 in `a`
+    # d/du of f − uf′ + ½u²f″ is ½u²f‴, below 0.3; the terms with y cancel in `a` (−u + u = 0)
     value = sum(
         np.abs(_f(u) - u * _f1(u) + u**2 * _f2(u) / 2).max() + 0.3 * gap / 2 for u, gap in zip(grids, step, strict=True)
     )

@@ -1,4 +1,7 @@
-"""One row of a utility benchmark: a recipe under a guarantee, the study it stands for, and what it is compared with."""
+"""Defines one row of a utility benchmark: a recipe under a guarantee, its study, and the arms it is compared with.
+
+The benchmarks use it. It refuses terms that the setting's protocol cannot run.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,31 @@ CENTRAL = "central_dp_sgd"
 CENTRAL_PAPER = "central_dp_sgd_clip_4"
 BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
 RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
-"""The joint recipe's constants: what is kept is named by them too."""
+"""Constants of the joint recipe; they are part of the name of stored results."""
 
 
 PER_VOLUME = {"pca": "pca", "paper-pca": "paper-pca", "paper-ae": "ball-ae"}
-"""Recipes of one query a volume, and their codecs; the paper's have its noise too, eq (15)."""
+"""Recipes with one query per volume, and their codecs. Those of the paper also have its noise, eq (15)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. ``recipe``: ``joint``, ``appearance`` or one of :data:`PER_VOLUME`.
+    """One row of the table.
 
-    ``rounds`` of the first two, ``queries`` of the others. ``central``: also train on all patients in one place with
-    DP-SGD, at the same (ε, δ) for one patient. ``paired``: public cases with their labels, of a joint query.
-    ``colluders`` of a sealed sum, whose noise is drawn at the sites; None for an open one.
+    Attributes:
+        recipe: ``joint``, ``appearance`` or one of :data:`PER_VOLUME`.
+        hospitals: Number of hospitals.
+        voters: Voters of each hospital.
+        epsilon: ε of the whole study.
+        delta: Its δ.
+        unit: Unit of privacy.
+        queries: Number of queries of a recipe with one query per volume.
+        teacher: Training recipe of a teacher.
+        student: Training recipe of the student.
+        central: Also train with DP-SGD on all patients in one place, at the same (ε, δ) for one patient.
+        rounds: Number of rounds of the other recipes.
+        paired: Number of public cases with labels, in a joint query.
+        colluders: Sites that may collude in a sealed sum, whose noise is drawn at the sites; None for an open study.
     """
 
     recipe: str
@@ -53,9 +67,14 @@ class Setting:
 
 
 def study_of(setting: Setting, data: DataConfig) -> Study:
-    """The study this setting stands for. Every round is one release about all volumes.
+    """Return the study of a setting. Every round is one release about all volumes.
 
-    InvalidInput for terms that its protocol cannot run.
+    Args:
+        setting: The row of the table.
+        data: The study's grid and labels.
+
+    Raises:
+        InvalidInput: For terms that its protocol cannot run.
     """
     protocol = setting.recipe if setting.recipe == "appearance" else ""
     codec = PER_VOLUME.get(setting.recipe)
@@ -84,7 +103,7 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
 
 
 def mean_noise(setting: Setting) -> float:
-    """The noise on every coordinate of the mean code if one release spent the budget, in units of the clipping norm."""
+    """Return the noise on each coordinate of the mean code if one release spent the budget, in clipping norms."""
     return joint_noise(
         budget=Budget(setting.epsilon, setting.delta),
         accountant=AccountantName.EXACT,
@@ -96,5 +115,5 @@ def mean_noise(setting: Setting) -> float:
 
 
 def settings_json(setting: Setting) -> dict[str, object]:
-    """The setting as plain JSON."""
+    """Return the setting as plain JSON."""
     return json.loads(json.dumps(asdict(setting), default=str))  # type: ignore[no-any-return]

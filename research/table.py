@@ -1,7 +1,7 @@
-"""A utility benchmark's table: means over seeds, and what the student gains over each control, paired.
+"""Summarises and prints a utility benchmark: means over seeds, and the student's paired gain over each control.
 
-Intervals are Student's t at 95 % over the seeds' differences. Refuses nothing: with one seed there is no interval, and
-the table says so.
+`consilium bench utility` uses it. Intervals are Student's t at 95 % over the seeds' differences; with one seed there is
+no interval, and the table states so.
 """
 
 from __future__ import annotations
@@ -39,12 +39,19 @@ NAMES = {
     CENTRAL: "DP-SGD on all patients, unit patient",
     CENTRAL_PAPER: "the same, every layer clipped to 4",
 }
-"""What the table calls each row."""
+"""Name of each row in the table."""
 
 
 def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The table as plain JSON: the setting, every seed's Dice, means, deviations, and paired gains over controls;
-    every structure's metrics; and what every hospital gains over the teacher it has alone."""
+    """Return the table as plain JSON.
+
+    It holds the setting, every seed's Dice, means, deviations and paired gains over controls, every structure's
+    metrics, and each hospital's gain over its own teacher.
+
+    Args:
+        setting: The row of the table.
+        rows: The values of each seed, by name.
+    """
     columns = {name: [row[name] for row in rows] for name in (*ARMS, SHARED, "labels", *BOUNDS) if name in rows[0]}
     gains = {name: paired(columns["student"], columns[name]) for name in (*CONTROLS, SHARED) if name in columns}
     best = max(CONTROLS, key=lambda name: float(np.mean(columns[name])))
@@ -75,7 +82,7 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
 
 
 def structures(rows: Sequence[dict[str, float]], arms: Iterable[str]) -> dict[str, Any]:
-    """Structure by structure, every arm's metrics (:mod:`research.scores`): each seed's, and their mean."""
+    """Return every arm's metrics (:mod:`research.scores`) by structure: each seed's values and their mean."""
     found: dict[str, Any] = {}
     for name in rows[0]:
         arm, *rest = name.split("|")
@@ -88,8 +95,10 @@ def structures(rows: Sequence[dict[str, float]], arms: Iterable[str]) -> dict[st
 
 
 def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Hospital by hospital: its cases, its own teacher beside the student on all held-out cases, and the same on its
-    own cases in the seeds that hold any out."""
+    """Return, for each hospital, its number of cases and the student's gain over its own teacher.
+
+    The gain is on all held-out cases, and on the hospital's own held-out cases in the seeds that have any.
+    """
     found: dict[str, Any] = {}
     for site in dict.fromkeys(name.partition(at_site("cases", ""))[2] for row in rows for name in row):
         if not site:
@@ -112,7 +121,7 @@ def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def ablation_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """What leaving each idea out costs: means, and the recipe's gain over every variant, paired over seeds."""
+    """Return the mean of every variant, and the recipe's gain over it, paired over seeds."""
     return {
         "schema": 1,
         "setting": {**settings_json(setting), "relation": "replace-one", "accountant": "exact"},
@@ -141,7 +150,12 @@ def render_ablation(document: dict[str, Any], console: Console) -> None:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
-    """Mean and half-width of what ours has over theirs, seed by seed."""
+    """Return mean and half-width of the 95 % interval of the differences, seed by seed.
+
+    Args:
+        ours: Values of one arm.
+        theirs: Values of the other, in the same order.
+    """
     mean, half = mean_interval([a - b for a, b in zip(ours, theirs, strict=True)])
     return {"mean": mean, "half_width": half}
 
@@ -174,7 +188,9 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def _structures_table(document: dict[str, Any]) -> Table:
-    """Every structure's Dice and HD95; in brackets the cases in which only one of the maps has it, over all seeds."""
+    """Return a table of every structure's Dice and HD95; in brackets the cases in which only one label map contains
+    it.
+    """
     table = Table(box=None, pad_edge=False, title="by structure: Dice, HD95 in mm (cases missed)", title_justify="left")
     table.add_column("")
     for structure in document:
@@ -194,7 +210,7 @@ def _structure(metrics: dict[str, Any]) -> str:
 
 
 def _sites_table(document: dict[str, Any]) -> Table:
-    """Who gains by taking part, and who does not: the student beside each hospital's own teacher."""
+    """Return a table of each hospital's own teacher and of what the student gains over it."""
     table = Table(box=None, pad_edge=False, title="hospital by hospital: its own teacher", title_justify="left")
     for header in ("", "cases", "Dice", "gain of the student (95 %)", "on its own cases", "gain of the student"):
         table.add_column(header, justify="left" if not header else "right")
@@ -222,7 +238,7 @@ def heading(document: dict[str, Any], console: Console) -> None:
 
 
 def _counted(report: dict[str, Any] | None) -> str:
-    """How often a report of this dataset was made."""
+    """Return how many reports of this dataset were made, as text."""
     if report is None:
         return ""
     same = report["recipes"][report["recipe"]]

@@ -1,8 +1,8 @@
-"""What a student is worth under a guarantee, beside everything it must be compared with.
+"""Measures what a student is worth under a guarantee, beside everything it must be compared with.
 
-The protocols of a study do the work: what they ask, the labels and the networks they make of the answers, and how those
-are stored, are a run's own. Left out are the daemons, the sealing and the ledger, which change no number. Each part of
-a seed is one cell whose arms are computed once and kept, so a run that was stopped goes on where it was.
+`consilium bench utility` runs it through ``jobs``. Queries, labels, networks and their storage are those of a run; only
+the daemons, the sealing and the ledger are left out, which change no number. Each part of a seed is one cell whose arms
+are computed once and stored, so a stopped run continues.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from server.public.material import Public
 
 Report = Callable[[str], None]
 PAPER_CLIP = 4.0
-"""Of every layer of its own: Fay et al. 2021, "Baseline"."""
+"""Clipping norm of each layer, from Fay et al. 2021, "Baseline"."""
 PARTS = ("student", "controls", "bounds")
-"""A seed's work, in pieces that may run side by side once the first is done: it trains what the others read."""
+"""Parts of a seed's work. The first trains what the others read; the others may then run in parallel."""
 OFFSETS = "offsets"
-"""One piece more, when it is asked for: :data:`~research.setting.SHARED`."""
+"""An optional further part: :data:`~research.setting.SHARED`."""
 _ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
     "controls": ("shuffled_codes",),
@@ -57,7 +57,9 @@ _ARMS_OF: dict[str, tuple[str, ...]] = {
 
 
 def run(bench: Bench, report: Report) -> dict[str, float]:
-    """Metrics of every arm and bound on the held-out cases, and of the decoded labels on the public volumes."""
+    """Return the metrics of every arm and bound on the held-out cases, and of the decoded labels on the public
+    volumes.
+    """
     done: dict[str, float] = {}
     for part in PARTS:
         done |= run_part(bench, part, report)
@@ -65,7 +67,13 @@ def run(bench: Bench, report: Report) -> dict[str, float]:
 
 
 def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
-    """One of :data:`PARTS`, or :data:`OFFSETS`. Done arms are kept, so a part that was stopped goes on."""
+    """Run one part and return its metrics; finished arms are stored.
+
+    Args:
+        bench: The setting and seed.
+        part: One of :data:`PARTS`, or :data:`OFFSETS`.
+        report: Called with what is done next.
+    """
     start = bench.start() if bench.begun else None
     report("teachers")
     teachers = bench.teachers(start)
@@ -84,7 +92,13 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
 
 
 class Asked:
-    """A setting's study with its answers, drawn once and kept: the student and its controls read one release."""
+    """A setting's study with its answers, drawn once and stored, so that the student and its controls read one release.
+
+    Args:
+        bench: The setting and seed.
+        start: The public start, if any.
+        codes: The teachers' codes, float [k, n, l].
+    """
 
     def __init__(self, bench: Bench, start: Start | None, codes: Float[np.ndarray, "k n l"]) -> None:
         self._bench, self._start, self._codes = bench, start, codes
@@ -105,7 +119,9 @@ class Asked:
         )
 
     def arm(self, name: str) -> dict[str, float]:
-        """An arm's metrics on the held-out cases; with the student those of the labels on their own volumes."""
+        """Return an arm's metrics on the held-out cases; for the student also those of the labels on the public
+        volumes.
+        """
         bench = self._bench
         values = bench.scored(name, self._unprotected() if name == "non_private" else self._trained(name))
         if name == "student":
@@ -115,14 +131,14 @@ class Asked:
 
     def _trained(self, name: str) -> torch.nn.Module:
         training = self.protocol.finish(replace(self._lesson, trained=self._trained), name)
-        assert training is not None  # a benchmark asks about two volumes or more
+        assert training is not None  # a benchmark asks about at least two volumes
         files = FitFiles.at(self.folder / "networks", name)
         fit_once(training, files=files, on_step=lambda _step, _loss: None)
         empty = self._bench.empty(self._bench.setting.student)
         return self._bench.kept.network(files.weights, empty, lambda: empty)
 
     def _unprotected(self) -> torch.nn.Module:
-        """The student of the teachers' mean codes as they are: no frame, no clip, no noise."""
+        """Return the student of the teachers' mean codes, without frame, clipping and noise."""
         bench, codes = self._bench, self._codes.mean(axis=0)
         if bench.setting.recipe == "appearance":
             return self._silently_asked()
@@ -132,7 +148,7 @@ class Asked:
         return train_student(bench.images, labels, bench.setting.student, seed=bench.seed)[0]
 
     def _silently_asked(self) -> torch.nn.Module:
-        """The student of an appearance query whose sums are released as they are."""
+        """Return the student of an appearance query whose sums have no noise."""
         folder = self.folder / "exact"
         public = self._bench.public(folder, start=self._start, frame=None)
         drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
@@ -144,7 +160,7 @@ class Asked:
         return training.train(files, lambda _step, _loss: None)
 
     def _vote(self, encoder: Encoder, query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
-        if voter >= len(self._codes):  # a slot without a patient
+        if voter >= len(self._codes):  # a voter without patients
             return np.zeros(query.mechanism.dimension)
         return encoder.of_voter(self._codes[voter, [self._rows[volume] for volume in query.volumes]])
 
@@ -164,7 +180,15 @@ class Asked:
 
 
 def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Cell, report: Report) -> None:
-    """What the student is compared with besides its controls: teachers, and networks on everybody's patients."""
+    """Add what the student is compared with besides its controls: teachers, and networks on all patients.
+
+    Args:
+        bench: The setting and seed.
+        teachers: The teachers.
+        start: The public start, if any.
+        cell: Where results are stored.
+        report: Called with what is done next.
+    """
     if "ensemble" not in cell.values():
         cell.add(of_teachers(bench, teachers))
     if not any(name.startswith(at_site("teacher", "")) for name in cell.values()):
@@ -184,7 +208,7 @@ def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, c
 
 
 def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = "") -> dict[str, float]:
-    """The teachers' metrics in the mean, and those of their mean prediction."""
+    """Return the mean of the teachers' metrics, and the metrics of their mean prediction."""
     held_out, data = bench.roles.held_out, bench.study.data
     total = np.zeros((len(held_out), bench.classes, *data.grid), dtype=np.float32)
     each = []
@@ -197,7 +221,7 @@ def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = 
 
 
 def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
-    """Cases of every hospital, and the mean Dice of its own teacher, trained on all of them."""
+    """Return each hospital's number of cases, and the mean Dice of its own teacher, trained on all of them."""
     values: dict[str, float] = {}
     for site, cases, model in zip(bench.roles.sites, bench.roles.private, teachers, strict=True):
         found = bench.scored("teacher", model)
@@ -208,7 +232,9 @@ def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
 
 
 def all_data(bench: Bench) -> torch.nn.Module:
-    """One network on everybody's patients: what no hospital may do. The same at every setting, and kept."""
+    """Return one network trained on all patients, which hospitals cannot do; it is the same at every setting, and
+    stored.
+    """
     student = bench.setting.student
     recipe = TrainingConfig(steps=student.steps, channels=student.channels, network=student.network)
 
@@ -223,10 +249,14 @@ def all_data(bench: Bench) -> torch.nn.Module:
 
 
 def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> torch.nn.Module:
-    """DP-SGD on everybody's patients in one place, replace-one, from the same public start: its default recipe.
+    """Return a network trained by DP-SGD on all patients in one place, replace-one, by its default recipe.
 
-    ``layer_clip``: every layer is clipped to it, in place of the recipe's one clip of all. The unit is the patient
-    also where the study's is the hospital, which it could not hide at all.
+    The unit is the patient even if the study's is the hospital, which DP-SGD in one place could not hide.
+
+    Args:
+        bench: The setting and seed.
+        start: The public start, if any.
+        layer_clip: Clip every layer to this norm, in place of one norm for all layers.
     """
     setting, pooled = bench.setting, _pooled(bench)
     settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)

@@ -1,9 +1,10 @@
-"""The 3D cells of ``bench papers``: one site of 160 patients, every strategy beside what costs nobody anything.
+"""Trains and tests the 3D cells of the papers' benchmark: one site of 160 patients, every strategy beside public
+baselines.
 
-The hippocampus task, split once: 160 patients of the site, 12 public images, 8 public label maps of other patients,
-and 20 cases to test on, used by nothing else. A cell is a method at (ε, δ) and a seed, which sets first weights and
-public start; batches and noise are the CSPRNG's. Bounds: the mean shape of the site's own labels, the public start as
-it is, and the standard trainer, which protects nobody.
+``papers`` calls it. The hippocampus task is split once: 160 patients of the site, 12 public images, 8 public label maps
+of other patients, and 20 test cases used for nothing else. A cell is a method at (ε, δ) and a seed, which determines
+initial weights and public start; batches and noise come from the CSPRNG. Baselines are the mean shape of the site's own
+labels, the public start as it is, and the standard trainer, which gives no guarantee.
 """
 
 from __future__ import annotations
@@ -44,23 +45,29 @@ from research.setting import Setting
 DATA = DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1, 1, 1), grid=(32, 48, 32))
 TEST, PUBLIC_IMAGES, PUBLIC_MAPS, PATIENTS = 20, 12, 8, 160
 SPLIT = 8
-"""Seed of the one split. Recipes were chosen on 20 of the 160 patients, never on the test cases."""
+"""Seed of the split. Recipes were chosen on 20 of the 160 patients, never on the test cases."""
 
 EPSILON, DELTAS = 8.0, (1e-5, 1e-4)
 PRIVATE = ("dp-sgd", "dp-sgd-layers", "dp-bbb")
 LAYER_CLIP = 0.02
-"""Of dp-sgd-layers: below the length a layer's gradient usually has, so that every layer counts alike."""
+"""Clipping norm of dp-sgd-layers; below the usual norm of a layer's gradient, so that all layers count alike."""
 
 NETWORK, START = TrainingConfig(), STUDENT_RECIPE
-"""The study's default recipes: of its teachers, and of its public start."""
+"""Default recipes of a study's teachers and of its public start."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeCell:
-    """One number of the 3D table: a method at (ε, δ), None for one that has none, and a seed.
+    """One number of the 3D table.
 
-    ``begun``: from the public start, not from random weights. Private methods use their own default recipe,
-    ``dp-sgd-layers`` dp-sgd's with a clip a layer.
+    Attributes:
+        method: Name of the method. Private methods use their own default recipe; ``dp-sgd-layers`` is dp-sgd with a
+            clipping norm for each layer.
+        begun: True to start from the public start, False from random weights.
+        epsilon: ε; None for a method without a guarantee.
+        delta: δ; None likewise.
+        seed: The seed.
+        changes: Changed fields of the recipe.
     """
 
     method: str
@@ -72,20 +79,22 @@ class VolumeCell:
 
     @property
     def name(self) -> str:
+        """The method's name in the table."""
         return f"{self.method}{'' if self.begun else '-random'}{changes_text(dict(self.changes))}"
 
     @property
     def id(self) -> str:
+        """The cell's name."""
         at = "none" if self.epsilon is None else f"{self.epsilon:g}/{self.delta:g}"
         return f"hippocampus/{self.name}/{at}/{self.seed}"
 
     @property
     def training(self) -> str:
-        """What the cell's journal is known by: a hash of all that shapes the result."""
+        """Hash of everything that determines the result; it identifies the cell's journal."""
         return digest("volume-cell", json.dumps(self.to_json(), sort_keys=True))
 
     def settings(self) -> PrivateSettings | None:
-        """The strategy's default recipe; None for a method without a guarantee."""
+        """Return the strategy's recipe; None for a method without a guarantee."""
         if self.epsilon is None or self.delta is None:
             return None
         layers = self.method.endswith("-layers")
@@ -94,7 +103,7 @@ class VolumeCell:
         return with_fields(own, dict(self.changes))
 
     def to_json(self) -> dict[str, Any]:
-        """All that shapes the result: a cell whose recipe changed is run again."""
+        """Return everything that determines the result; a cell whose recipe changed is run again."""
         private = self.settings()
         recipe = {"network": list(NETWORK.channels), "public start": repr(START), "standard": repr(NETWORK)}
         if private is not None:
@@ -104,7 +113,12 @@ class VolumeCell:
 
 
 def changed_volume(cell: VolumeCell, changes: Mapping[str, str]) -> VolumeCell:
-    """The private cell at a recipe with these fields of :class:`PrivateSettings` set, under a name that says so."""
+    """Return the private cell with some fields of :class:`PrivateSettings` changed, under a name that states the
+    changes.
+
+    Raises:
+        InvalidInput: For a cell without a guarantee, an unknown field or a wrong value.
+    """
     result = dataclasses.replace(cell, changes=tuple(sorted(changes.items())))
     if cell.epsilon is None:
         raise InvalidInput("--set", value=cell.id, limit="private cells", remedy="--only hippocampus/dp-sgd")
@@ -113,7 +127,7 @@ def changed_volume(cell: VolumeCell, changes: Mapping[str, str]) -> VolumeCell:
 
 
 def volume_cells(seeds: int) -> list[VolumeCell]:
-    """Every 3D cell, the private ones from a public start first, those from random weights last."""
+    """Return every 3D cell, the private ones from a public start first, those from random weights last."""
     cells = []
     for seed in range(seeds):
         cells += [VolumeCell(method, True, EPSILON, DELTAS[0], seed) for method in PRIVATE]
@@ -127,7 +141,7 @@ def volume_cells(seeds: int) -> list[VolumeCell]:
 
 
 def split(cases: Cases) -> Roles:
-    """The one split of the module."""
+    """Return the fixed split of the cases."""
     order = np.random.default_rng(SPLIT).permutation(len(cases))
     test, images, maps, private = np.split(order, np.cumsum([TEST, PUBLIC_IMAGES, PUBLIC_MAPS]))
     return Roles(private=(cases[private[:PATIENTS]],), public=cases[images], maps=cases[maps], held_out=cases[test])
@@ -139,7 +153,17 @@ def _roles(directory: str) -> Roles:
 
 
 def run_volume_cell(cell: VolumeCell, directory: Path, cache: Path, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one cell; plain JSON. Public starts are kept in ``cache``. Nothing is chosen on test cases."""
+    """Train and test one cell. Nothing is selected on test cases.
+
+    Args:
+        cell: The cell.
+        directory: Folder of the data sets.
+        cache: Folder of public starts.
+        checkpoint: File from which an interrupted cell continues.
+
+    Returns:
+        The result as plain JSON.
+    """
     started, roles = time.monotonic(), _roles(str(directory))
     cache.mkdir(parents=True, exist_ok=True)
     answer, facts = _trained(cell, roles, cache, checkpoint)
@@ -152,7 +176,7 @@ Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
 
 
 def _trained(cell: VolumeCell, roles: Roles, cache: Path, checkpoint: Path | None) -> tuple[Answer, dict[str, Any]]:
-    """What the cell's method answers for an image, and what its training is known by."""
+    """Return the prediction function of the cell's method, and facts about its training."""
     site, classes = roles.private[0], len(DATA.labels)
     if cell.method == "mean-shape":
         shape = np.stack([(site.labels == k).mean(axis=0) for k in range(classes)])
@@ -172,7 +196,7 @@ def _trained(cell: VolumeCell, roles: Roles, cache: Path, checkpoint: Path | Non
         return lambda image: predict(trained.model, image), {}
     plan = settings.plan(patients=len(site))
     journal = TrainingJournal(plan)
-    if checkpoint is not None:  # an interrupted cell goes on; what a step that was cut off drew stays spent
+    if checkpoint is not None:  # an interrupted cell continues; the charge of an interrupted step stays
         name = cell.training
         journal = TrainingJournal.open(checkpoint.with_suffix(f".{name[:16]}.journal"), plan, identity=name)
     done = train_privately(part, NETWORK, settings, journal, seed=cell.seed, start=start, checkpoint=checkpoint)
@@ -210,8 +234,16 @@ def _mean(samples: Float[np.ndarray, "s k x y z"]) -> Float[np.ndarray, "k x y z
 
 
 def scores(answer: Answer, cases: Cases) -> dict[str, Any]:
-    """Dice: ``score`` is the mean of the structures' means over cases, ``cases`` the mean over structures of each.
-    ``ece``, ``reliability``: of the voxels of a structure in either map, over all cases."""
+    """Return the scores of a prediction function on cases.
+
+    Args:
+        answer: Returns the probabilities for an image.
+        cases: The cases.
+
+    Returns:
+        ``score``, the mean of the structures' mean Dice; ``cases``, each case's mean over structures; ``ece`` and
+        ``reliability``, over the voxels of a structure in either label map of all cases.
+    """
     each, sure = [], NOTHING
     for image, label in zip(cases.images, cases.labels, strict=True):
         probabilities = answer(image)
@@ -228,7 +260,7 @@ def scores(answer: Answer, cases: Cases) -> dict[str, Any]:
 
 
 def volume_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each method and (ε, δ): mean and deviation over seeds, and the paired gap to DP-SGD."""
+    """Return one row for each method and (ε, δ): mean and deviation over seeds, and the paired difference to DP-SGD."""
     groups: dict[tuple[str, float | None, float | None], dict[int, dict[str, Any]]] = {}
     for result in results:
         cell = result["cell"]
@@ -272,7 +304,7 @@ def volume_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
-    """The 3D table for people."""
+    """Render the 3D table as Markdown lines."""
     if not rows:
         return []
     lines = [
@@ -291,7 +323,7 @@ def volume_markdown(rows: list[dict[str, Any]]) -> list[str]:
         spread = "" if row["sd"] is None else f" ± {row['sd']:.4f}"
         structures = ", ".join(f"{value:.3f}" for value in row["structures"])
         gap = "–" if row["over_dp_sgd"] is None else f"{row['over_dp_sgd']:+.4f}"
-        error = f"{row['ece']:.3f}" if "ece" in row else "–"  # a cell of before has none
+        error = f"{row['ece']:.3f}" if "ece" in row else "–"  # cells of earlier versions have none
         columns = (row["method"], *at, f"{row['mean']:.4f}{spread}", structures, gap, error, row["seeds"])
         lines.append(f"| {' | '.join(map(str, columns))} |")
     lines.append("")
