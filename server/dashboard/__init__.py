@@ -1,5 +1,5 @@
-"""The operator's dashboard: a process of its own that reads a study's directory and cannot spend.
+"""The operator's dashboard: a process of its own that reads a study's directory and cannot spend budget.
 
-It opens the ledger for reading only, holds none of the study's keys, and keeps what is decided in it (which labels to
-drop) in an append-only store of its own. Everything shown is a release, post-processing of one, or public.
+It opens the ledger for reading only, holds none of the study's keys, and stores decisions (which labels to leave out)
+in an append-only file of its own. Everything that it shows is a release, post-processing of a release, or public.
 """

@@ -1,6 +1,7 @@
-"""The JSON under every page, tables as CSV, slices as PNG, and the event stream of the live pages.
+"""Serves the JSON behind every page, tables as CSV, slices as PNG, and the event stream of the live pages.
 
-Everything needs a session; what changes anything also needs its token in ``X-CSRF-Token``.
+Every route needs a session; a route that changes anything also needs the session's token in ``X-CSRF-Token``. It
+refuses unknown names and out-of-range numbers.
 """
 
 from __future__ import annotations
@@ -76,7 +77,13 @@ RowNumber = Annotated[int, InPath(ge=1, le=BIGGEST, description="Number of a row
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """Who is signed in, and the token that changes must carry."""
+    """Who is signed in, and the token that changes must carry.
+
+    Attributes:
+        user: The user's name.
+        role: The user's role.
+        csrf: The token.
+    """
 
     user: str
     role: str
@@ -85,7 +92,12 @@ class Me:
 
 @dataclass(frozen=True, slots=True)
 class DecisionWish:
-    """What is to be decided about a label, and why."""
+    """A decision about a label to be entered.
+
+    Attributes:
+        verdict: The decision.
+        note: Why.
+    """
 
     verdict: Verdict
     note: str = ""
@@ -93,7 +105,7 @@ class DecisionWish:
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """A site by the server's ledger and log, beside what the hospital handed over itself, if anything."""
+    """A site according to the server's ledger and log, and the hospital's own report, if it handed one over."""
 
     standing: SiteView
     report: HandedReport | None
@@ -101,7 +113,7 @@ class SiteFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A job's state, and its result once there is one."""
+    """A job's state, and its result once it is done."""
 
     job: JobState
     result: dict[str, Any] | None
@@ -117,7 +129,7 @@ routes = APIRouter(prefix="/api", responses={401: {"description": "Not signed in
 
 @routes.get("/me", tags=["session"])
 def me(session: SignedIn) -> Me:
-    """Who is signed in, as what, and the token for ``X-CSRF-Token``."""
+    """Return who is signed in, with which role, and the token for ``X-CSRF-Token``."""
     return Me(session.user, str(session.role), session.csrf)
 
 
@@ -126,31 +138,31 @@ def me(session: SignedIn) -> Me:
 
 @routes.get("/overview", tags=["study"])
 def overview(service: Here) -> Overview:
-    """Budget, sites, run, alarms: the first page."""
+    """Return the first page: budget, sites, run and alarms."""
     return service.overview()
 
 
 @routes.get("/study", tags=["study"])
 def study(service: Here) -> StudyPage:
-    """ε over releases, batches, refusals."""
+    """Return the Study page: ε over releases, batches, refusals."""
     return service.study()
 
 
 @routes.get("/study/noise", tags=["study"])
 def noise(service: Here) -> NoiseView | None:
-    """The code's public spectrum against the noise; null before a codec is fitted."""
+    """Return the code's public spectrum beside the noise; null before a codec is fitted."""
     return service.noise()
 
 
 @routes.get("/studies", tags=["study"])
 def studies(service: Here) -> tuple[StudyRow, ...]:
-    """Every study of the ledger: settings, spending, gain."""
+    """Return every study of the ledger: its settings, spending and gain."""
     return service.studies()
 
 
 @routes.get("/sites", tags=["study"])
 def sites(service: Here) -> list[SiteFacts]:
-    """Every site."""
+    """Return every site."""
     return site_facts(service)
 
 
@@ -159,7 +171,7 @@ def table(
     service: Here,
     name: Literal["sites", "batches", "refusals", "curve", "labels", "decisions", "studies"],
 ) -> Response:
-    """A page's table as CSV."""
+    """Return a page's table as CSV."""
     doubt = service.overview().budget.doubt
     rows: dict[str, Callable[[], Iterable[Any]]] = {
         "sites": lambda: (flat_site(site) for site in service.overview().sites),
@@ -185,13 +197,13 @@ def rows(
     after: Annotated[int | None, Query(ge=0, le=BIGGEST, description="Rows newer than this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ON_A_PAGE)] = 50,
 ) -> RowPage:
-    """A page of the ledger's rows, newest first."""
+    """Return a page of the ledger's rows, newest first."""
     return row_page(service.ledger_file, kind=kind, text=text, before=before, after=after, limit=limit)
 
 
 @routes.get("/ledger/rows/{seq}", tags=["ledger"], responses={404: {"description": "No such row"}})
 def row(service: Here, seq: RowNumber) -> RowDetail:
-    """One row in full, with the signed head that covers it."""
+    """Return one row in full, with the signed head that covers it."""
     found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id)
     if found is None:
         raise HTTPException(404, f"the ledger has no row {seq}")
@@ -200,7 +212,7 @@ def row(service: Here, seq: RowNumber) -> RowDetail:
 
 @routes.get("/ledger/head", tags=["ledger"], responses={404: {"description": "No head yet"}})
 def head(service: Here) -> HeadView:
-    """The newest signed head: keep it elsewhere, and a cut or rewritten ledger will be noticed."""
+    """Return the newest signed head. Keep it elsewhere to detect a cut or rewritten ledger."""
     found = newest_head(service.ledger_file, ledger_id=service.ledger_id)
     if found is None:
         raise HTTPException(404, "the ledger has no signed head yet")
@@ -224,13 +236,13 @@ def rows_json(service: Here, kind: Kind = None, text: Text = "") -> StreamingRes
 
 @routes.get("/ledger/verify", tags=["ledger"])
 def verified(service: Here) -> JobFacts:
-    """How the newest verification went."""
+    """Return the state and result of the newest verification."""
     return job_facts(service.verify)
 
 
 @routes.post("/ledger/verify", tags=["ledger"], status_code=202, responses={403: {"description": "No token"}})
 def verify(service: Here) -> JobState:
-    """Verify the whole ledger now, in a process of its own: chain, signatures, sums, budgets."""
+    """Start verifying the whole ledger in a process of its own: chain, signatures, totals, budgets."""
     return service.verify.start()
 
 
@@ -239,7 +251,7 @@ def verify(service: Here) -> JobState:
 
 @routes.get("/certificate", tags=["certificate"])
 def certificate(service: Here) -> JobFacts:
-    """How the newest certificate came about."""
+    """Return the state of the newest certificate job."""
     if service.certificate is None:
         return JobFacts(JobState("never"), None)
     return JobFacts(service.certificate.state, None)
@@ -247,7 +259,7 @@ def certificate(service: Here) -> JobFacts:
 
 @routes.post("/certificate", tags=["certificate"], status_code=202, responses={403: {"description": "No token"}})
 def issue(service: Here) -> JobState:
-    """Write a certificate from a verified copy of the ledger, in a process of its own."""
+    """Start writing a certificate from a verified copy of the ledger, in a process of its own."""
     if service.certificate is None:
         raise HTTPException(409, "this dashboard was started without a certificate command")
     return service.certificate.start()
@@ -255,7 +267,7 @@ def issue(service: Here) -> JobState:
 
 @routes.get("/certificate.{ending}", tags=["certificate"], response_class=FileResponse, responses={404: _NONE})
 def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileResponse:
-    """The newest certificate."""
+    """Return the newest certificate."""
     path = service.certificate_dir / f"certificate.{ending}"
     if not path.exists():
         raise HTTPException(404, "no certificate has been issued here yet; ask for one on the Ledger page")
@@ -269,13 +281,13 @@ def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileRespo
 
 @routes.get("/labels", tags=["labels"])
 def labels(service: Here) -> LabelsPage:
-    """Every public volume: its label's figures and what was decided about it."""
+    """Return every public volume, with its label's figures and its decision."""
     return labels_page(service)
 
 
 @routes.get("/labels/{volume}", tags=["labels"], responses={404: _NONE})
 def label(service: Here, volume: Volume) -> LabelView:
-    """One public volume's label."""
+    """Return one public volume, with its label's figures and its decision."""
     found = next((one for one in labels_page(service).labels if one.volume == volume), None)
     if found is None:
         raise HTTPException(404, "no public volume of that name belongs to this study")
@@ -291,7 +303,7 @@ def slice_png(
     layer: PictureLayer = "label",
     side: Annotated[int, Query(ge=64, le=1024, description="Longer side in pixels.")] = 420,
 ) -> Response:
-    """One slice of a public volume with an overlay."""
+    """Return one slice of a public volume as PNG, with an overlay."""
     arrays, facts = _arrays(service, volume)
     png = draw(arrays, plane=plane, index=index, layer=layer, spacing_mm=facts.spacing_mm, side=side)
     return Response(png, media_type="image/png", headers={"cache-control": "private, max-age=600"})
@@ -299,7 +311,7 @@ def slice_png(
 
 @routes.get("/labels/{volume}/voxels", tags=["labels"], response_class=Response, responses={404: _NONE})
 def label_voxels(service: Here, volume: Volume) -> Response:
-    """All that the viewer draws, once: bytes of every array in turn, x fastest; their names in ``X-Arrays``."""
+    """Return all arrays that the viewer draws, one after the other, x fastest; their names are in ``X-Arrays``."""
     arrays, _ = _arrays(service, volume)
     names = ",".join(name for name in VOXELS if name in arrays)
     headers = {"x-arrays": names, "cache-control": "private, max-age=600"}
@@ -310,7 +322,7 @@ def label_voxels(service: Here, volume: Volume) -> Response:
 def label_nifti(
     service: Here, volume: Volume, name: Literal["image", "label", "centre", "doubt", "student"]
 ) -> Response:
-    """One array as NIfTI."""
+    """Return one array as NIfTI."""
     arrays, facts = _arrays(service, volume)
     if name not in arrays:
         raise HTTPException(404, f"this volume has no {name} yet")
@@ -320,7 +332,7 @@ def label_nifti(
 
 @routes.get("/decisions", tags=["labels"])
 def decisions(service: Here) -> list[Decision]:
-    """Every decision ever taken, in order."""
+    """Return every decision about labels, in order."""
     return list(service.decisions.decisions())
 
 
@@ -330,7 +342,7 @@ def decisions(service: Here) -> list[Decision]:
     responses={403: {"description": "No token, or not an operator"}, 404: _NONE},
 )
 def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) -> Decision:
-    """Accept or reject a label as it is now; the same again returns the decision that stands."""
+    """Accept or reject a label as it is now; the same decision again returns the existing one."""
     (taken,) = take_decisions(service, [volume], user=session.user, verdict=wish.verdict, note=wish.note)
     return taken
 
@@ -340,7 +352,9 @@ def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) 
 
 @routes.get("/student", tags=["student"])
 def student(service: Here) -> StudentPage:
-    """Loss, weights, controls, bundle, and volumes where label and student differ most and least."""
+    """Return the student's loss, weights, controls and bundle, and the volumes on which it and the label differ most
+    and least.
+    """
     return student_page(service, labels_page(service))
 
 
@@ -351,7 +365,7 @@ def student(service: Here) -> StudentPage:
     responses={200: _ZIP, 404: _NONE, 409: {"description": "It guarantees more than still holds"}},
 )
 def bundle_zip(service: Here) -> Response:
-    """The student as a MONAI bundle."""
+    """Return the student as a MONAI bundle."""
     found = bundle(service.follower.workspace)
     if not found:
         raise HTTPException(404, "there is no bundle yet: `consilium student export` makes it")
@@ -376,7 +390,7 @@ def bundle_zip(service: Here) -> Response:
     responses={400: {"description": "An unsound combination"}, 503: {"description": "Many plans are being worked out"}},
 )
 async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, Any]:
-    """What a budget would buy: noise, information, expected error, a verdict, and what would help."""
+    """Return what a budget would buy: noise, information, expected error, a verdict, and what would improve it."""
     spectrum = await asyncio.to_thread(service.spectra.get)
     return (await service.desk.plan(wishes, service.follower.study, spectrum)).to_json()
 
@@ -386,14 +400,16 @@ async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, 
 
 @routes.get("/blocks/{page}", tags=["live"], responses={404: _NONE})
 def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
-    """The blocks of a live page as they stand: what a page asks for where event streams do not get through."""
+    """Return the current blocks of a live page, for clients that cannot receive event streams."""
     check_live(page)
     return {"blocks": live.render(page)}
 
 
 @routes.get("/live/{page}", tags=["live"], response_class=StreamingResponse, responses={404: _NONE})
 async def stream(request: Request, session: SignedIn, live: LivePages, page: PageName) -> StreamingResponse:
-    """Server-sent events: the blocks of a page that changed, as HTML in JSON. 429 for a user who has many open."""
+    """Stream the changed blocks of a page as server-sent events, HTML in JSON. 429 for a user with too many open
+    streams.
+    """
     check_live(page)
     if live.open[session.user] >= MOST_STREAMS:
         raise HTTPException(429, f"{MOST_STREAMS} pages of yours are live already; ask for the blocks instead")
@@ -403,12 +419,13 @@ async def stream(request: Request, session: SignedIn, live: LivePages, page: Pag
 
 
 def check_live(page: str) -> None:
+    """Raise HTTP 404 unless a live page has this name."""
     if page not in LIVE:
         raise HTTPException(404, f"no live page of that name; there are {', '.join(LIVE)}")
 
 
 def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFacts]:
-    """A volume's arrays and facts; 404 before they are prepared."""
+    """Return a volume's arrays and facts; HTTP 404 before they are prepared."""
     known = read_facts(service.pictures_dir, volume)
     if known is None:
         raise HTTPException(404, "no picture of this volume has been prepared")
@@ -416,12 +433,12 @@ def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFact
 
 
 def site_facts(service: DashboardService) -> list[SiteFacts]:
-    """Every site with its report."""
+    """Return every site with its report."""
     reports = service.reports()
     return [SiteFacts(site, reports.get(site.name)) for site in service.overview().sites]
 
 
 def job_facts(job: Job) -> JobFacts:
-    """A job with the JSON it printed."""
+    """Return a job's state, with the JSON that it printed."""
     result = json.loads(job.out.read_bytes()) if job.state.state == "done" else None
     return JobFacts(job.state, result)

@@ -1,7 +1,8 @@
-"""The dashboard's application: one study, read only, behind a sign-in.
+"""Builds the dashboard's application: one study, read only, behind a sign-in.
 
-Pages, the JSON under them and the metrics are built from the same views. Nothing in this package can charge the ledger:
-it holds no signing key and opens the file for reading only.
+``serve`` runs it. Pages, JSON and metrics come from the same views. Nothing in this package can charge the ledger: it
+holds no signing key and opens the file for reading only. It refuses oversized requests, unknown hosts and requests
+without a session.
 """
 
 from __future__ import annotations
@@ -47,12 +48,22 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How one dashboard is run. ``state`` is its own directory; ``secure`` says that browsers reach it over TLS.
+    """How a dashboard is run.
 
-    ``certifier`` gives the command that writes a certificate into a folder; ``metrics_token`` opens ``/metrics`` to a
-    bearer of it beside signed-in users. ``hosts`` are the names it is called by beside those of the machine itself: a
-    page of another name that leads here is answered nothing. ``webhook`` is told which alarms begin and end; ``oidc``
-    names who vouches for people beside the local users. ``log_to`` are targets of the security log.
+    Attributes:
+        study: The study's directory.
+        state: The dashboard's own directory.
+        secure: True if browsers reach it over TLS.
+        session_hours: How long a session lasts.
+        metrics_token: Opens ``/metrics`` to a bearer of this token, besides signed-in users.
+        certifier: Returns the command that writes a certificate into a folder.
+        hosts: Returns the host names it answers to, besides those of the machine itself; other names are refused.
+        webhook: Address that is told which alarms begin and end.
+        oidc: The OpenID Connect provider, if any, besides the local users.
+        log_to: Targets of the security log.
+        poll_s: Seconds between two looks at the study.
+        clock: Returns seconds, for sessions and limits.
+        now: Returns the current time.
     """
 
     study: Path
@@ -71,12 +82,16 @@ class Options:
 
 
 def users_file(state: Path) -> UserFile:
-    """The users of the dashboard whose state directory this is."""
+    """Return the users of the dashboard with this state directory."""
     return UserFile(state / "users.json")
 
 
 def create_app(options: Options) -> FastAPI:
-    """The ASGI application. Starts following the study at once, and stops with the server."""
+    """Return the ASGI application; it starts following the study with the server, and stops with it.
+
+    Raises:
+        InvalidInput: If the study cannot be read, or an option is invalid.
+    """
     follower = Follower(Workspace(options.study), clock=options.clock)
     options.state.mkdir(parents=True, exist_ok=True)
     service = DashboardService(
@@ -128,7 +143,7 @@ def create_app(options: Options) -> FastAPI:
 async def _lifespan(app: FastAPI, *, poll_s: float) -> AsyncIterator[None]:
     service: DashboardService = app.state.service
     follower, live = service.follower, app.state.live
-    service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # so that no page waits for it
+    service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # computed ahead, so that no page waits
     task = asyncio.create_task(live.run())
     stop, log = threading.Event(), app.state.security_log
     following = asyncio.create_task(asyncio.to_thread(log.run, stop=stop.wait)) if log is not None else None
@@ -151,7 +166,7 @@ def _security_log(options: Options, study: str) -> SecurityLog | None:
 
 
 class _Static(StaticFiles):
-    """Vendored files; a page asks for them with its version, so the browser may keep them."""
+    """Static files; pages request them with the version, so browsers may cache them."""
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Authenticates dashboard users: scrypt-hashed passwords, sessions that expire, and a limit on guesses.
 
-Sessions live in memory only: a restart signs everybody out. Refuses short passwords, unknown roles, a user twice, and
-sign-ins that come too fast after wrong ones. Time is a parameter throughout; no password is kept or logged.
+The sign-in pages and the middleware use it. Sessions are in memory only, so a restart signs everybody out. It refuses
+short passwords, unknown roles, a user name that is taken, and sign-ins that follow wrong ones too fast. Time is always
+a parameter; no password is stored or logged.
 """
 
 from __future__ import annotations
@@ -33,19 +34,29 @@ _SCRYPT_MEMORY = 1 << 26
 
 
 class Role(StrEnum):
-    """``operator`` may decide about labels; ``privacy-officer`` reads, verifies and takes certificates."""
+    """A user's role: ``operator`` may decide about labels; ``privacy-officer`` reads, verifies and downloads
+    certificates.
+    """
 
     OPERATOR = "operator"
     PRIVACY_OFFICER = "privacy-officer"
 
     @property
     def may_decide(self) -> bool:
+        """True if the role may decide about labels and hand in reports."""
         return self is Role.OPERATOR
 
 
 @dataclass(frozen=True, slots=True)
 class User(Document):
-    """One person; ``salt`` and ``digest`` (hex) are of scrypt with n = 2¹⁵, r = 8, p = 3."""
+    """A local user.
+
+    Attributes:
+        name: The user's name.
+        role: The user's role.
+        salt: Salt of scrypt, in hexadecimal.
+        digest: scrypt hash of the password with n = 2¹⁵, r = 8, p = 3, in hexadecimal.
+    """
 
     name: str
     role: Role
@@ -53,12 +64,13 @@ class User(Document):
     digest: Annotated[str, bytes.fromhex, Key("scrypt")]
 
     def accepts(self, password: str) -> bool:
+        """Return whether this is the user's password; the comparison takes constant time."""
         return hmac.compare_digest(_scrypt(password, bytes.fromhex(self.salt)).hex(), self.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Users(Document):
-    """What ``users.json`` holds."""
+    """Content of ``users.json``."""
 
     SCHEMA: ClassVar = ("users file", USERS_SCHEMA)
 
@@ -69,7 +81,7 @@ _NOBODY = User(name="", role=Role.PRIVACY_OFFICER, salt="00" * 16, digest="00" *
 
 
 class UserFile:
-    """``users.json`` in the dashboard's state directory, mode 0600, read again whenever it changes."""
+    """``users.json`` in the dashboard's state directory, mode 0600; read again whenever it changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,7 +90,11 @@ class UserFile:
         self._lock = threading.Lock()
 
     def users(self) -> dict[str, User]:
-        """Everybody by name; no file is nobody."""
+        """Return the local users by name; none if there is no file.
+
+        Raises:
+            InvalidInput: If the file is invalid.
+        """
         with self._lock:
             try:
                 stat = self._path.stat()
@@ -90,13 +106,23 @@ class UserFile:
             return dict(self._users)
 
     def check(self, name: str, password: str) -> User | None:
-        """The user of that name and password, or None; an unknown name takes as long as a wrong password."""
+        """Return the user with this name and password, or None; an unknown name takes as long as a wrong password."""
         user = self.users().get(name, _NOBODY)
         right = user.accepts(password[:MAX_PASSWORD_CHARACTERS])
         return user if right and user is not _NOBODY else None
 
     def add(self, name: str, role: Role, password: str, *, replace: bool = False) -> None:
-        """Enter a user, or give a known one another role and password if ``replace``."""
+        """Add a user, or change a known user's role and password.
+
+        Args:
+            name: The user's name.
+            role: The role.
+            password: 12 to 1,024 characters.
+            replace: Change a known user.
+
+        Raises:
+            InvalidInput: If the name or the password is invalid, the name is taken, or the user to change is unknown.
+        """
         if not USER_NAME.fullmatch(name):
             raise InvalidInput("user name", value=name, limit="1 to 64 letters, digits, '.', '_', '@', '-'")
         if not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
@@ -115,7 +141,11 @@ class UserFile:
         self._save({**users, name: User(name, Role(role), salt.hex(), _scrypt(password, salt).hex())})
 
     def remove(self, name: str) -> None:
-        """Strike a user out; running sessions of theirs end at their next request."""
+        """Remove a user, whose sessions end at their next request.
+
+        Raises:
+            InvalidInput: If the user is unknown.
+        """
         users = self.users()
         if users.pop(name, None) is None:
             raise InvalidInput("user", value=name, limit="a known one", remedy="see `consilium dashboard user list`")
@@ -128,9 +158,14 @@ class UserFile:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One sign-in. ``csrf`` is what this session's forms must carry; ``ends`` is in seconds of the sessions' clock.
+    """One sign-in.
 
-    ``credential`` is the local user's password hash; None for somebody a provider vouched for.
+    Attributes:
+        user: The user's name.
+        role: The user's role.
+        csrf: Token that the session's forms must carry.
+        ends: When it ends, by the sessions' clock.
+        credential: The local user's password hash; None for a user whom a provider authenticated.
     """
 
     user: str
@@ -141,7 +176,13 @@ class Session:
 
 
 class Sessions:
-    """Open sessions by the SHA-256 of their token; the token itself is only in the browser's cookie."""
+    """Open sessions, by the SHA-256 of their token; the token itself is only in the browser's cookie.
+
+    Args:
+        users: The local users.
+        clock: Returns seconds.
+        lifetime_s: How long a session lasts.
+    """
 
     def __init__(self, users: UserFile, *, clock: Callable[[], float], lifetime_s: float) -> None:
         self._users, self._clock, self._lifetime_s = users, clock, lifetime_s
@@ -150,10 +191,17 @@ class Sessions:
 
     @property
     def lifetime_s(self) -> float:
+        """How long a session lasts, in seconds."""
         return self._lifetime_s
 
     def begin(self, name: str, role: Role, *, credential: str | None) -> tuple[str, Session]:
-        """A new token and its session."""
+        """Start a session; return its token and the session.
+
+        Args:
+            name: The user's name.
+            role: The user's role.
+            credential: The local user's password hash; None for a user whom a provider authenticated.
+        """
         token = secrets.token_urlsafe(32)
         session = Session(
             user=name,
@@ -169,7 +217,10 @@ class Sessions:
         return token, session
 
     def get(self, token: str | None) -> Session | None:
-        """The session of a token while it lasts and its user, if a local one, has the same password and role."""
+        """Return the session of a token, or None.
+
+        A session ends after its lifetime, and as soon as its local user's password or role changes.
+        """
         if not token:
             return None
         key = _token_key(token)
@@ -186,7 +237,7 @@ class Sessions:
         return session
 
     def end(self, token: str | None) -> None:
-        """Sign out."""
+        """End the session of a token."""
         if token:
             with self._lock:
                 self._open.pop(_token_key(token), None)
@@ -201,10 +252,11 @@ class _Tries:
 class Throttle:
     """Growing pauses after wrong passwords: 1, 2, 4, … up to 900 s.
 
-    A try is counted before its password is looked at, so tries that come together are no cheaper than tries in turn; a
-    right one is forgiven. Counted are a name at an address (:data:`FREE` of them are free), and a name at all the
-    addresses where it never signed in (:data:`FREE_ELSEWHERE`): whoever guesses is stopped, from one place or many, and
-    neither the others at his address nor the user at hers are. An hour without a try forgets.
+    An attempt is counted before its password is checked, so parallel attempts gain nothing; a successful one is taken
+    off the count. It counts attempts for a name at one address (:data:`FREE` are free), and for a name at all addresses
+    where it never signed in (:data:`FREE_ELSEWHERE` are free). This slows down a guesser at one address or many, but
+    neither other users at the same address nor the user at a known address. The count is forgotten after an hour
+    without an attempt.
     """
 
     FREE = 5
@@ -220,7 +272,15 @@ class Throttle:
         self._lock = threading.Lock()
 
     def attempt(self, *, name: str, address: str) -> float:
-        """Count a try and return 0 if it may be looked at; else the seconds until one may, and nothing is counted."""
+        """Count an attempt, and return how long to wait before it may be checked.
+
+        Args:
+            name: The user name given.
+            address: The client's address.
+
+        Returns:
+            0 if the attempt may be checked now; otherwise seconds to wait, and nothing is counted.
+        """
         now = self._clock()
         with self._lock:
             keys = self._keys(name, address)
@@ -236,7 +296,7 @@ class Throttle:
         return 0.0
 
     def succeeded(self, *, name: str, address: str) -> None:
-        """Forgive this name at this address what was counted, and remember that it signed in there."""
+        """Clear the count of this name at this address, and remember that it signed in there."""
         with self._lock:
             self._tries.pop((name, address), None)
             elsewhere = self._tries.get((name, ""))

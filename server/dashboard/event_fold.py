@@ -1,7 +1,7 @@
-"""The event log folded into facts: the newest run and its stages, every site, every batch, the student.
+"""Reads the event log and keeps the state it implies: the newest run and its stages, sites, batches and the student.
 
-It is followed from where the last pass ended; a line torn by a crash and a line of another schema count for nothing. A
-line that is no event, and one of any length, is counted and left out: it ends nothing.
+The read model calls it. It continues where the last pass ended. Lines of another schema, and a line torn by a crash,
+are ignored. A line that is no valid event, or is too long, is counted and left out; it does not stop the reading.
 """
 
 from __future__ import annotations
@@ -24,14 +24,23 @@ RECENT = 60
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 ROUTINE = frozenset({"stage-progress", "student-step", "receipts-held", "label-decoded"})
-"""Kinds of event that a list of what happened leaves out, beside accepted offers."""
+"""Kinds of event that the list of recent events leaves out, besides accepted offers."""
 
 STAGES = ("collect", "decode", "student", "controls", "export")
 
 
 @dataclass(slots=True)
 class StageState:
-    """Where a stage of the newest run stands; ``base`` is what was done when it began."""
+    """A stage of the newest run.
+
+    Attributes:
+        total: Steps in total.
+        done: Steps done.
+        base: Steps that were done when the run began.
+        started: When it began.
+        finished: True if it has finished.
+        seconds: How long it took.
+    """
 
     total: int = 0
     done: int = 0
@@ -43,7 +52,7 @@ class StageState:
 
 @dataclass(slots=True)
 class SiteState:
-    """What the event log says about one site."""
+    """What the event log shows about one site."""
 
     last_seen: str | None = None
     offer: str | None = None
@@ -65,7 +74,7 @@ class SiteState:
 
 @dataclass(slots=True)
 class BatchState:
-    """A batch as the event log shows it: who was offered and accepted, who answered when, what became of it."""
+    """A batch as the event log shows it: offers, replies with their seconds, attempts and result."""
 
     id: str
     time: str
@@ -93,14 +102,14 @@ class RunSeen:
 
 @dataclass(frozen=True, slots=True)
 class QuorumMissed:
-    """How many sites accepted the last offer that found too few, and how many it takes."""
+    """The last offer that too few sites accepted: how many did, and how many are needed."""
 
     accepted: int
     needed: int
 
 
 class EventFold:
-    """The event log folded into the state of the newest run, of every site and of the student."""
+    """The event log of a study, read into the state of the newest run, of every site and of the student."""
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
@@ -132,7 +141,14 @@ class EventFold:
         self.outcomes: dict[str, int] = {}
 
     def step(self, lock: threading.RLock) -> bool:
-        """Fold whole lines that were appended since the last call; whether there were any."""
+        """Read the lines appended since the last call.
+
+        Args:
+            lock: Held while the state changes.
+
+        Returns:
+            Whether anything changed.
+        """
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -161,7 +177,7 @@ class EventFold:
                 *whole, rest = (self._torn + content).split(b"\n")
                 with lock:
                     self._offset += len(content)
-                    self._torn = rest[: MAX_LINE_BYTES + 1]  # a longer line will be refused, so no more of it is kept
+                    self._torn = rest[: MAX_LINE_BYTES + 1]  # enough to recognise a line that is too long
                     for line in whole:
                         self._line(line)
         return True
@@ -181,15 +197,16 @@ class EventFold:
                 self._enter(event)
         except InvalidInput as error:
             if line.startswith(b"{") and not line.rstrip().endswith(b"}") and len(line) < MAX_LINE_BYTES:
-                return  # torn by a crash: what ends a line of ours is missing
+                return  # torn by a crash: the end of the line is missing
             self.malformed += 1
             self.first_malformed = self.first_malformed or f"line {self.lines:,}: {error}"
 
     def latest(self, count: int) -> tuple[EventView, ...]:
-        """The newest events that say something, in words, newest first."""
+        """Return the newest notable events in words, newest first."""
         return tuple(event_view(event) for event in islice(self._recent, count))
 
     def site(self, name: str) -> SiteState:
+        """Return the state of a site."""
         return self.sites.setdefault(name, SiteState())
 
     def _batch(self, event: dict[str, Any]) -> BatchState:

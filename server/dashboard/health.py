@@ -1,4 +1,7 @@
-"""Answers machines: whether the dashboard follows the study, its metrics, and the API's description."""
+"""Answers machines: whether the dashboard follows the study, its metrics, and the API's description.
+
+It refuses ``/metrics`` without a session or the metrics token.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ routes = APIRouter(include_in_schema=False)
 async def health(request: Request, service: Here) -> JSONResponse:
     """Whether the process follows the study and people can sign in; says nothing about the study itself.
 
-    Waits for no thread: it answers while every one of them is at work.
+    It uses no worker thread, so it answers even if all of them are busy.
     """
     follower, door = service.follower, request.app.state.door
     following = follower.problem is None and follower.silent_s < SILENT_S
@@ -43,7 +46,7 @@ async def health(request: Request, service: Here) -> JSONResponse:
 
 @routes.get("/metrics")
 def metrics(request: Request, service: Here) -> Response:
-    """Prometheus text, for a signed-in user or a bearer of the metrics token."""
+    """Return the metrics as Prometheus text, to a signed-in user or a bearer of the metrics token."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
     token: str | None = request.app.state.metrics_token
     gate: Gate = request.app.state.gate

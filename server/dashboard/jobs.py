@@ -1,6 +1,7 @@
-"""Work that is too heavy for a page: a process of its own, one at a time of a kind, at the lowest priority.
+"""Runs work that is too slow for a page in a process of its own, one at a time for each kind, at the lowest priority.
 
-Its output lands in the dashboard's state directory; a page shows whether it runs, how it ended and what it said.
+The service owns the jobs. Their output goes to the dashboard's state directory. Pages show whether a job runs, how it
+ended and its last message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ WORDS = 600
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """``state`` is never, running, done or failed; ``words`` is what a failed one said last."""
+    """State of a job.
+
+    Attributes:
+        state: ``never``, ``running``, ``done`` or ``failed``.
+        started: When it began.
+        ended: When it ended.
+        words: Last message of a failed job.
+    """
 
     state: str
     started: str | None = None
@@ -32,7 +40,13 @@ class JobState:
 
 
 class Job:
-    """One kind of work. ``command`` gives the arguments of the process each time it is started."""
+    """One kind of work.
+
+    Args:
+        out: File for the output of a successful run.
+        command: Returns the command each time the job is started.
+        now: Returns the current time.
+    """
 
     def __init__(self, out: Path, command: Callable[[], Sequence[str]], *, now: Callable[[], datetime]) -> None:
         self._out, self._command, self._now = out, command, now
@@ -42,15 +56,16 @@ class Job:
 
     @property
     def state(self) -> JobState:
+        """The state of the newest run."""
         return self._state
 
     @property
     def out(self) -> Path:
-        """What the newest successful run printed on its standard output."""
+        """File with the standard output of the newest successful run."""
         return self._out
 
     def start(self) -> JobState:
-        """Start it unless it runs already."""
+        """Start the job unless it is running, and return its state."""
         with self._lock:
             if self._state.state == "running":
                 return self._state
@@ -59,7 +74,7 @@ class Job:
             return self._state
 
     def stop(self) -> None:
-        """End the process if it runs."""
+        """End the process if it is running."""
         process = self._process
         if process is not None and process.poll() is None:
             process.terminate()
@@ -93,5 +108,5 @@ class Job:
 
 
 def work(*arguments: str) -> list[str]:
-    """The command line of one of this package's own workers, at low priority."""
+    """Return the command line of one of this package's own workers."""
     return [sys.executable, "-P", "-m", "server.dashboard.work", *arguments]

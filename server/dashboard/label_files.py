@@ -1,4 +1,7 @@
-"""Label files and the student's weights by their hashes."""
+"""Hashes label files and the student's weights, again only after a file has changed.
+
+The Labels page uses it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from server.study.workspace import Workspace
 
 
 class LabelFiles:
-    """SHA-256 of label files and of the student's weights, read again only when a file changed."""
+    """SHA-256 of label files and of the student's weights, computed again only after a file has changed."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._known: dict[Path, tuple[int, str]] = {}
 
     def hash(self, volume: str) -> str | None:
-        """The SHA-256 of a volume's label file; None before it is decoded."""
+        """Return the SHA-256 of a volume's label file; None before it is decoded."""
         return self._hash(self._workspace.labels_dir / f"{volume}.npz")
 
     def student(self) -> str:
-        """The SHA-256 of the student's weights; empty before it is trained."""
+        """Return the SHA-256 of the student's weights; empty before it is trained."""
         return self._hash(self._workspace.student_dir / "weights.pt") or ""
 
     def _hash(self, path: Path) -> str | None:

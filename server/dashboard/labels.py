@@ -1,4 +1,7 @@
-"""Labels and student: what can be said of each volume's pseudo-label, and what somebody decided about it."""
+"""Computes the content of the Labels and Student pages: each volume's pseudo-label, its figures and its decision.
+
+The pages and the API use it. It refuses a decision about a volume without a label, and a note that is too long.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,16 @@ MAX_FACTS_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LabelView:
-    """One public volume. ``state`` is waiting (no answer), answered (not decoded), preparing (no picture) or ready;
-    ``verdict`` is what stands about the label as it is now: none, accept or reject."""
+    """One public volume.
+
+    Attributes:
+        volume: Its hash.
+        number: Its number, from 1.
+        state: ``waiting`` (no answer), ``answered`` (not decoded), ``preparing`` (no picture) or ``ready``.
+        verdict: The decision about the label as it is now: ``none``, ``accept`` or ``reject``.
+        decision: The newest decision about the volume, which may be about an earlier label.
+        facts: Its figures, once they are prepared.
+    """
 
     volume: str
     number: int
@@ -38,9 +49,13 @@ class LabelView:
 
 @dataclass(frozen=True, slots=True)
 class LabelsPage:
-    """Every public volume, in query order, and how the pictures are coming along.
+    """Every public volume, in query order, and the state of preparing pictures.
 
-    ``queue``: the volumes in the order to look at them, undecided first, most suspicious first; no student has a say.
+    Attributes:
+        queue: Volumes in the order to review them: undecided first, most suspicious first. The student plays no part in
+            it.
+        undecided: Volumes that have a picture and no decision.
+        command: Command that trains the student by the decisions.
     """
 
     labels: tuple[LabelView, ...]
@@ -57,7 +72,7 @@ class LabelsPage:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """A control's training: its weights once they exist. Several of one network are one, by all their names."""
+    """A control's training, with its weights once they exist. Controls with the same network are listed as one."""
 
     name: str
     weights: str | None
@@ -66,10 +81,16 @@ class ControlView:
 
 @dataclass(frozen=True, slots=True)
 class StudentPage:
-    """The student: its loss curve, weights, controls, and the bundle if it was exported. ``passes``: their last steps.
+    """The student: its loss curve, weights, controls, and the bundle if it was exported.
 
-    ``validation`` is how many labelled cases score student and controls. ``problem`` says why the bundle's own
-    statement no longer holds, ``gate`` what hospitals said of it, if they are asked.
+    Attributes:
+        losses: Step and loss.
+        passes: Last step of each pass of its training.
+        validation: Number of labelled cases that score student and controls.
+        guarantee: The bundle's own statement of its guarantee.
+        gate: Verdicts of hospitals, if the study asks for them.
+        problem: Why the bundle's statement no longer holds, if so.
+        examples: Volumes on which label and student agree least and most.
     """
 
     losses: tuple[tuple[int, float], ...]
@@ -92,14 +113,14 @@ class StudentPage:
 
 
 def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
-    """The public volumes that are queried, in order; none before they are published."""
+    """Return the public volumes that are asked about, in order; none before they are published."""
     if not (workspace.root / "public.json").exists():
         return ()
     return protocol_of(study).agenda(study).asked(workspace.volumes())
 
 
 def labels_page(service: DashboardService) -> LabelsPage:
-    """The Labels page; starts the preparation of pictures that are missing or out of date."""
+    """Return the Labels page, and start preparing pictures that are missing or out of date."""
     follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decided(), study.id)
@@ -141,7 +162,18 @@ def _turn(one: LabelView) -> tuple[bool, float, int]:
 def take_decisions(
     service: DashboardService, volumes: Sequence[str], *, user: str, verdict: Verdict, note: str
 ) -> list[Decision]:
-    """Enter a decision about each volume's label as it is now. 404 where one has none: then nothing is entered."""
+    """Enter the same decision about the current label of each volume.
+
+    Args:
+        service: The dashboard.
+        volumes: Hashes of the volumes.
+        user: Who decides.
+        verdict: The decision.
+        note: Why.
+
+    Raises:
+        HTTPException: 404 if one of them has no label, 400 if the note is too long; nothing is entered then.
+    """
     study, files = service.follower.study, service.label_files
     known = set(published(service.follower.workspace, study))
     labels = {volume: files.hash(volume) if volume in known else None for volume in volumes}
@@ -157,7 +189,12 @@ def take_decisions(
 
 
 def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
-    """The Student page."""
+    """Return the Student page.
+
+    Args:
+        service: The dashboard.
+        labels: The Labels page.
+    """
     events, workspace = service.follower.events, service.follower.workspace
     exported = bundle(workspace)
     ready = [one.facts for one in labels.labels if one.facts is not None and one.facts.has_student]
@@ -185,7 +222,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
 
 
 def _controls(trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]:
-    """The controls in their order; those whose weights are the same are one network under all its names."""
+    """Return the controls in their order; controls with the same weights are listed as one, under all their names."""
     found: dict[str, ControlView] = {}
     for name in CONTROLS:
         weights, time = trained.get(name, (None, None))
@@ -195,13 +232,13 @@ def _controls(trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]
 
 
 def bundle(workspace: Workspace) -> list[Path]:
-    """The exported bundle's files by name; none before it is exported."""
+    """Return the exported bundle's files by name; none before it is exported."""
     folder = workspace.bundle_dir
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
 
 
 def _gate(workspace: Workspace) -> str:
-    """What hospitals said of the exported student; empty without a gate or an export that can be read."""
+    """Return the verdicts of hospitals on the exported student in words; empty without a gate or a readable export."""
     try:
         return gate_state(workspace).words
     except (ConsiliumError, OSError):
@@ -209,7 +246,7 @@ def _gate(workspace: Workspace) -> str:
 
 
 def _guarantee(folder: Path) -> str:
-    """The bundle's own statement of what is guaranteed and what its labels spent of it; empty before it is exported."""
+    """Return the bundle's own statement of its guarantee and of what its labels spent; empty before it is exported."""
     try:
         facts = read_json(folder / "configs" / "privacy.json", most_bytes=MAX_FACTS_BYTES)
         spent = f"; spent of it {facts['spent']}" if "spent" in facts else ""

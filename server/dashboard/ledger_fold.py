@@ -1,10 +1,11 @@
-"""The ledger folded into facts, row by row as they appear.
+"""Reads the ledger row by row as it grows, and keeps the totals and histories that the pages show.
 
-It is opened for reading, for the length of one pass, and every row is checked against the chain and the rules before it
-counts. Nothing is written beside it where no run has it open. A row that does not hold stops the fold and is told as
-the ledger's problem; what was folded before stands. A ledger that no longer holds a row which was read before is folded
-anew, and :attr:`LedgerFold.cut` says so for as long as the process lives. The standing beside the file is asked too:
-:attr:`LedgerFold.forgotten` is what it shows against the file, :attr:`LedgerFold.unread` why it cannot be read.
+The read model calls it. The ledger is open, for reading, only during one pass, and every row is checked against the
+hash chain and the rules before it counts. If no run has the ledger open, no file is created beside it. An invalid row
+stops the reading and is reported as the ledger's problem; earlier rows stay valid. If a row that was read before is
+gone, the ledger is read again from its start, and :attr:`LedgerFold.cut` reports it as long as the process lives. The
+standing beside the file is checked too: :attr:`LedgerFold.forgotten` reports what it shows is missing,
+:attr:`LedgerFold.unread` why it cannot be read.
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ STANDING_MISSING = "its standing is missing, so that nothing tells whether it is
 
 
 def open_ledger(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write: SQLite's read-only mode with ``query_only``, for a short while.
+    """Open a ledger for a short time, in SQLite's read-only mode with ``query_only``.
 
-    Where no writer has the file open it is read as it lies, without the lock files a reader would leave beside it.
+    If no writer has the file open, no lock files are created beside it.
     """
     return connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
 
 
 @dataclass(frozen=True, slots=True)
 class SpendingPoint:
-    """A row that the study spent something in, whatever its kind: the row, its time, how many charges the study has
-    after it, and Σμ² of the pool it cost most."""
+    """A row in which the study spent budget.
+
+    Attributes:
+        seq: The row.
+        time: Its time.
+        charges: Number of the study's charges up to it.
+        worst: Σμ² of the pool that the study cost most.
+    """
 
     seq: int
     time: str
@@ -52,8 +59,18 @@ class SpendingPoint:
 
 @dataclass(slots=True)
 class BatchSeen:
-    """A batch as the ledger shows it: rows, roster and voters of its releases; ``last_charge`` is the last row that
-    sites have receipts for."""
+    """A batch as the ledger shows it.
+
+    Attributes:
+        id: Its id.
+        time: Time of its newest answer.
+        first_row: Its first row.
+        last_row: Row of its newest answer.
+        last_charge: Row of its last charge, up to which sites get receipts.
+        answers: Number of its answers.
+        roster: Names of the sites.
+        voters: Number of voters.
+    """
 
     id: str
     time: str
@@ -67,7 +84,7 @@ class BatchSeen:
 
 @dataclass(frozen=True, slots=True)
 class RefusalSeen:
-    """A refusal row: what was not released, why, which pool had how much Σμ² left of how much requested."""
+    """A refusal row: the queries, the reason, and the pool with the Σμ² requested and left."""
 
     seq: int
     time: str
@@ -81,7 +98,7 @@ class RefusalSeen:
 
 @dataclass(slots=True)
 class History:
-    """A study of the ledger: its consent text, when it was registered, and what was released to it last."""
+    """A study of the ledger: its consent text, when it was registered, and its releases."""
 
     consent: Mapping[str, object]
     registered: str
@@ -91,7 +108,7 @@ class History:
 
 
 class LedgerFold:
-    """A server ledger's rows folded into the books, this study's history and a short one of every other."""
+    """A server ledger's rows, read into totals, this study's history and a short history of every other study."""
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
@@ -114,21 +131,29 @@ class LedgerFold:
 
     @property
     def rows(self) -> int:
+        """Number of rows read so far."""
         return self.last.seq if self.last else 0
 
     @property
     def complete(self) -> bool:
-        """Whether everything the file held at the last look has been folded."""
+        """True if every row that the file had at the last look has been read."""
         return self.rows >= self.rows_in_file
 
     def steps(self, lock: threading.RLock) -> Iterator[bool]:
-        """Fold what is new, a few hundred rows at a time under ``lock``; yields whether anything changed."""
+        """Read new rows, a few hundred at a time.
+
+        Args:
+            lock: Held while the state changes.
+
+        Yields:
+            Whether anything changed.
+        """
         stamp = (*file_stamp(self._path), *file_stamp(standing_path(self._path)))
         if stamp == self._stamp and self.complete:
             return
         connection = None
         try:
-            standing, unread = _standing(self._path)  # before the rows: a charge writes it after them
+            standing, unread = _standing(self._path)  # read before the rows, because a charge writes its row first
             connection = open_ledger(self._path)
             holds = partial(_holds, connection)
             if self.last is not None and not holds(Position(self.last.seq, self.last.hash)):
@@ -166,8 +191,11 @@ class LedgerFold:
                 connection.close()
 
     def _had_standing(self) -> bool:
-        """Whether a standing was once kept beside this file: from its first row on, or, by earlier versions, from its
-        first charge on. A copy that is only read of one of those, which lies with no key, has none by its nature."""
+        """Return whether a standing was once kept beside this file.
+
+        Ledgers keep one from their first row on; those of earlier versions from their first charge on. A copy of an
+        earlier version's ledger that is only for reading, without a key beside it, never has one.
+        """
         charged = bool(self.books.all_spent() or self.books.all_spent_in())
         return (self.books.has_standing and self.rows > 1) or (charged and lies_with_its_key(self._path))
 
@@ -206,7 +234,7 @@ class LedgerFold:
             )
 
     def _note(self, row: Row, record: Document) -> None:
-        """What a row says of any study."""
+        """Record what a row says about any study."""
         match record:
             case StudyRecord():
                 self.histories[record.study_id] = History(record.study, row.time_utc)
@@ -218,7 +246,7 @@ class LedgerFold:
                 self.histories[record.study_id].refused += len(record.query_ids)
 
     def _spend(self, row: Row, record: Document) -> None:
-        """A point of the curve, if the row is a charge of this study."""
+        """Add a point to the ε curve if the row is a charge of this study."""
         charges, pools = self._charged(row, record)
         sums = [self.books.spent_in(self._study, pool).mu_squared for pool in pools]
         if not charges and not any(sums):
@@ -228,7 +256,7 @@ class LedgerFold:
         self.points.append(SpendingPoint(row.seq, row.time_utc, before.charges + charges, worst))
 
     def _charged(self, row: Row, record: Document) -> tuple[int, Iterable[str]]:
-        """How many charges of this study a row is, and the pools that they are charged to."""
+        """Return how many charges of this study a row contains, and the pools that pay for them."""
         books, study = self.books, self._study
         match record:
             case ReleaseRecord(study_id=whose) if whose == study:
@@ -253,7 +281,7 @@ class LedgerFold:
         batch = self.batches[record.batch_id]
         batch.last_charge = row.seq
         batch.roster, batch.voters = tuple(entry.site for entry in entries), record.voters
-        if record.draw is None:  # in a sealed sum the answer has a row of its own, if it comes
+        if record.draw is None:  # the answer of a sealed sum has a row of its own
             self._answered(row, record.batch_id)
 
     def _answered(self, row: Row, batch_id: str) -> None:
@@ -262,7 +290,7 @@ class LedgerFold:
 
 
 def _standing(ledger: Path) -> tuple[ServerStanding | None, str | None]:
-    """The standing beside this file, None if there is none; or, in words, why it cannot be read."""
+    """Return the standing beside this file, or None; and the reason if it cannot be read."""
     try:
         path = kept_standing(ledger)
         return None if path is None else ServerStanding.load(path), None
@@ -276,7 +304,7 @@ def _holds(connection: sqlite3.Connection, position: Position) -> bool:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file, or the write-ahead log beside it, does."""
+    """Return values that change when a file, or the write-ahead log beside it, changes."""
     found: list[int] = []
     for name in (path, Path(f"{path}-wal")):
         try:

@@ -1,9 +1,9 @@
-"""Live pages: rendered once for everybody, only the blocks that changed are sent.
+"""Keeps open pages up to date: renders each page once for all its readers, and sends only the blocks that changed.
 
-A page's live part is a few named blocks of HTML. A task renders the blocks of pages that somebody has open whenever the
-read model changed, and every few seconds for what time alone changes; each open page is then sent the blocks that
-differ from the ones it has. That costs one rendering however many pages are open. A page that cannot be rendered is
-told so and tried again; the others go on.
+The API's event stream uses it. A page's live part consists of named blocks of HTML. A task renders the blocks of all
+open pages whenever the read model changed, and every few seconds for values that change with time alone. Each open page
+is then sent the blocks that differ from its own, so the cost does not grow with the number of readers. If a page cannot
+be rendered, its readers are told and it is tried again; other pages are not affected.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PERIOD_S = 1.0
 TICK_S = 5.0
 HEARTBEAT_S = 15.0
 MOST_STREAMS = 100
-"""Of a user at once; a page that gets none asks every few seconds."""
+"""Streams that one user may have open. A page without a stream polls every few seconds."""
 
 ALIVE = b"event: alive\ndata: {}\n\n"
-"""Tells a page that nothing changed: without it for long the page knows that nobody is there."""
+"""Event that tells a page that nothing changed. A page that gets none for long knows that the dashboard is gone."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,12 @@ class _Page:
 
 
 class Live:
-    """Blocks of every open page. ``render`` gives a page's blocks and runs in a thread of its own."""
+    """The blocks of every open page.
+
+    Args:
+        render: Returns a page's blocks; called in a thread.
+        version: Returns a number that grows when the study changes.
+    """
 
     def __init__(self, render: Render, *, version: Callable[[], int]) -> None:
         self.render, self._version = render, version
@@ -94,7 +99,13 @@ class Live:
             page.full = message(page.seq, blocks)
 
     async def stream(self, name: str, *, user: str, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Server-sent events for one reader of a page; ends with ``signed-out`` once ``allowed`` says no."""
+        """Yield server-sent events for one reader of a page.
+
+        Args:
+            name: The page.
+            user: The reader.
+            allowed: Asked before every event; once it returns False the stream ends with ``signed-out``.
+        """
         page = self._pages.setdefault(name, _Page())
         page.readers += 1
         self.open[user] += 1
@@ -120,11 +131,11 @@ class Live:
         finally:
             page.readers -= 1
             self.open[user] -= 1
-            self.open += Counter()  # without users who have none
+            self.open += Counter()  # drops users without an open stream
 
 
 def message(seq: int, blocks: Mapping[str, str]) -> bytes:
-    """One server-sent event with the blocks as JSON."""
+    """Return one server-sent event with the blocks as JSON."""
     data = json.dumps({"seq": seq, "blocks": dict(blocks)}, ensure_ascii=False)
     return f"event: blocks\nid: {seq}\ndata: {data}\n\n".encode()
 
@@ -135,4 +146,4 @@ async def _live(request: Request) -> Live:
 
 
 LivePages = Annotated[Live, Depends(_live)]
-"""The live pages of the dashboard that a request reached."""
+"""The live pages of the dashboard that serves a request."""

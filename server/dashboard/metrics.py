@@ -1,4 +1,8 @@
-"""``/metrics``: the study's standing as Prometheus text. Labels name sites, never patients; base units, one prefix."""
+"""Writes the study's state as Prometheus text for ``/metrics``; labels name sites, never patients; units are base
+units.
+
+``health`` serves it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
 
 LEAST = "at least that while pate_ledger_in_doubt is 1"
-"""What every metric of spending says in its help."""
+"""Part of the help text of every metric of spending."""
 
 STATES = ("up", "idle", "spent", "late", "declined", "offline", "unseen")
 
@@ -113,7 +117,7 @@ def _of_the_study(view: Overview) -> Iterator[Metric]:
 
 
 def exposition(service: DashboardService) -> tuple[bytes, str]:
-    """The metrics as text, and its content type."""
+    """Return the metrics as text, and its content type."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Standing(service))
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -1,7 +1,7 @@
-"""Alarms by webhook: a POST of a few words whenever an alarm begins or ends, tried again until it is taken.
+"""Sends alarms to a webhook: a short POST whenever an alarm begins or ends, repeated until it is accepted.
 
-What is sent names the study and alarms of the fixed list, nothing else: no figure, no site, no secret. Refuses an
-address that is not https, or http to this machine; follows no redirection.
+The service starts it. A message names only the study and alarms of a fixed list: no figure, no site, no secret. It
+refuses an address that is not https, or http on this machine, and follows no redirection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_webhook(url: str) -> None:
-    """InvalidInput unless alarms may be sent there."""
+    """Raise InvalidInput unless alarms may be sent to this address."""
     parts = urlsplit(url)
     loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.hostname is None or not (parts.scheme == "https" or (parts.scheme == "http" and loopback)):
@@ -44,7 +44,16 @@ def check_webhook(url: str) -> None:
 
 
 class Webhook:
-    """Tells an address which alarms began and ended since the last telling."""
+    """Tells an address which alarms began and ended since its last message.
+
+    Args:
+        url: The address.
+        study: The study's name.
+        clock: Returns seconds.
+
+    Raises:
+        InvalidInput: If alarms may not be sent there.
+    """
 
     def __init__(self, url: str, *, study: str, clock: Callable[[], float]) -> None:
         check_webhook(url)
@@ -54,7 +63,7 @@ class Webhook:
         self.failing = False
 
     def tell(self, alarms: Sequence[Alarm]) -> None:
-        """Send what changed, if anything did; a failure is kept in mind and tried again after :data:`RETRY_S`."""
+        """Send what changed, if anything did; after a failure it tries again after :data:`RETRY_S`."""
         standing = frozenset((alarm.name, str(alarm.level)) for alarm in alarms if alarm != FAILED)
         if standing == self._told or self._clock() < self._again:
             return
@@ -74,7 +83,7 @@ class Webhook:
 
 
 class Telling:
-    """A thread that looks at the alarms every few seconds and tells the webhook."""
+    """A thread that checks the alarms every few seconds and tells the webhook."""
 
     def __init__(self, webhook: Webhook, alarms: Callable[[], Sequence[Alarm]], *, every_s: float) -> None:
         self._webhook, self._alarms, self._every_s = webhook, alarms, every_s
@@ -82,13 +91,14 @@ class Telling:
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
     def stop(self) -> None:
+        """End the thread after its current check."""
         self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every_s):
             try:
                 self._webhook.tell(self._alarms())
-            except Exception:  # whatever a page would fail on must not end the telling
+            except Exception:  # an error that would fail a page must not end this thread
                 logger.exception("alarms=unknown")
 
 

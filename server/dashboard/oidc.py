@@ -1,8 +1,9 @@
-"""Sign-in through a hospital's OpenID Connect provider, beside the users file: code flow with state, nonce and PKCE.
+"""Signs users in through a hospital's OpenID Connect provider, by the code flow with state, nonce and PKCE.
 
-Authlib makes and checks all three and the ID token. Everything fails closed: a provider that does not answer or says
-another issuer, a token of another audience or key or time, a person without a role lets nobody in, and local users are
-let in as ever. Refuses settings whose addresses are not https, a loopback host apart.
+The sign-in pages use it, besides the users file. Authlib creates and verifies state, nonce, PKCE and the ID token.
+Nobody is let in by a provider that does not answer or states another issuer, by a token of another audience, key or
+time, or without a role; local users are not affected. It refuses settings whose addresses are not https, except on
+loopback.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ PENDING_S = 600.0
 MOST_FINISHED = 1_000
 DESCRIBED_S = 300.0
 FAILED_S = 5.0
-"""How long a provider that does not answer is not asked again."""
+"""How long to wait before asking a provider again that did not answer."""
 MAX_ADDRESS = 1_000
 LEEWAY_S = 30
 PREFIX = "oidc:"
-"""Of every name that a provider vouches for; no local user's name has a colon."""
+"""Prefix of the names of users whom a provider authenticated; no local user's name contains a colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Values of the role claim, by the role each gives; who has several gets the first of these roles."""
+    """Values of the role claim that give each role; a user with several gets the first of these roles."""
 
     operator: tuple[str, ...] = ()
     privacy_officer: tuple[str, ...] = ()
@@ -46,7 +47,21 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``oidc.toml``: whom to ask, as which client, which claim (``a.b`` for b within a) says what role somebody has."""
+    """The content of ``oidc.toml``.
+
+    Attributes:
+        issuer: Address of the provider.
+        client_id: The dashboard's id at the provider.
+        client_secret_file: File of its secret, relative to ``root``.
+        role_claim: Claim that holds the roles; ``a.b`` is b within a.
+        roles: Values of that claim.
+        name_claim: Claim that holds the user name.
+        scopes: Scopes to request; must contain ``openid``.
+        root: Folder of the settings.
+
+    Raises:
+        InvalidInput: If the issuer is not https, no role has a value, or ``openid`` is missing.
+    """
 
     issuer: str
     client_id: str
@@ -68,7 +83,11 @@ class Settings:
 
 
 def load_settings(path: Path) -> Settings:
-    """Read the settings; unknown keys are refused."""
+    """Read the settings.
+
+    Raises:
+        InvalidInput: For unknown or missing keys, or a value that is not text.
+    """
     remedy = "give a TOML file; see docs/dashboard.md"
     text = read_text(path, what="--oidc", most_bytes=MAX_TOML_BYTES, remedy=remedy)
     table = parse_toml(text, what="--oidc", value=str(path), remedy=remedy)
@@ -83,7 +102,15 @@ def load_settings(path: Path) -> Settings:
 
 
 def check_address(what: str, address: object) -> str:
-    """``address`` if it is https, or http of this machine."""
+    """Return the address if it is https, or http on this machine.
+
+    Args:
+        what: What it is, for the error.
+        address: The address.
+
+    Raises:
+        InvalidInput: Otherwise.
+    """
     with parsing(what, value=address, limit="an https address"):
         parts = urlsplit(address if isinstance(address, str) else "")
     loopback = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -94,18 +121,25 @@ def check_address(what: str, address: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Vouched:
-    """Whom the provider vouches for: a name that no local user has, and a role."""
+    """A user whom the provider authenticated: a name that no local user has, and a role."""
 
     name: str
     role: Role
 
 
 class Provider:
-    """One OpenID Connect provider. Calls go over the network: they are made in threads.
+    """One OpenID Connect provider. Its methods use the network and are called in threads.
 
-    What a sign-in needs at its end travels with the browser that began it, encrypted under a key of this process: a
-    crowd that begins sign-ins takes no memory and ends nobody else's. The provider's description is asked for once in
-    :data:`DESCRIBED_S`, however many begin.
+    What the end of a sign-in needs is kept in the browser's cookie, encrypted under a key of this process. Many
+    sign-ins begun at once therefore take no memory and do not end those of others. The provider's description is
+    requested at most once in :data:`DESCRIBED_S`.
+
+    Args:
+        settings: The settings.
+        clock: Returns seconds.
+
+    Raises:
+        InvalidInput: If the secret cannot be read, or Authlib is not installed.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float]) -> None:
@@ -123,11 +157,22 @@ class Provider:
 
     @property
     def host(self) -> str:
-        """Whose page it is that people are sent to."""
+        """Host name of the provider."""
         return str(urlsplit(self.settings.issuer).hostname)
 
     def begin(self, *, redirect: str, target: str) -> tuple[str, str]:
-        """Where to send a browser, and a word it must bring back beside the answer."""
+        """Begin a sign-in.
+
+        Args:
+            redirect: Address to which the provider sends the browser back.
+            target: Page to open afterwards.
+
+        Returns:
+            Address to send the browser to, and a value that it must bring back in its cookie.
+
+        Raises:
+            InvalidInput: If the provider does not answer as expected.
+        """
         asked = self._client().create_authorization_url(redirect)
         pending = {
             "state": asked["state"],
@@ -140,8 +185,20 @@ class Provider:
         return str(asked["url"]), self._sealed.encrypt(json.dumps(pending).encode()).decode()
 
     def finish(self, *, state: str, code: str, browser: str) -> tuple[Vouched, str]:
-        """Who came back, and where they wanted to go. InvalidInput for an answer that nobody here asked for, that is
-        not the browser's own, or comes twice; for a token that does not hold; and for a person without a role."""
+        """Finish a sign-in.
+
+        Args:
+            state: State in the provider's answer.
+            code: Code in the provider's answer.
+            browser: Value of the browser's cookie.
+
+        Returns:
+            The user, and the page to open.
+
+        Raises:
+            InvalidInput: For an answer that this browser did not request here or that comes twice, for an invalid
+                token, or for a user without a role.
+        """
         pending = self._begun(state=state, browser=browser)
         client = self._client()
         try:
@@ -153,7 +210,7 @@ class Provider:
             claims = client.parse_id_token(token, pending["nonce"], claims_options=options, leeway=LEEWAY_S)
         except InvalidInput:
             raise
-        except Exception as error:  # whatever a library makes of what a stranger sent: nobody is let in
+        except Exception as error:  # any error in handling a stranger's input: nobody is let in
             raise InvalidInput(
                 "answer of the provider", limit="a valid ID token", value=type(error).__name__
             ) from error
@@ -162,7 +219,7 @@ class Provider:
         return self._vouched(claims), str(pending["target"])
 
     def _begun(self, *, state: str, browser: str) -> dict[str, Any]:
-        """What this browser began with this state, once."""
+        """Return what this browser began with this state; each can be finished once."""
         try:
             pending: dict[str, Any] = json.loads(self._sealed.decrypt(browser.encode()))
         except (InvalidToken, UnicodeEncodeError) as error:
@@ -174,13 +231,13 @@ class Provider:
             self._finished = {name: ends for name, ends in self._finished.items() if ends > now}
             if pending["ends"] <= now or state in self._finished:
                 raise InvalidInput("answer of the provider", limit="one that was asked for here within ten minutes")
-            while len(self._finished) >= MOST_FINISHED:  # the provider takes no code twice either
+            while len(self._finished) >= MOST_FINISHED:  # safe to forget: the provider accepts no code twice
                 self._finished.pop(next(iter(self._finished)))
             self._finished[state] = pending["ends"]
         return pending
 
     def _client(self) -> Any:
-        """A client that knows the provider's addresses as it stated them lately."""
+        """Return a client that knows the provider's addresses from its recent description."""
         settings = self.settings
         client = self._client_of(
             None,
@@ -189,7 +246,7 @@ class Provider:
             server_metadata_url=settings.issuer.rstrip("/") + "/.well-known/openid-configuration",
             client_kwargs={"scope": settings.scopes, "code_challenge_method": "S256", "default_timeout": ANSWER_S},
         )
-        with self._lock:  # one asks, the others wait for what it is told
+        with self._lock:  # one thread asks the provider, the others wait for its answer
             asked_at, described = self._described
             kept_s = FAILED_S if isinstance(described, InvalidInput) else DESCRIBED_S
             if not 0 <= self._clock() - asked_at < kept_s:
@@ -197,11 +254,11 @@ class Provider:
                 self._described = (self._clock(), described)
         if isinstance(described, InvalidInput):
             raise described
-        client.server_metadata = dict(described)  # without the keys, which are asked for at every sign-in's end
+        client.server_metadata = dict(described)  # without the keys, which are fetched at the end of every sign-in
         return client
 
     def _describe(self, client: Any) -> dict[str, Any] | InvalidInput:
-        """The provider's description as it states it now, or why there is none."""
+        """Return the provider's current description, or the reason why there is none."""
         settings = self.settings
         try:
             found: dict[str, Any] = client.load_server_metadata()
@@ -215,7 +272,7 @@ class Provider:
                 raise InvalidInput("signatures of the provider", limit=", ".join(SIGNED_BY))
         except InvalidInput as error:
             return error
-        except Exception as error:  # noqa: BLE001 - it does not answer, or not with its description
+        except Exception as error:  # noqa: BLE001 - no answer, or none that is a description
             return InvalidInput(
                 f"{self.host} cannot be asked now", value=type(error).__name__, remedy="try again later"
             )
@@ -241,7 +298,7 @@ class Provider:
 
 
 def _client_class() -> Any:
-    """Authlib's client over requests, which follows no redirection; InvalidInput where Authlib is not installed."""
+    """Return Authlib's client over requests, set to follow no redirection; InvalidInput if Authlib is not installed."""
     try:
         from authlib.integrations.base_client.sync_app import OAuth2Mixin
         from authlib.integrations.base_client.sync_openid import OpenIDMixin

@@ -1,4 +1,7 @@
-"""The pages: views rendered by templates, each usable without a script; scripts only keep them current."""
+"""Serves the pages: views rendered by templates, each usable without scripts; scripts only keep them current.
+
+The application mounts its routes. It refuses unknown rows, volumes and verdicts.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def study(screen: OnScreen) -> HTMLResponse:
 
 
 def newest(service: DashboardService) -> HeadView | None:
-    """The newest signed head; None where the ledger cannot be read, which is an alarm elsewhere."""
+    """Return the newest signed head; None if the ledger cannot be read, which raises an alarm elsewhere."""
     try:
         return newest_head(service.ledger_file, ledger_id=service.ledger_id)
     except (LedgerCorrupt, StorageFailed, sqlite3.Error):
@@ -69,7 +72,7 @@ def sites(screen: OnScreen) -> HTMLResponse:
 
 @routes.post("/sites/report")
 def report(service: Here, session: Decider, form: Form) -> Response:
-    """Keep what a site's operator sent by mail."""
+    """Store a report that a site's operator sent by mail."""
     return RedirectResponse(f"/sites#{service.take_report(form.get('report', ''))}", 303)
 
 
@@ -179,14 +182,14 @@ def _has(facts: VolumeFacts, layer: str) -> bool:
 
 
 def _viewed(facts: VolumeFacts | None, labels: Sequence[str]) -> dict[str, object]:
-    """What the viewer's script needs to know of a volume."""
+    """Return what the viewer's script needs to know about a volume."""
     if facts is None:
         return {}
     return {"grid": facts.grid, "spacing_mm": facts.spacing_mm, "centre": facts.centre, "labels": list(labels)}
 
 
 def _planes(facts: VolumeFacts | None, asked: Mapping[str, int | None]) -> list[dict[str, Any]]:
-    """The planes of a picture and the slice of each that was asked for, or its first one to show."""
+    """Return the planes of a picture, each with the requested slice or its first one to show."""
     if facts is None:
         return []
     planes = []
@@ -212,7 +215,7 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
 
 @routes.post("/labels/decisions")
 def decide_many(service: Here, session: Decider, form: Form) -> Response:
-    """The same verdict on every label that is ticked."""
+    """Enter the same decision about every ticked label."""
     volumes = [name for name in form if VOLUME.fullmatch(name)]
     try:
         verdict = Verdict(form.get("verdict", ""))
@@ -259,7 +262,15 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
 
 
 def read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
-    """Wishes of a form sent without a script; InvalidInput for what is not a number or out of range."""
+    """Return the plan that a form without a script describes.
+
+    Args:
+        given: The form's fields.
+        own: Values of missing fields.
+
+    Raises:
+        InvalidInput: For a value that is not a number or out of range.
+    """
     values = {name: given.get(name, getattr(own, name)) for name in Wishes.model_fields}
     try:
         return Wishes(**values)

@@ -1,8 +1,8 @@
 """Prepares the slice viewer's pictures: public volumes, pseudo-labels, confidence, the student's prediction.
 
-``make_pictures`` runs in a process of its own, for it loads torch: one small file a volume, made again only when the
-label or the student changed. ``draw`` cuts a slice out of one and is cheap. Public volumes, decoded noisy answers and
-the student are all there is here: nothing of a hospital's.
+:func:`make_pictures` runs in a process of its own, because it loads torch. It writes one small file for each volume,
+again only if the label or the student changed. :func:`draw` cuts a slice out of one, and is fast. Pictures contain only
+public volumes, decoded noisy answers and the student's predictions, and no data of a hospital.
 """
 
 from __future__ import annotations
@@ -31,21 +31,31 @@ from server.study.workspace import Workspace
 
 PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidence", "disagreement"]
 Picture = dict[str, UInt8[np.ndarray, "x y z"]]
-"""The arrays of one picture file by name: image, label, confidence; centre and doubt where the answers could be read;
-student once there is one."""
+"""The arrays of one picture file by name: image, label and confidence.
+
+Also centre and doubt if the answers could be read, and student once there is one.
+"""
 
 LAYERS: tuple[PictureLayer, ...] = ("label", "centre", "doubt", "student", "confidence", "disagreement", "none")
 PICTURES = 2
-"""What pictures hold: those of another number are made anew."""
+"""Version of the pictures' content; pictures of another version are made again."""
 
 SIDE = 420
 COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0), (240, 228, 66))
-"""Structures 1, 2, … by Okabe and Ito's palette, which the colour-blind tell apart; after six it starts again."""
+"""Colours of structures 1 to 6, from Okabe and Ito's colour-blind safe palette; further structures repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One structure in one volume: how much of it the label shows, how sure, and how far the student agrees (Dice)."""
+    """One structure in one volume.
+
+    Attributes:
+        name: Its name.
+        ml: Volume in the label, in ml.
+        confidence: Mean confidence of the label there; None if the label has none of it.
+        student_ml: Volume in the student's prediction.
+        dice: Dice between label and student.
+    """
 
     name: str
     ml: float
@@ -56,10 +66,20 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class VolumeFacts:
-    """A picture file's summary; ``label`` is the SHA-256 of the label's file, ``centre`` the voxel to show first.
+    """A picture file's summary.
 
-    ``doubt`` is the share of the labelled voxels that the noise leaves open, ``moved`` 1 - Dice of the label and the
-    public start: neither knows the student. Their sum, :attr:`suspicion`, says what to look at first.
+    Attributes:
+        volume: Hash of the volume.
+        label: SHA-256 of the label's file.
+        grid: Number of voxels in each direction.
+        spacing_mm: Voxel spacing.
+        centre: Voxel to show first.
+        has_student: True if it contains the student's prediction.
+        doubt: Share of the labelled voxels that the noise leaves uncertain; independent of the student.
+        moved: 1 − Dice between the label and the public start; independent of the student.
+        confidence: Mean confidence of the label over its structures.
+        agreement: Mean Dice between label and student.
+        structures: Figures of each structure.
     """
 
     volume: str
@@ -76,11 +96,20 @@ class VolumeFacts:
 
     @property
     def suspicion(self) -> float:
+        """``doubt`` + ``moved``: larger values should be reviewed first."""
         return (self.doubt or 0.0) + (self.moved or 0.0)
 
 
 def make_pictures(workspace: Workspace, out: Path) -> int:
-    """Bring every labelled volume's picture file up to date; how many were made."""
+    """Bring every labelled volume's picture file up to date.
+
+    Args:
+        workspace: The study.
+        out: Folder of the pictures.
+
+    Returns:
+        Number of pictures made.
+    """
     from common.data.volume import volume_from_bytes
     from common.models.fit import predict
     from server.postprocess.networks import load_student
@@ -123,7 +152,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
 
 
 def _doubts(workspace: Workspace) -> dict[str, Doubt]:
-    """What the answers say beside the labels; nothing where a verified copy of the ledger cannot be had."""
+    """Return what the answers say beside the labels; nothing if no verified copy of the ledger can be made."""
     from server.ledger.backup import backup
     from server.postprocess.labels import read_released
 
@@ -139,12 +168,17 @@ def _doubts(workspace: Workspace) -> dict[str, Doubt]:
 
 
 def picture_key(label: str, student: str) -> str:
-    """What a picture is made from: SHA-256 of the label's file and of the student's weights (empty without one)."""
+    """Return a digest of what a picture is made from.
+
+    Args:
+        label: SHA-256 of the label's file.
+        student: SHA-256 of the student's weights; empty without one.
+    """
     return digest("picture", [PICTURES, label, student])
 
 
 def grey(image: Float[np.ndarray, "x y z"]) -> UInt8[np.ndarray, "x y z"]:
-    """Brightness from the 1st to the 99.5th percentile as 0 to 255."""
+    """Return an image as brightness 0 to 255, from its 1st to its 99.5th percentile."""
     low, high = np.percentile(image, (1.0, 99.5))
     scaled = (image - low) / max(float(high - low), 1e-9)
     result: np.ndarray = np.round(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
@@ -159,8 +193,15 @@ def summarise(
     names: tuple[str, ...],
     spacing_mm: tuple[float, float, float],
 ) -> VolumeFacts:
-    """A picture's figures: volumes in ml, mean confidence where a structure is labelled, Dice against the student; None
-    where there is nothing to average."""
+    """Return a picture's figures; a figure is None if there is nothing to average.
+
+    Args:
+        volume: Hash of the volume.
+        label: SHA-256 of the label's file.
+        arrays: The picture.
+        names: Names of the labels, background first.
+        spacing_mm: Voxel spacing.
+    """
     hard, sure, student = arrays["label"], arrays["confidence"], arrays.get("student")
     voxel_ml = float(np.prod(spacing_mm)) / 1000
     structures: list[Structure] = []
@@ -196,14 +237,14 @@ def summarise(
 
 
 def _doubt(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
-    """Doubtful voxels, each by its share of draws, per labelled voxel; at most 1."""
+    """Return the sum of all voxels' shares of contradicting samples, per labelled voxel; at most 1."""
     if "doubt" not in arrays or not hard.any():
         return None
     return min(1.0, float(arrays["doubt"].sum() / 255 / (hard > 0).sum()))
 
 
 def _moved(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
-    """1 - Dice of the label and the public start, of the structures that either holds, in the mean."""
+    """Return 1 − Dice between the label and the public start, averaged over the structures in either."""
     if "centre" not in arrays:
         return None
     centre, found = arrays["centre"], []
@@ -215,21 +256,30 @@ def _moved(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
 
 
 def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
-    """A picture's facts and the key of what it was made from; None before it is made."""
+    """Return a picture's facts and the digest of what it was made from; None before it is made.
+
+    Args:
+        folder: Folder of the pictures.
+        volume: Hash of the volume.
+    """
     try:
         record = json.loads((folder / f"{volume}.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     facts = record["facts"]
     if record["key"].__class__ is not str or facts.keys() != {field.name for field in fields(VolumeFacts)}:
-        return None  # of an earlier version: made anew
+        return None  # written by an earlier version: make it again
     structures = tuple(Structure(**one) for one in facts.pop("structures"))
     facts |= {name: tuple(facts[name]) for name in ("grid", "spacing_mm", "centre")}
     return VolumeFacts(**facts, structures=structures), record["key"]
 
 
 def load_picture(folder: Path, volume: str) -> Picture:
-    """The arrays of one picture file; InvalidInput before it is made."""
+    """Return the arrays of one picture file.
+
+    Raises:
+        InvalidInput: Before it is made.
+    """
     path = folder / f"{volume}.npz"
     if not path.exists():
         raise InvalidInput("picture of this volume", limit="one that has been prepared", remedy="open Labels and wait")
@@ -241,13 +291,20 @@ VOXELS: tuple[str, ...] = ("image", "label", "centre", "doubt", "student")
 
 
 def voxels(arrays: Picture) -> bytes:
-    """The arrays the viewer draws, one after the other in the order of :data:`VOXELS`, x running fastest; those that
-    are missing are left out."""
+    """Return the arrays that the viewer draws, one after the other in the order of :data:`VOXELS`, x running fastest.
+
+    Missing arrays are left out.
+    """
     return b"".join(arrays[name].tobytes(order="F") for name in VOXELS if name in arrays)
 
 
 def nifti(values: UInt8[np.ndarray, "x y z"], spacing_mm: tuple[float, float, float]) -> bytes:
-    """One array as gzipped NIfTI in RAS+ at its spacing, for any other viewer."""
+    """Return one array as gzipped NIfTI in RAS+.
+
+    Args:
+        values: Uint8 array [x, y, z].
+        spacing_mm: Voxel spacing.
+    """
     import gzip
 
     import nibabel as nib
@@ -266,12 +323,22 @@ def draw(
     spacing_mm: tuple[float, float, float],
     side: int = SIDE,
 ) -> bytes:
-    """One slice as PNG, its longer side ``side`` pixels, voxels in their true proportions.
+    """Draw one slice as PNG, with voxels in their true proportions.
 
-    ``label``, ``centre`` and ``student`` tint and outline structures; ``doubt`` shades what the noise leaves open, and
-    ``confidence`` where the label is unsure (from blue at one half or less to nothing at 1); ``disagreement`` marks
-    voxels where label and student differ.
-    InvalidInput for an index off the grid and for a layer that needs a student where there is none.
+    ``label``, ``centre`` and ``student`` tint and outline structures. ``doubt`` shades what the noise leaves uncertain,
+    and ``confidence`` where the label is unsure, from blue at one half or less to nothing at 1. ``disagreement`` marks
+    voxels in which label and student differ.
+
+    Args:
+        arrays: The picture.
+        plane: The plane.
+        index: Number of the slice.
+        layer: What to draw over the image.
+        spacing_mm: Voxel spacing.
+        side: Longer side of the PNG in pixels.
+
+    Raises:
+        InvalidInput: For an index outside the grid, or a layer that the picture does not have.
     """
     view = PLANES[plane]
     size = arrays["image"].shape[view.fixed]
@@ -299,7 +366,9 @@ def draw(
 def _overlaid(
     picture: Float[np.ndarray, "v u 3"], layer: PictureLayer, scaled: Callable[[str, Image.Resampling], np.ndarray]
 ) -> Float[np.ndarray, "v u 3"]:
-    """``picture`` under a layer; ``scaled`` gives a named array's slice in its pixels."""
+    """Return ``picture`` with a layer drawn over it; ``scaled`` returns a named array's slice in the picture's
+    pixels.
+    """
     if layer in ("label", "student", "centre"):
         values = scaled(layer, Image.Resampling.NEAREST)
         for value in range(1, int(values.max()) + 1):
@@ -321,7 +390,7 @@ def _overlaid(
 
 
 def edge(mask: Bool[np.ndarray, "v u"]) -> Bool[np.ndarray, "v u"]:
-    """Pixels of a mask within two of its outside."""
+    """Return the pixels of a mask that are within two pixels of its outside."""
     inner = mask.copy()
     for _ in range(2):
         padded = np.pad(inner, 1)

@@ -1,4 +1,8 @@
-"""The Planner page: a budget's consequences before it is spent, by the planner's own arithmetic."""
+"""Computes the Planner page: what a budget buys before it is spent, by the planner's own functions.
+
+The pages, the API and the first page's verdict use it. It refuses values out of range, and further plans while too many
+wait.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,12 @@ MOST_WAITING = 6
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """A codec's public standard deviations, one a coordinate of the code, in code units; sorted, largest first."""
+    """A codec's public standard deviations.
+
+    Attributes:
+        codec: Hash of the codec.
+        stds: Standard deviation of each coordinate in code units, largest first.
+    """
 
     codec: str
     stds: tuple[float, ...]
@@ -52,7 +61,13 @@ class Wishes(BaseModel, frozen=True):
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
-    """Return the study's own plan as the form's values, even if it exceeds the form's limits."""
+    """Return the study's own plan as the form's values, even if it exceeds the form's limits.
+
+    Args:
+        study: The study.
+        hospitals: Number of registered hospitals.
+        dimension: Length of a code.
+    """
     privacy = study.privacy
     return Wishes.model_construct(
         epsilon=privacy.epsilon,
@@ -72,7 +87,14 @@ def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
 
 @dataclass(frozen=True, slots=True)
 class WishedPlan:
-    """What the planner says about wishes; ``components_above_noise`` where the codec's spectrum was used."""
+    """The planner's result.
+
+    Attributes:
+        wishes: What was planned.
+        plan: The plan.
+        uses_codec_spectrum: True if the codec's spectrum was used.
+        components_above_noise: Then, the number of coordinates with a standard deviation above the noise.
+    """
 
     wishes: Wishes
     plan: Plan
@@ -80,6 +102,7 @@ class WishedPlan:
     components_above_noise: int | None
 
     def to_json(self) -> dict[str, object]:
+        """Return the result as plain JSON, with the numbers also as rounded text."""
         plan = self.plan
         return {
             **plan.to_json(),
@@ -98,7 +121,16 @@ class WishedPlan:
 
 
 def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
-    """What the planner says about these wishes. InvalidInput for unsound combinations."""
+    """Return the plan for these values.
+
+    Args:
+        wishes: The values.
+        study: The study, whose clipping norm is used.
+        spectrum: The codec's spectrum, if known.
+
+    Raises:
+        InvalidInput: For a combination that cannot be planned.
+    """
     return _planned(wishes, study.codec.radius, spectrum)
 
 
@@ -123,17 +155,19 @@ def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> Wished
 
 
 class Desk:
-    """Plans for everybody, one at a time, in a thread: while one is worked out the dashboard answers all else.
-
-    HTTP 503 where too many wait already.
-    """
+    """Computes plans for all users, one at a time in a thread, so that other pages stay responsive."""
 
     def __init__(self) -> None:
         self._one = asyncio.Semaphore(1)
         self._waiting = 0
 
     async def plan(self, wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
-        """What the planner says about these wishes. InvalidInput for unsound combinations."""
+        """Return the plan for these values; see :func:`planned`.
+
+        Raises:
+            InvalidInput: For a combination that cannot be planned.
+            HTTPException: 503 if too many plans are waiting.
+        """
         if self._waiting >= MOST_WAITING:
             raise HTTPException(503, "many plans are being worked out; try again", headers={"retry-after": "2"})
         self._waiting += 1
@@ -145,21 +179,23 @@ class Desk:
 
 
 def _written(one: Guarantee) -> dict[str, object]:
-    """A guarantee for the page, which rounds and names nothing itself: ε, δ and the accountant as texts."""
+    """Return a guarantee with ε, δ and the accountant as text, because the page rounds nothing itself."""
     named = ACCOUNTANTS[str(one.accountant)]
     return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta), "named": named}
 
 
 class Spectra:
-    """The study's codec's spectrum, read once for each codec."""
+    """Reads the spectrum of the study's codec, once for each codec."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._known: Spectrum | None = None
 
     def get(self) -> Spectrum | None:
-        """Standard deviations of the code's coordinates over public shapes; None before a codec is fitted, or for a
-        codec that states none."""
+        """Return the standard deviations of the code's coordinates over public shapes.
+
+        It is None before a codec is fitted, and for a codec without a spectrum.
+        """
         if not (self._workspace.root / "codec.json").exists():
             return None
         name = self._workspace.codec().sha256

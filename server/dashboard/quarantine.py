@@ -1,7 +1,7 @@
-"""Reads files that others wrote, within bounds, and sets aside what is not valid.
+"""Reads files that others wrote, within limits, and rejects what is not valid.
 
-A hospital's report and a line of the event log reach the pages through here only. Nothing raises but InvalidInput,
-whatever the bytes are: one bad line or file is told, and everything else goes on.
+Hospitals' reports and lines of the event log reach the pages only through it. Whatever the bytes are, only InvalidInput
+is raised, so one bad line or file is reported and everything else continues.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from common.objects import read_regular
 MAX_TEXT = 4_000
 MAX_ITEMS = 2_000
 MAX_NUMBER = 2**53
-"""Above it neither a browser nor a float64 counts exactly."""
+"""Largest integer up to which a browser's numbers and float64 are exact."""
 
 
 def read_json(path: Path, *, most_bytes: int) -> Any:
-    """The JSON in a regular file of at most ``most_bytes``. Never waits: a pipe or a device is refused."""
+    """Return the JSON in a regular file. It never waits: a pipe or a device is refused.
+
+    Args:
+        path: The file.
+        most_bytes: Largest allowed size.
+
+    Raises:
+        InvalidInput: If it cannot be read, is too large, or is not valid.
+    """
     try:
         return parse_json(read_regular(path, most_bytes=most_bytes))
     except OSError as error:
@@ -34,8 +42,12 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON of finite numbers in UTF-8, nested no deeper than Python reads, whose texts can be written again: half a
-    surrogate pair, which JSON can spell and UTF-8 cannot, would be refused by every page it stands on."""
+    """Return the JSON in UTF-8 bytes.
+
+    Raises:
+        InvalidInput: For a number that is not finite, nesting deeper than Python can read, or half a surrogate pair,
+            which JSON can express but no page could show in UTF-8.
+    """
     try:
         text = content.decode()
         found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
@@ -49,9 +61,12 @@ def parse_json(content: bytes) -> Any:
 
 
 def check_event(event: Mapping[str, Any]) -> None:
-    """InvalidInput unless every field of a line of the log is there and what docs/events.md says it is.
+    """Check that a line of the event log has every field that docs/events.md lists, with valid values.
 
-    A kind that is not known yet has the common fields; what else it holds is not looked at.
+    Of an unknown kind only the common fields are checked.
+
+    Raises:
+        InvalidInput: Otherwise.
     """
     kind, time = event.get("event"), event.get("time")
     if not isinstance(kind, str) or not isinstance(time, str) or len(kind) + len(time) > MAX_TEXT:
@@ -126,7 +141,7 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
         for name in ("chance", "delta", "dice", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")
     },
 }
-"""Fields by kind and name, and by name alone for every other kind; all others are texts."""
+"""Check of each field, by kind and name or by name for all kinds; other fields must be texts."""
 
 
 def _finite(digits: str) -> float:

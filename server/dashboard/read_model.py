@@ -1,4 +1,8 @@
-"""The read model: a study's ledger and event log folded into facts, and the thread that keeps them up to date."""
+"""Keeps the state that pages show up to date: reads a study's ledger and event log in a thread of its own.
+
+The service owns the one :class:`Follower`, and the views read it. An unreadable file is reported as a problem or a
+doubt, and read again at the next look.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,21 @@ from server.study.workspace import Site, Workspace
 logger = logging.getLogger(__name__)
 
 SILENT_S = 60.0
-"""Without a look for so long the study counts as not being followed."""
+"""After this long without a look at the study, it counts as not being followed."""
 
 
 class Follower:
-    """Both folds of one study, kept up to date by a thread of its own; readers take ``lock`` while they look.
+    """The state of one study, kept up to date by a thread. Readers hold ``lock`` while they read.
 
-    ``version`` grows with every change. The study's small files are read anew when they change. ``nobody_runs``: no
-    process holds a run of this study, so that one whose log tells no ending has died.
+    Args:
+        workspace: The study.
+        clock: Returns seconds.
+
+    Attributes:
+        version: Grows with every change.
+        looked: Time of the last look.
+        nobody_runs: True if no process holds a run of this study, so a run without a logged end has died.
+        problem: Error of the last look, if it failed.
     """
 
     def __init__(self, workspace: Workspace, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +64,7 @@ class Follower:
 
     @property
     def doubt(self) -> str | None:
-        """Why the figures of the ledger may be too low, in words; None while they are the whole file's."""
+        """Why the ledger's figures may be too low, in words; None if they are those of the whole ledger."""
         if self.ledger.problem is not None:
             return "the ledger does not hold or cannot be read"
         if self.ledger.cut is not None:
@@ -70,7 +81,7 @@ class Follower:
         return None
 
     def facts(self) -> StudyFacts:
-        """The study's facts, by the ledger as far as it was read."""
+        """Return the study's facts, from the ledger as far as it was read."""
         measured = read_measured(self.workspace.root, self.study.id)
         seen = self.version, self.doubt, None if measured is None else measured.worth
         if self._facts is None or self._facts[0] != seen:
@@ -83,13 +94,13 @@ class Follower:
         return 0.0 if self.looked is None else self._clock() - self.looked
 
     def poll(self) -> bool:
-        """Look once, to the end of both files; whether anything changed."""
+        """Look once, to the end of both files; return whether anything changed."""
         changed = self._read_small()
         before = lives(self.workspace)
         if self.events.step(self.lock):
             self.version += 1
             changed = True
-        died = before is False and lives(self.workspace) is False  # twice: no run began in between
+        died = before is False and lives(self.workspace) is False  # checked twice, in case a run began in between
         changed, self.nobody_runs = changed or died != self.nobody_runs, died
         for stepped in self.ledger.steps(self.lock):
             if stepped:
@@ -97,7 +108,7 @@ class Follower:
                 changed = True
             if self.looked is not None:
                 self.looked = self._clock()
-            if self._stopping.wait(0.0005):  # let requests in between the steps of a long fold
+            if self._stopping.wait(0.0005):  # let requests in between two steps
                 return changed
         self.looked = self._clock()
         if changed:
@@ -105,7 +116,12 @@ class Follower:
         return changed
 
     def start(self, *, every_s: float, after: Callable[[], object] = lambda: None) -> None:
-        """Poll in a daemon thread until :meth:`stop`; ``after`` is called in it after every look that found news."""
+        """Look at the study in a daemon thread until :meth:`stop`.
+
+        Args:
+            every_s: Seconds between two looks.
+            after: Called in the thread after every look that found a change.
+        """
 
         def follow() -> None:
             pause = 0.0
@@ -115,7 +131,7 @@ class Follower:
                     if self.poll():
                         after()
                     problem = None
-                except Exception as error:  # a look that fails is told, and the next one follows
+                except Exception as error:  # report a failed look, and look again
                     logger.exception("look=failed")
                     problem = type(error).__name__
                 if problem != self.problem:
@@ -125,6 +141,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
@@ -136,7 +153,7 @@ class Follower:
         try:
             sites = self.workspace.sites() if (self.workspace.root / "sites.json").exists() else ()
         except (InvalidInput, OSError):
-            return False  # caught while it was being replaced; the next look finds it whole
+            return False  # it is being replaced at the moment; the next look finds it complete
         with self.lock:
             self._small, self._sites = stamp, sites
         return True

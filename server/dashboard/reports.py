@@ -1,12 +1,11 @@
 """Reads the reports that hospitals chose to hand over: ``site-reports/<site>.json`` in the study's directory.
 
-Each is what ``consilium site status --json`` prints at a hospital: its own account of what it spent, and how its
-teachers were trained, with the ε that gives one patient against everyone; or the account alone, as a site sends it
-whenever receipts come if it shares its status. What is printed bears the signature of the site's ledger; it may also
-be handed in at the Sites page, which takes nothing unsigned. How many patients were withdrawn, as earlier versions
-said it, is read past and shown nowhere. Figures of its own are shown only if the hospital adds them, as ``shared``:
-they are outside the guarantee. A report that is ill-formed, too large, or speaks for another site than its file is
-named after is set aside and named, never guessed at.
+The pages use it. A report is what `consilium site status --json` prints at a hospital: its own account of what it
+spent, and how its teachers were trained, with the ε of that training for one patient. A site that shares its status
+sends the account alone whenever it gets receipts. The printed report is signed by the site's ledger and may also be
+handed in at the Sites page, which accepts nothing unsigned. Other figures are shown only if the hospital adds them as
+``shared``; they are outside the guarantee. The number of withdrawn patients, which earlier versions stated, is ignored.
+A report that is invalid, too large, or of another site than its file is named after is reported as such and not used.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ MAX_SHARED = 24
 MAX_LISTED = 20
 MAX_TEXT = 300
 LATER = timedelta(minutes=15)
-"""Clocks of two machines differ by no more."""
+"""Largest tolerated difference between the clocks of two machines."""
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFigure:
-    """One figure a hospital shares of its own accord, outside the guarantee."""
+    """A figure that a hospital shares by its own choice, outside the guarantee."""
 
     name: str
     value: str
@@ -48,7 +47,27 @@ class SharedFigure:
 
 @dataclass(frozen=True, slots=True)
 class HandedReport:
-    """A hospital's own account. ``problem`` says why a report could not be read; the other fields are then empty."""
+    """A hospital's own account.
+
+    Attributes:
+        site: The site.
+        given: When it was written.
+        problem: Why it could not be used; the other fields are then empty.
+        spent_epsilon: ε spent, by the site's own ledger.
+        at_least: True if more may have been spent.
+        cap_epsilon: The site's own cap.
+        accountant: Its accountant.
+        queries_accepted: Number of queries that it accepted.
+        codes_stored: Number of codes that it stores, if stated.
+        receipted: Number of queries with a receipt.
+        alarms: Alarms of its own ledger.
+        strategy: How its teachers were trained.
+        patient: Guarantees of that training for one patient.
+        patient_is: How it identifies a patient.
+        shared: Figures that it shares.
+        version: Version of its software.
+        signed: True if its signature was verified.
+    """
 
     site: str
     given: str
@@ -70,7 +89,12 @@ class HandedReport:
 
 
 def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str, HandedReport]:
-    """Every report by the site that its file is named after, of two the later one; ``keys`` are the sites' own."""
+    """Return the newest report of each site.
+
+    Args:
+        folders: Folders of reports, each file named after its site.
+        keys: The sites' signing keys, by name.
+    """
     found: dict[str, HandedReport] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []:
@@ -81,10 +105,19 @@ def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str,
 
 
 def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: datetime) -> str:
-    """Keep a report that was handed in, and say of which site it is.
+    """Check a report that was handed in, and store it.
 
-    InvalidInput unless it bears the signature of a registered site's key, reads as a report, and is newer than the one
-    that was handed in before.
+    Args:
+        text: The report.
+        folder: Where to store it.
+        keys: The sites' signing keys, by name.
+        now: The current time.
+
+    Returns:
+        The site that wrote it.
+
+    Raises:
+        InvalidInput: Unless it is signed by a registered site, valid, and newer than the stored one.
     """
     data = parse_json(text.encode("utf-8", "replace"))
     site = data.get("site") if isinstance(data, dict) else None
@@ -119,7 +152,7 @@ def _read(path: Path, *, key: str) -> HandedReport:
 
 
 def _given(data: dict[str, Any], path: Path, *, given: str, key: str) -> HandedReport:
-    """The report in a file's JSON; set aside for whatever is wrong with it."""
+    """Return the report in a file's JSON, with a problem if anything is wrong with it."""
     try:
         report = _report(data, site=path.stem, given=given)
         if key and "signature" in data:
@@ -169,7 +202,7 @@ def _text(stated: Any) -> str:
 
 
 def _texts(stated: Any) -> tuple[str, ...]:
-    """The first few of a list of texts, and how many more there are."""
+    """Return the first few of a list of texts, and how many more there are."""
     if not isinstance(stated, list):
         raise InvalidInput("field of a report", limit="a list of texts")
     more = (f"and {len(stated) - MAX_LISTED:,} more",) if len(stated) > MAX_LISTED else ()
@@ -183,12 +216,12 @@ def _count(stated: Any) -> int:
 
 
 def _maybe(data: dict[str, Any], name: str) -> int | None:
-    """A count that a site may leave out: what is sent by itself tells nothing of patients."""
+    """Return a count that a site may leave out."""
     return _count(data[name]) if name in data else None
 
 
 def _epsilon(stated: Any) -> float:
-    """The number, if it can be written as an ε: InvalidInput for NaN and what is below 0."""
+    """Return a number that is a valid ε; InvalidInput for NaN and negative numbers."""
     value = float(stated)
     epsilon_text(value)
     return value

@@ -1,4 +1,7 @@
-"""The ledger's rows as they are stored: a page of them, one of them, all of them; read only, nothing derived."""
+"""Reads the ledger's rows as they are stored: a page of them, one, or all; read only, nothing derived.
+
+The Ledger page and the API use it. It refuses unknown kinds and long search texts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
 MOST_ROWS = 2**62
 SEARCHED = 10_000
-"""Rows that one request looks through: a whole file of them takes seconds."""
+"""Rows that one filtered request searches; searching a whole large file takes seconds."""
 
 MAX_SHOWN = 2_000
 HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
@@ -40,7 +43,7 @@ HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A row: its number, time, kind, what it concerns in words, and the hash that the next row holds."""
+    """A row: its number, time, kind, subject in words, and the hash that the next row contains."""
 
     seq: int
     time: str
@@ -51,7 +54,14 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class RowPage:
-    """Newest first. ``older`` and ``newer`` are what to ask for next (``before``/``after``), None at the ends."""
+    """A page of rows, newest first.
+
+    Attributes:
+        rows: The rows.
+        older: Value of ``before`` for the next older page; None at the end.
+        newer: Value of ``after`` for the next newer page; None at the end.
+        newest: Number of the newest row.
+    """
 
     rows: tuple[RowView, ...]
     older: int | None
@@ -61,7 +71,7 @@ class RowPage:
 
 @dataclass(frozen=True, slots=True)
 class HeadView:
-    """A signed head: whoever keeps one elsewhere notices a cut or rewritten ledger."""
+    """A signed head. Whoever keeps one elsewhere can detect a cut or rewritten ledger."""
 
     role: str
     ledger_id: str
@@ -73,7 +83,7 @@ class HeadView:
 
 @dataclass(frozen=True, slots=True)
 class RowDetail:
-    """One row in full, and the signed head that covers it first (None while its transaction is being written)."""
+    """One row in full, with the first signed head that covers it (None while its transaction is being written)."""
 
     seq: int
     time: str
@@ -88,9 +98,21 @@ class RowDetail:
 def row_page(
     ledger: Path, *, kind: str | None, text: str, before: int | None, after: int | None, limit: int
 ) -> RowPage:
-    """Rows that match: of one kind, whose body holds ``text``, older than ``before`` or newer than ``after``.
+    """Return a page of matching rows.
 
-    A filter looks at :data:`SEARCHED` rows at most: a page may hold few or none and still say where to go on.
+    With a filter it searches at most :data:`SEARCHED` rows, so a page may have few rows or none, and still state where
+    to continue.
+
+    Args:
+        ledger: The ledger's file.
+        kind: Only rows of this kind.
+        text: Only rows whose body contains this text, or with this hash.
+        before: Only rows older than this one.
+        after: Only rows newer than this one.
+        limit: Largest number of rows.
+
+    Raises:
+        InvalidInput: For an unknown kind, or a text that is too long.
     """
     where, values = _where(kind, text)
     reach = SEARCHED if values else MOST_ROWS
@@ -124,7 +146,13 @@ def row_page(
 
 
 def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
-    """One row with its body, or None if there is none of that number."""
+    """Return one row with its body, or None if there is none of this number.
+
+    Args:
+        ledger: The ledger's file.
+        seq: Number of the row.
+        ledger_id: The ledger's id, for its head.
+    """
     with closing(open_ledger(ledger)) as db:
         found = db.execute(
             "SELECT seq, time_utc, kind, body, prev_hash, hash FROM rows WHERE seq = ?", (seq,)
@@ -149,14 +177,19 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
 
 
 def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
-    """The newest signed head."""
+    """Return the newest signed head; None before the first.
+
+    Args:
+        ledger: The ledger's file.
+        ledger_id: The ledger's id.
+    """
     with closing(open_ledger(ledger)) as db:
         found = db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
     return None if found is None else HeadView("server", ledger_id, *found)
 
 
 def in_words(value: Any, name: str = "") -> Any:
-    """A body for a reader: float64 in hex, as ledgers keep them, beside the decimal number that they are."""
+    """Return a body for a reader: float64 values, which ledgers store in hexadecimal, are shown as decimals too."""
     match value:
         case dict():
             return {key: in_words(one, str(key)) for key, one in value.items()}
@@ -176,9 +209,18 @@ def in_words(value: Any, name: str = "") -> Any:
 
 
 def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int, str, str, str, str, str]]:
-    """(seq, time, kind, body, prev_hash, hash) of every matching row, oldest first, a few hundred at a time.
+    """Return (seq, time, kind, body, prev_hash, hash) of every matching row, oldest first.
 
-    What is asked for, and that the file can be opened, is checked at the call: an answer that streams has begun then.
+    Arguments and the file are checked at once, before the first row is requested, because a streaming response cannot
+    report an error later.
+
+    Args:
+        ledger: The ledger's file.
+        kind: Only rows of this kind.
+        text: Only rows whose body contains this text, or with this hash.
+
+    Raises:
+        InvalidInput: For an unknown kind, or a text that is too long.
     """
     where, values = _where(kind, text)
     open_ledger(ledger).close()
@@ -198,7 +240,7 @@ def _all_where(ledger: Path, where: str, values: tuple[str, ...]) -> Iterator[tu
 
 
 def subject(kind: str, body: dict[str, Any]) -> str:
-    """What a row concerns, in a few words."""
+    """Return what a row is about, in a few words."""
     match kind:
         case "release" if "draw" in body:
             return f"draw {body['draw']} of query {body['query_id'][:10]}, asked of {_sites(body)}"
@@ -239,8 +281,8 @@ def _view(row: tuple[int, str, str, str, str]) -> RowView:
 
 
 def row_body(body: str) -> dict[str, Any]:
-    """A body as it is shown; one that is no object, which no ledger writes, as the text that it is."""
-    body = str(body)  # what a file holds that somebody put in the ledger's place
+    """Return a row's body for display; a body that is no JSON object is returned as text."""
+    body = str(body)  # a file put in the ledger's place may hold any type
     try:
         found = parse_json(body.encode("utf-8", "replace"))
     except InvalidInput:

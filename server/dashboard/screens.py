@@ -1,4 +1,7 @@
-"""Templates and what they are rendered from: live pages block by block, filters for numbers, times and hashes."""
+"""Renders pages: templates with their live blocks, and filters for numbers, times and hashes.
+
+The pages and the live stream use it. An undefined name in a template raises.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
 }
-"""Live pages and their blocks; each block is ``templates/blocks/<page>_<block>.html``, ``status`` is every page's."""
+"""Blocks of each live page, in ``templates/blocks/<page>_<block>.html``; all pages share the block ``status``."""
 
 NAVIGATION = (
     ("/", "overview", "Overview"),
@@ -49,7 +52,7 @@ NAVIGATION = (
 
 
 def live_facts(service: DashboardService, page: str) -> dict[str, Any]:
-    """What the blocks of a live page are rendered from."""
+    """Return what the blocks of a live page are rendered from."""
     facts: dict[str, Any] = {"overview": service.overview(), "page": page}
     match page:
         case "study":
@@ -66,25 +69,32 @@ def live_facts(service: DashboardService, page: str) -> dict[str, Any]:
 
 
 def live_blocks(service: DashboardService, templates: jinja2.Environment, page: str) -> dict[str, str]:
-    """The HTML of every block of a live page."""
+    """Return the HTML of every block of a live page."""
     facts = live_facts(service, page)
     return {name: templates.get_template(block_file(page, name)).render(facts) for name in LIVE[page]}
 
 
 def block_file(page: str, block: str) -> str:
+    """Return the template of a block."""
     return f"blocks/{'all' if block == 'status' else page}_{block}.html"
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where a page is shown: to whom, of which dashboard."""
+    """What a page is rendered with: the dashboard, the user's session and the templates."""
 
     service: DashboardService
     session: Session
     templates: jinja2.Environment
 
     def show(self, name: str, facts: Mapping[str, Any] = {}, *, template: str = "") -> HTMLResponse:
-        """The page ``name`` with its own facts; ``template`` for one that is not live."""
+        """Render a page.
+
+        Args:
+            name: The page.
+            facts: Its own facts, besides those of its live blocks.
+            template: Another template than the page's own.
+        """
         everything = {
             "user": self.session,
             "navigation": NAVIGATION,
@@ -99,11 +109,11 @@ async def _screen(request: Request, service: Here, session: SignedIn) -> Screen:
 
 
 OnScreen = Annotated[Screen, Depends(_screen)]
-"""What a page's handler shows its answer on."""
+"""Dependency that gives a page's handler its :class:`Screen`."""
 
 
 def environment() -> jinja2.Environment:
-    """The dashboard's templates, strict and escaped."""
+    """Return the dashboard's templates; undefined names raise, and text is escaped."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -119,7 +129,7 @@ def environment() -> jinja2.Environment:
 
 
 def static_version(folder: Path) -> str:
-    """A short hash of every static file: a page asks for them under it, so a new release is never half old."""
+    """Return a short hash of all static files; pages request them with it, so an update never mixes versions."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -162,18 +172,18 @@ _UNSEEN = {
     )
     for code in (*range(*codes), 0x061C, 0xFEFF)
 }
-"""Characters that nobody sees, or that turn the order of others around; shown by number."""
+"""Characters that are invisible or reverse the order of others; they are shown as code points."""
 
 
 def _shown(value: Any) -> Any:
-    """A text with an ε and its number on one line, and nothing in it that is not seen."""
+    """Return a text with ε and its number kept on one line, and with invisible characters shown."""
     if not isinstance(value, str):
         return value
     return (value if value.isprintable() else value.translate(_UNSEEN)).replace("ε ", "ε\N{NO-BREAK SPACE}")
 
 
 def _marked(text: str) -> Markup:
-    """Commands between backticks are set as code; the rest is escaped."""
+    """Return a text with the commands between backticks set as code, and the rest escaped."""
     parts = str(text).split("`")
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)

@@ -1,9 +1,8 @@
-"""Adds security headers to every response and checks every request's session, role and origin.
+"""Adds security headers to every response, and checks every request's session, role and origin.
 
-A route needs to say nothing to be closed: :func:`admitted` is asked before every one of them.
-
-Refuses a request without a session (pages go to the sign-in, the API answers 401), a change by a role that may not make
-it, a form without its session's token, and a form sent from another site.
+The application applies it to all routes: :func:`admitted` runs before every one of them, so a new route is closed by
+default. It refuses a request without a session (pages lead to the sign-in, the API answers 401), a change by a role
+that may not make it, a form without its session's token, and a form sent from another site.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from server.dashboard.auth import Session
 MAX_BODY_BYTES = 1 << 16
 BODY_S = 30.0
 MAX_FIELDS = 1_000
-"""Of a form: as many labels decided together as its body holds."""
+"""Fields of a form; a form with the largest body cannot decide about more labels than that."""
 
 POLICY = "; ".join(
     (
@@ -54,7 +53,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class SecureHeaders:
-    """ASGI middleware: the headers above on every answer; nothing but static files may be cached by the browser."""
+    """ASGI middleware that adds the headers above to every response; browsers may cache only static files."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, secure: bool) -> None:
         self._app = app
@@ -80,10 +79,10 @@ class SecureHeaders:
 
 
 class SmallBodies:
-    """ASGI middleware: a request's body is read here, whole, before anything else sees it; 413 above 64 KiB, 408 where
-    it takes longer than :data:`BODY_S`.
+    """ASGI middleware that reads a request's whole body before anything else sees it.
 
-    Nobody has signed in at this point, so no more of it is ever held than that.
+    It answers 413 to a body over 64 KiB, and 408 to one that takes longer than :data:`BODY_S`. At this point nobody has
+    signed in, so no more than that is ever held.
     """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
@@ -129,34 +128,43 @@ async def _refused(scope: Scope, receive: Receive, send: Send, status: int, word
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Reads a request's session from its cookie."""
+    """Reads a request's session from its cookie.
+
+    Attributes:
+        cookie: Name of the cookie.
+        lookup: Returns the session of a token.
+    """
 
     cookie: str
     lookup: Callable[[str | None], Session | None]
 
     def session(self, request: Request) -> Session | None:
+        """Return the request's session, or None."""
         return self.lookup(request.cookies.get(self.cookie))
 
 
 OPEN = frozenset({"/login", "/login/oidc", "/login/oidc/back", "/healthz", "/metrics"})
-"""The paths that anybody may ask for; each says itself what it answers to whom."""
+"""Paths without login; each checks access itself."""
 
 
 async def admitted(request: Request) -> None:
-    """Every route's dependency: a path that is not :data:`OPEN` needs a session, and any change its session's token.
+    """Check a request before its handler runs; every route depends on it.
 
-    Without a session a page leads to the sign-in and back, and everything else is answered 401. What may change
-    something (any method but GET) is refused when it comes from another site or without the token: in ``X-CSRF-Token``
-    for the API, as ``csrf`` in a page's form. Handlers take what was found as :data:`SignedIn` and :data:`Form`.
+    1. A path in :data:`OPEN` is passed on.
+    2. A change (any method but GET) must not come from another site.
+    3. There must be a session. Without one, a page leads to the sign-in and back, and anything else is answered 401.
+    4. A change must carry the session's token: in ``X-CSRF-Token`` for the API, as field ``csrf`` in a page's form.
+
+    Handlers receive the session as :data:`SignedIn` and the form as :data:`Form`.
     """
-    path: str = request.scope["path"]  # not the URL's: that is put together from the Host header, which a caller writes
-    if path in OPEN:
+    path: str = request.scope["path"]  # not request.url: the sender controls it through the Host header
+    if path in OPEN:  # 1
         return
     page, changes = not for_machines(request), request.method != "GET"
-    if changes:
+    if changes:  # 2
         check_origin(request)
     gate: Gate = request.app.state.gate
-    session = gate.session(request)
+    session = gate.session(request)  # 3
     if session is None and page:
         asked = path + (f"?{request.url.query}" if request.url.query else "")
         why = "&ended=1" if request.cookies.get(gate.cookie) else ""
@@ -164,7 +172,7 @@ async def admitted(request: Request) -> None:
     if session is None:
         raise HTTPException(401, "sign in at /login; the session's cookie is what the API asks for")
     form = await read_form(request) if page and changes else {}
-    if changes:
+    if changes:  # 4
         check_token(session, form.get("csrf") if page else request.headers.get("x-csrf-token"))
     request.state.session, request.state.form = session, form
 
@@ -186,23 +194,23 @@ async def _decider(session: SignedIn) -> Session:
 
 
 SignedIn = Annotated[Session, Depends(_session)]
-"""Whose request it is."""
+"""The session of a request."""
 
 Form = Annotated[dict[str, str], Depends(_form)]
-"""The fields of a page's form, its token checked."""
+"""The fields of a page's form, whose token was checked."""
 
 Decider = Annotated[Session, Depends(_decider)]
-"""Whose request it is, if the role may decide about labels; 403 otherwise."""
+"""The session of a request if its role may decide about labels; otherwise 403."""
 
 
 def for_machines(request: Request) -> bool:
-    """Whether programs, no person, read what is asked for."""
+    """Return whether a path is read by programs, not people."""
     path: str = request.scope["path"]
     return path.startswith(("/api/", "/metrics", "/healthz", "/static/"))
 
 
 def check_origin(request: Request) -> None:
-    """403 for a request that a browser says comes from another site; a client that is no browser says nothing."""
+    """Raise HTTP 403 if a browser states that a request comes from another site; other clients state nothing."""
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     foreign = site not in (None, "same-origin", "none")
@@ -213,13 +221,17 @@ def check_origin(request: Request) -> None:
 
 
 def check_token(session: Session, token: str | None) -> None:
-    """403 unless ``token`` is the session's own."""
+    """Raise HTTP 403 unless ``token`` is the session's own."""
     if token is None or not hmac.compare_digest(token.encode(), session.csrf.encode()):
         raise HTTPException(403, "the form's token is not this session's; reload the page and try again")
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of an urlencoded form; 415 for anything else."""
+    """Return the fields of an urlencoded form.
+
+    Raises:
+        HTTPException: 415 for another content type, 400 for an unreadable form.
+    """
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise HTTPException(415, "expected an urlencoded form")
     try:
@@ -229,7 +241,11 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def local_path(target: str | None) -> str:
-    """``target`` if it is a path of this dashboard, else the first page."""
+    """Return ``target`` if it is a path of this dashboard, else the first page.
+
+    >>> local_path("/study"), local_path("https://example.org/")
+    ('/study', '/')
+    """
     if not target or not target.startswith("/") or target.startswith(("//", "/\\")) or not target.isprintable():
         return "/"
     parts = urlsplit(target)

@@ -1,4 +1,8 @@
-"""The dashboard's own HTTP server, in the foreground until SIGINT or SIGTERM."""
+"""Runs the dashboard's HTTP server in the foreground, until SIGINT or SIGTERM.
+
+`consilium dashboard serve` calls it. It refuses half a certificate, passwords over an unencrypted network, and a proxy
+without host names.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,13 @@ from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
 HEAD_S = 15.0
-"""How long a connection may take to ask for something, twice at most."""
+"""Time in which a connection must send a request's head; at most twice as long passes before it is closed."""
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where nothing was asked on it for :data:`HEAD_S`: nobody holds one by half a request.
+    """A connection that is closed if no complete request head arrives within :data:`HEAD_S`.
 
-    Its parser takes no more than 64 KiB of a request's head; uvicorn's other one takes any amount.
+    Its parser accepts at most 64 KiB of a request's head; uvicorn's other parser has no limit.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,7 +49,15 @@ class Connection(H11Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen; with TLS if a certificate and key are given; ``proxy`` is whose forwarded headers count."""
+    """Where the dashboard listens.
+
+    Attributes:
+        host: Address.
+        port: Port.
+        certificate: TLS certificate; without it there is no TLS.
+        key: Its private key.
+        proxy: Address of a TLS proxy whose forwarded headers are trusted.
+    """
 
     host: str
     port: int
@@ -55,7 +67,7 @@ class Listen:
 
     @property
     def url(self) -> str:
-        """The first page's address, for somebody at this machine."""
+        """Address of the first page, for a user at this machine."""
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{'localhost' if is_loopback(self.host) else self.host}:{self.port}/"
 
@@ -73,10 +85,23 @@ def options_for(
     oidc: Settings | None = None,
     log_to: Sequence[str] = (),
 ) -> Options:
-    """How a dashboard that listens there is run; ``hosts`` are names browsers call it by, separated by commas.
+    """Return the options of a dashboard that listens there.
 
-    InvalidInput for half a certificate, for passwords that would cross a network in the clear, and for a proxy whose
-    name nobody gave.
+    Args:
+        listen: Where it listens.
+        study: The study's directory.
+        state: The dashboard's own directory.
+        session_hours: How long a session lasts.
+        metrics_token: Token that opens ``/metrics``.
+        certifier: Returns the command that writes a certificate.
+        hosts: Host names by which browsers call it, separated by commas.
+        webhook: Address that is told of alarms.
+        oidc: The OpenID Connect provider, if any.
+        log_to: Targets of the security log.
+
+    Raises:
+        InvalidInput: For half a certificate, for passwords that would cross a network unencrypted, and for a proxy
+            without a host name.
     """
     if (listen.certificate is None) != (listen.key is None):
         raise InvalidInput("--certificate and --key", limit="both, or neither")
@@ -109,7 +134,11 @@ def options_for(
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach ``address``."""
+    """Return whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("192.0.2.1")
+    (True, False)
+    """
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -117,7 +146,12 @@ def is_loopback(address: str) -> bool:
 
 
 def serve(options: Options, listen: Listen) -> None:
-    """Serve one study's dashboard; open event streams are cut after :data:`SHUTDOWN_S` seconds."""
+    """Serve one study's dashboard; open event streams are cut :data:`SHUTDOWN_S` seconds after the signal.
+
+    Args:
+        options: How it is run.
+        listen: Where it listens.
+    """
     uvicorn.run(
         create_app(options),
         host=listen.host,

@@ -1,4 +1,8 @@
-"""Holds what pages, API and metrics share: the read model, decisions, jobs, and views computed once a version."""
+"""Holds what pages, API and metrics share: the read model, decisions, jobs, and views computed once for each
+version.
+
+The application creates it, and every page receives it as :data:`Here`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from server.postprocess.decisions import Decision, DecisionStore
 
 T = TypeVar("T")
 Certifier = Callable[[Path, Path, Path], Sequence[str]]
-"""The command that writes the certificate of a study's directory into a folder, with the reports of a third."""
+"""Returns the command that writes a certificate, given the study's directory, the output folder and the reports."""
 
 FRESH_S = 5.0
 ENDS_SOON = timedelta(days=30)
@@ -46,7 +50,16 @@ KEPT_VOLUMES = 6
 
 
 class DashboardService:
-    """One study's views and jobs."""
+    """One study's views and jobs.
+
+    Args:
+        follower: The read model.
+        state: The dashboard's own directory.
+        decisions: Decisions about labels.
+        certifier: Returns the command that writes a certificate, if certificates can be issued.
+        webhook: Address that is told of alarms.
+        now: Returns the current time.
+    """
 
     def __init__(
         self,
@@ -87,15 +100,21 @@ class DashboardService:
 
     @property
     def ledger_file(self) -> Path:
+        """The study's ledger."""
         return self.follower.workspace.ledger_file
 
     @property
     def ledger_id(self) -> str:
-        """The identity of the ledger as far as it was read."""
+        """The ledger's id, as far as it was read."""
         return self.follower.ledger.books.key.ledger_id
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
-        """``make()`` under the read model's lock, once for each version and every few seconds."""
+        """Return a view, computed under the read model's lock once for each version and every few seconds.
+
+        Args:
+            key: Name of the view.
+            make: Computes it.
+        """
         stamp = (self.follower.version, int(self.now().timestamp() // FRESH_S))
         known = self._views.get(key)
         if known is None or known[0] != stamp:
@@ -108,6 +127,7 @@ class DashboardService:
         return value
 
     def overview(self) -> Overview:
+        """Return the first page."""
         return self.view(
             "overview",
             lambda: overview(
@@ -116,7 +136,7 @@ class DashboardService:
         )
 
     def _outlook(self) -> Plan | None:
-        """The study's own plan; None before a site is registered, and for terms the planner has no answer to."""
+        """Return the study's own plan; None before a site is registered, and for terms that the planner refuses."""
         follower = self.follower
         if not follower.sites:
             return None
@@ -125,11 +145,11 @@ class DashboardService:
             dimension = len(spectrum.stds) if spectrum else 64
             wishes = wishes_of(follower.study, hospitals=len(follower.sites), dimension=dimension)
             return planned(wishes, follower.study, spectrum).plan
-        except (InvalidInput, ValueError):  # of a study that the planner's form would not take
+        except (InvalidInput, ValueError):  # the planner refuses this study's terms
             return None
 
     def _own_alarms(self) -> list[Alarm]:
-        """Alarms that no file of the study tells of."""
+        """Return the alarms that do not come from a file of the study."""
         found = [FAILED] if self.webhook is not None and self.webhook.failing else []
         if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
             found.append(NOT_VERIFIED)
@@ -151,15 +171,14 @@ class DashboardService:
         return found
 
     def certificate_ends(self) -> datetime | None:
-        """When the certificate that sites meet stops being valid; None before there is one, or where it is not ours
-        to read."""
+        """Return when the certificate that sites see expires; None if there is none or it cannot be read here."""
         try:
             return expires(self.follower.workspace.gateway_dir / "server.crt")
         except (InvalidInput, OSError):
             return None
 
     def decided(self) -> tuple[Decision, ...]:
-        """Every decision about a label; none where the file does not hold, which is an alarm."""
+        """Return every decision about a label; none if the file is invalid, which raises an alarm."""
         try:
             return self.decisions.decisions()
         except (InvalidInput, OSError):
@@ -167,28 +186,41 @@ class DashboardService:
 
     @property
     def verified(self) -> dict[str, Any]:
-        """What the newest verification that ran to its end found."""
+        """The report of the newest verification that finished."""
         found: dict[str, Any] = json.loads(self.verify.out.read_bytes())
         return found
 
     def start(self, *, poll_s: float, after: Callable[[], object]) -> None:
-        """Follow the study, and tell the webhook, until :meth:`close`."""
+        """Follow the study and tell the webhook, until :meth:`close`.
+
+        Args:
+            poll_s: Seconds between two looks.
+            after: Called after every look that found a change.
+        """
         self.follower.start(every_s=poll_s, after=after)
         if self.webhook is not None:
             self._telling = Telling(self.webhook, lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
 
     def spending(self) -> Spending:
-        """What the study has spent, and what is guaranteed."""
+        """Return what the study has spent, and what is guaranteed."""
         return self.view("spending", lambda: self.follower.facts().spending)
 
     def study(self) -> StudyPage:
+        """Return the Study page."""
         return self.view("study", lambda: study_page(self.follower))
 
     def studies(self) -> tuple[StudyRow, ...]:
+        """Return the Studies page."""
         return self.view("studies", lambda: study_rows(self.follower))
 
     def arrays(self, volume: str, key: str, load: Callable[[], Picture]) -> Picture:
-        """A volume's arrays, the last few kept in memory while their picture is the same."""
+        """Return a volume's arrays; the last few are kept in memory while their picture is unchanged.
+
+        Args:
+            volume: Hash of the volume.
+            key: Digest of what its picture is made from.
+            load: Reads them.
+        """
         known = self._arrays.pop(volume, None)
         if known is None or known[0] != key:
             known = (key, load())
@@ -198,15 +230,20 @@ class DashboardService:
         return known[1]
 
     def noise(self) -> NoiseView | None:
-        """None before a codec is fitted, and for one that states no spectrum."""
+        """Return the spectrum beside the noise; None before a codec is fitted, and for a codec without a spectrum."""
         spectrum = self.spectra.get()
         return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 
     def reports(self) -> dict[str, HandedReport]:
+        """Return the newest report of each site."""
         return read_reports(self.follower.workspace.reports_dir, self.reports_dir, keys=self._site_keys())
 
     def take_report(self, text: str) -> str:
-        """Keep a site's report that was handed in here; of which site it is."""
+        """Store a site's report that was handed in here, and return the site's name.
+
+        Raises:
+            InvalidInput: See :func:`server.dashboard.reports.take_report`.
+        """
         site = take_report(text, self.reports_dir, keys=self._site_keys(), now=self.now())
         self._views.clear()
         return site
@@ -215,7 +252,7 @@ class DashboardService:
         return {site.name: site.answer_key for site in self.follower.sites if site.answer_key}
 
     def close(self) -> None:
-        """End what runs."""
+        """End the thread, the jobs and the webhook."""
         if self._telling is not None:
             self._telling.stop()
         self.follower.stop()
@@ -230,4 +267,4 @@ async def _service(request: Request) -> DashboardService:
 
 
 Here = Annotated[DashboardService, Depends(_service)]
-"""The service of the dashboard that a request reached."""
+"""The service of the dashboard that serves a request."""

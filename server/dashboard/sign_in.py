@@ -1,4 +1,9 @@
-"""Signing in and out: passwords checked two at a time, guesses slowed down, a cookie that no script reads."""
+"""Handles signing in and out: at most two passwords are checked at a time, guesses are slowed, the cookie hides from
+scripts.
+
+The application mounts its routes. It refuses wrong passwords, too many sign-ins from one address, and forms sent from
+another site.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +26,29 @@ from server.dashboard.sign_in_log import SignInLog
 
 SIGN_INS_AT_ONCE = 2
 WAITING_AT_ONCE = 8
-"""Sign-ins of one address that are looked at or wait for it: more come back, so that nobody else waits behind them."""
+"""Sign-ins of one address that may be in progress; further ones are refused, so that other addresses need not wait."""
 
 BUSY_S = 1.0
 ASKED_AT_ONCE = 4
 BACK = "/login/oidc/back"
-"""Where a provider sends browsers back to: what is registered there is this dashboard's address and this path."""
+"""Path to which a provider sends browsers back; the dashboard's address with this path is registered there."""
 
 
 @dataclass(slots=True)
 class Door:
-    """Who may come in, who is in, and how often somebody tried. ``secure``: the cookie travels over TLS only;
-    ``provider`` vouches for people beside the local users."""
+    """What signing in needs.
+
+    Attributes:
+        users: The local users.
+        sessions: Open sessions.
+        throttle: Limits guesses.
+        secure: The cookie is sent over TLS only.
+        log: Log of sign-ins.
+        waiting: Number of sign-ins in progress, by address.
+        provider: OpenID Connect provider, if any.
+        asking: Limits concurrent calls of the provider.
+        scrypts: Limits concurrent password checks.
+    """
 
     users: UserFile
     sessions: Sessions
@@ -45,18 +61,18 @@ class Door:
     scrypts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIGN_INS_AT_ONCE))
 
     def is_crowded(self, address: str) -> bool:
-        """Whether as many sign-ins of this address as may are looked at or wait for it."""
+        """Return whether this address already has as many sign-ins in progress as are allowed."""
         return self.waiting[address] >= WAITING_AT_ONCE
 
     @contextmanager
     def counted(self, address: str) -> Iterator[None]:
-        """Count a sign-in of this address while it is looked at or waits for it."""
+        """Count a sign-in of this address as in progress inside the block."""
         self.waiting[address] += 1
         try:
             yield
         finally:
             self.waiting[address] -= 1
-            self.waiting += Counter()  # without addresses that wait for nothing
+            self.waiting += Counter()  # drops addresses without a sign-in in progress
 
 
 async def _door(request: Request) -> Door:
@@ -113,7 +129,7 @@ def _let_in(door: Door, gate: Gate, token: str, target: str) -> Response:
         token,
         max_age=round(door.sessions.lifetime_s),
         httponly=True,
-        samesite="lax",  # a link in a mail leads in; every change also needs the session's token
+        samesite="lax",  # so that a link in a mail works; every change also needs the session's token
         secure=door.secure,
         path="/",
     )
@@ -143,13 +159,13 @@ async def to_provider(request: Request, door: AtDoor, gate: AtGate, next: str = 
 
 @routes.get(BACK)
 async def from_provider(request: Request, door: AtDoor, gate: AtGate, state: str = "", code: str = "") -> Response:
-    """Let somebody in whom the provider vouches for; nobody for any other answer."""
+    """Sign in a user whom the provider authenticated; any other answer signs in nobody."""
     if door.provider is None:
         raise HTTPException(404, "no provider is set up here")
     address = _address(request)
     if door.is_crowded(address):
         door.log.write("sign-in-delayed", address=address, by="oidc")
-        return _come_again(request, door)  # with the cookie: the same link may be opened again
+        return _come_again(request, door)  # keeps the cookie, so the same link may be opened again
     word = request.cookies.get(f"{gate.cookie}-oidc", "")
     try:
         with door.counted(address):
@@ -178,7 +194,7 @@ def logout(request: Request, door: AtDoor, gate: AtGate) -> Response:
 
 
 def _known(door: Door, name: str) -> str:
-    """The name of a local user, nothing for any other text: somebody may have typed a password there."""
+    """Return the name if it is a local user's; other text is not logged, because it may be a password."""
     return name if name in door.users.users() else ""
 
 

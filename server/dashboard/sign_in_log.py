@@ -1,7 +1,9 @@
-"""Logs who signed in, was refused or signed out, and the dashboard's events.
+"""Logs who signed in, was refused or signed out, and turns the log and decisions into security events.
 
-A line has the time, what happened, at which address, and the user's name where it is a known one: what somebody types
-into the field of a name may be a password. At 4 MiB the file becomes ``sign-ins.jsonl.1``, so guessing fills no disk.
+A line has the time, the event, the address, and the user's name only if it is a known one, because text typed into the
+name field may be a password. At 4 MiB the file is renamed to ``sign-ins.jsonl.1``, so guessing cannot fill the disk.
+
+The sign-in pages write it, and the security log reads it.
 """
 
 from __future__ import annotations
@@ -23,21 +25,34 @@ MAX_BYTES = 4 << 20
 
 
 class SignInLog:
-    """Appends to ``sign-ins.jsonl``; a full disk keeps nobody out and is no reason to fail."""
+    """Appends to ``sign-ins.jsonl``; a full disk does not prevent signing in.
+
+    Args:
+        state: The dashboard's own directory.
+        now: Returns the current time.
+    """
 
     def __init__(self, state: Path, *, now: Callable[[], datetime]) -> None:
         self._file = RotatedFile(state / SIGN_INS, max_bytes=MAX_BYTES, kept=1)
         self._now, self._lock = now, threading.Lock()
 
     def write(self, event: str, *, address: str, by: str = "password", user: str = "", role: str = "") -> None:
-        """Append one line; ``user`` must be a known name or empty."""
+        """Append one line.
+
+        Args:
+            event: What happened.
+            address: The client's address.
+            by: ``password`` or ``oidc``.
+            user: A known user's name, or empty.
+            role: The user's role.
+        """
         facts = {"user": user, "role": role, "by": by, "address": address or "unknown"}
         with self._lock, contextlib.suppress(OSError):
             self._file.send({"time": self._now().isoformat(), "event": event, **facts})
 
 
 def read_sign_in(line: str) -> Found | None:
-    """The event of a line of ``sign-ins.jsonl``."""
+    """Return the security event of a line of ``sign-ins.jsonl``."""
     record = json.loads(line)
     more = {"sign-in": ("role", "by"), "sign-out": ()}.get(record["event"], ("by",))
     facts = {name: record[name] for name in ("user", "address", *more) if record[name]}
@@ -45,14 +60,14 @@ def read_sign_in(line: str) -> Found | None:
 
 
 def read_decision(line: str) -> Found | None:
-    """The event of a line of ``decisions.jsonl``; the note stays there."""
+    """Return the security event of a line of ``decisions.jsonl``, without its note."""
     record = json.loads(line)
     facts = {"user": record["user"], "label": record["label"], "verdict": str(Verdict(record["verdict"]))}
     return Found("label-decided", utc_time(record["time"]), facts)
 
 
 def dashboard_sources(state: Path) -> list[Source]:
-    """The files of a dashboard's state directory whose new lines go to the security log."""
+    """Return the files of a dashboard's state directory that the security log follows."""
     return [
         LinesSource(state / SIGN_INS, read=read_sign_in),
         LinesSource(state / "decisions.jsonl", read=read_decision),

@@ -1,4 +1,7 @@
-"""Tables and rows as files: CSV that no spreadsheet takes for formulas, and JSON line by line."""
+"""Writes tables and rows as files: CSV in which no spreadsheet finds a formula, and JSON line by line.
+
+The API uses it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,24 @@ from server.dashboard.views.sites import SiteView
 
 
 def csv_response(name: str, rows: Sequence[dict[str, Any]]) -> Response:
-    """A table as CSV; an empty one has no columns either."""
+    """Return a table as CSV; an empty table has no columns.
+
+    Args:
+        name: Name of the file, without its ending.
+        rows: The rows, all with the same keys.
+    """
     names = tuple(rows[0]) if rows else ()
     text = "".join(csv_lines(names, ([row[key] for key in names] for row in rows)))
     return Response(text, media_type="text/csv; charset=utf-8", headers=attached(f"{name}.csv"))
 
 
 def csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Lines of CSV, the header first."""
+    """Yield lines of CSV, the header first.
+
+    Args:
+        names: Names of the columns.
+        rows: Values of each row, in the columns' order.
+    """
     for row in chain([names], rows):
         stream = io.StringIO()
         csv.writer(stream).writerow([_cell(value) for value in row])
@@ -33,14 +46,14 @@ def csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[s
 
 
 def _cell(value: Any) -> Any:
-    """A spreadsheet must not take a text for a formula."""
+    """Return a value that a spreadsheet does not take for a formula."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value
 
 
 def json_lines(rows: Iterable[tuple[int, str, str, str, str, str]]) -> Iterator[str]:
-    """A JSON list of ledger rows, a row a line."""
+    """Yield a JSON list of ledger rows, one row a line."""
     yield "["
     for number, (seq, time, kind, body, prev_hash, row_hash) in enumerate(rows):
         fact = {"seq": seq, "time_utc": str(time), "kind": str(kind), "body": row_body(body)}
@@ -50,7 +63,7 @@ def json_lines(rows: Iterable[tuple[int, str, str, str, str, str]]) -> Iterator[
 
 
 def flat_site(site: SiteView) -> dict[str, Any]:
-    """A site as one line of a table."""
+    """Return a site as one row of a table."""
     facts = {name: value for name, value in asdict(site).items() if name != "budget"}
     budget = site.budget
     return facts | {
@@ -66,7 +79,7 @@ def flat_site(site: SiteView) -> dict[str, Any]:
 
 
 def flat_label(label: LabelView) -> dict[str, Any]:
-    """A label as one line of a table."""
+    """Return a label as one row of a table."""
     facts = label.facts
     return {
         "number": label.number,
@@ -81,6 +94,10 @@ def flat_label(label: LabelView) -> dict[str, Any]:
 
 
 def attached(name: str) -> dict[str, str]:
-    """The header that has a browser save an answer under ``name``."""
+    """Return the header that makes a browser save an answer under this name.
+
+    >>> attached("a b.csv")
+    {'content-disposition': 'attachment; filename="a-b.csv"'}
+    """
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
     return {"content-disposition": f'attachment; filename="{safe}"'}

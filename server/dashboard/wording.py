@@ -1,4 +1,7 @@
-"""Counts, durations and events in words, as pages and alarms say them."""
+"""Writes counts, durations and events in words, as pages and alarms show them.
+
+The views and the templates use it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,14 @@ MISSED = {"offline": "was not connected at the last offer", "deadline": "did not
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """One line of the log in words."""
+    """One event of the log in words.
+
+    Attributes:
+        time: Its time.
+        kind: Its kind.
+        words: The sentence.
+        level: ``info``, ``warning`` or ``critical``.
+    """
 
     time: str
     kind: str
@@ -42,7 +52,7 @@ class EventView:
 
 
 def event_view(event: Mapping[str, Any]) -> EventView:
-    """A line of the log in words; a kind that is not known by its name."""
+    """Return an event of the log in words; an unknown kind is shown by its name."""
     kind = event["event"]
     say = _EVENTS.get(kind)
     level = _LEVELS.get(kind, "info")
@@ -52,17 +62,30 @@ def event_view(event: Mapping[str, Any]) -> EventView:
 
 
 def declined_words(reason: str) -> str:
-    """Why a site said no, in words; a reason that is not known by its name."""
+    """Return why a site declined, in words; an unknown reason is returned as it is."""
     return DECLINED.get(reason, reason)
 
 
 def many(count: int, one: str, several: str = "") -> str:
-    """A count with its noun: 1 code, 2 codes."""
+    """Return a count with its noun.
+
+    Args:
+        count: The count.
+        one: The noun in the singular.
+        several: The plural, if it is not the singular with an s.
+
+    >>> many(1, "code"), many(2, "query", "queries")
+    ('1 code', '2 queries')
+    """
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a person: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 4 d 2 h."""
+    """Return seconds as text for a reader.
+
+    >>> duration(0.4), duration(185), duration(7800)
+    ('0.4 s', '3 min 5 s', '2 h 10 min')
+    """
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

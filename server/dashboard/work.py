@@ -1,7 +1,7 @@
-"""``python -m server.dashboard.work``: the dashboard's heavy work, each in a process of its own.
+"""Does the dashboard's slow work, each task in a process of its own: ``python -m server.dashboard.work``.
 
-``verify LEDGER`` prints the report of a whole verification; ``pictures STUDY OUT`` brings volumes, labels and the
-student's predictions into small arrays for the slice viewer. Reads the study, writes below OUT only.
+``verify LEDGER`` prints the report of a full verification. ``pictures STUDY OUT`` writes volumes, labels and the
+student's predictions as small arrays for the slice viewer. It reads the study and writes only below OUT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from server.dashboard.jobs import NICE
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the first argument says; the result is JSON on standard output."""
+    """Do the task that the first argument names, and print its result as JSON.
+
+    Raises:
+        InvalidInput: For unknown arguments.
+    """
     os.nice(NICE)
     match arguments:
         case ["verify", ledger]:

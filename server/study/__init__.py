@@ -1,1 +1,1 @@
-"""A study's directory: how it is made, what its terms say in words, where everything lies."""
+"""Holds a study's directory: how it is created, its terms in words, and the files in it."""

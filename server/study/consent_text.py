@@ -1,6 +1,7 @@
-"""A study in words: what the consortium sees, and what a hospital reads before it consents.
+"""Writes a study's terms in words: what the consortium sees, and what a hospital reads before it consents.
 
-Every ε stands with its accountant, δ, unit and relation.
+`consilium study show`, the site's consent sheet and the dashboard use it. Every ε is stated with its accountant, δ,
+unit and relation.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ _SEEN_SEALED = """\
 
 @dataclass(frozen=True, slots=True)
 class BatchRoster:
-    """Who took part in one release: how many queries it answered, and the sites on its roster, by name."""
+    """Who took part in one release.
+
+    Attributes:
+        batch: Id of the batch.
+        queries: Number of queries it answered.
+        roster: Names of the sites.
+    """
 
     batch: str
     queries: int
@@ -52,7 +59,10 @@ class BatchRoster:
 
 
 def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
-    """The releases behind a study's answers in order. A batch that was answered in two runs with other sites is two."""
+    """Return the releases behind a study's answers, in order.
+
+    A batch that was answered in two runs with different sites counts as two releases.
+    """
     found: list[BatchRoster] = []
     for answer in answers:
         roster = tuple(sorted(entry.site for entry in answer.roster))
@@ -64,9 +74,12 @@ def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
 
 
 def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:
-    """The study's plan as plain values: what `consilium study show --json` prints.
+    """Return the study's plan as plain values, as `consilium study show --json` prints them.
 
-    ``sites``: how many may answer; ``spending``: what was spent of it, where there is a ledger.
+    Args:
+        study: The study.
+        sites: Number of sites that may answer.
+        spending: What was spent, if there is a ledger.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     mechanism = study_mechanism(study, dimension=1)
@@ -105,9 +118,14 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
 
 
 def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:
-    """Against whom which ε holds in a sealed study, for its whole budget, on rosters of the quorum to ``sites``.
+    """Return which ε of a sealed study holds against whom, for rosters from the quorum to ``sites``.
 
-    For what was spent, where ``spending`` says that this is more than the budget; and for its largest roster.
+    It is stated for the whole budget, or for what was spent if that is more, and includes the largest roster so far.
+
+    Args:
+        study: A sealed study.
+        sites: Number of sites that may answer.
+        spending: What was spent, if there is a ledger.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
@@ -128,9 +146,12 @@ def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = No
 
 
 def for_consortium(study: Study, *, sites: int, spending: Spending | None = None) -> str:
-    """The plan as text, one fact a line.
+    """Return the plan as text, one fact a line.
 
-    ``sites``: how many take part, as far as is known: at least the quorum; ``spending``: as :func:`facts` has it.
+    Args:
+        study: The study.
+        sites: Number of sites that take part, at least the quorum.
+        spending: What was spent, if there is a ledger.
     """
     spending = spending or Spending.of(study.privacy)
     f, privacy = facts(study, sites=sites, spending=spending), study.privacy
@@ -166,12 +187,17 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
 
 
 def _z(study: Study, digits: int) -> str:
-    """The noise multiplier of one release, rounded down."""
+    """Return the noise multiplier of one release, rounded down."""
     return noise_text(noise_multiplier(study_mechanism(study, dimension=1), study.privacy.protection), digits)
 
 
 def gate_sentence(study: Study, *, yours: bool = False) -> str:
-    """What the study's gate asks of hospitals, and what leaves them by it."""
+    """Return what the study's gate asks of hospitals, and what leaves them for it.
+
+    Args:
+        study: A study with a gate.
+        yours: Address the reader's own site.
+    """
     needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
     return (
         f"Gate: the student is released once {needed} hospitals have found it better than public data alone on cases "
@@ -181,9 +207,12 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
 
 
 def for_site(study: Study, *, patients: int | None = None, spending: Spending | None = None) -> str:
-    """What a hospital reads before it consents.
+    """Return the text that a hospital reads before it consents.
 
-    ``patients``: how many it has, where it says so; ``spending``: as :func:`facts` has it.
+    Args:
+        study: The study.
+        patients: Number of the hospital's patients, if it states it.
+        spending: What was spent, if there is a ledger.
     """
     spending = spending or Spending.of(study.privacy)
     privacy = study.privacy

@@ -1,8 +1,9 @@
-"""Setting a study up at the server: its directory, keys, ledger, public volumes, codec and sites.
+"""Creates a study at the server: its directory, keys, ledger, public volumes, codec and sites.
 
-The first study of a consortium begins its ledger; others share it, so that a patient pool has one sum over all of them.
-Refuses a directory that already holds a study, a public volume that cannot be read on the study's grid, a label map
-that belongs to a public volume's case, a site registered twice, and a pool of the ledger with other books than it has.
+`consilium study init` and `publish`, `codec fit` and `provision` call it. The first study of a consortium begins its
+ledger. Later studies share it, so that a patient pool has one total over all of them. It refuses a directory that
+already holds a study, a public volume that cannot be read on the study's grid, a label map known to be of a private or
+test case, a site registered twice, and a known pool with another site ledger.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ from server.study.workspace import Site, Workspace
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The public halves of the server's keys, in hex, for the sites' startup kits."""
+    """The server's public keys in hexadecimal, for the sites' startup kits.
+
+    Attributes:
+        sealing_key: Seals codes to the core.
+        signing_key: Verifies the ledger's signatures.
+    """
 
     sealing_key: str
     signing_key: str
@@ -47,12 +53,19 @@ class ServerKeys:
 def create_study(
     workspace: Workspace, study: Study, *, ledger: Path | None = None, standing: Path | None = None
 ) -> None:
-    """Lay out a study's directory with its keys and a ledger that knows the study.
+    """Create a study's directory, with its keys and a ledger in which it is registered. A failure leaves nothing
+    behind.
 
-    ``ledger``: the directory of a study, or its ledger file, whose ledger and signing key this one shares; the sealing
-    key is always its own, and a ledger whose every pool is spent is refused. Without it a ledger is begun, its standing
-    in ``standing`` if given, on another disk. What fails leaves nothing behind. InvalidInput for a budget that no
-    release can be held to.
+    Args:
+        workspace: The new directory.
+        study: The terms.
+        ledger: Directory or ledger file of a study whose ledger and signing key to share; the sealing key is always
+            new. By default a ledger is begun.
+        standing: File on another disk for a new ledger's standing.
+
+    Raises:
+        InvalidInput: If the directory holds a study, the ledger cannot be shared, every pool of it is spent, or no
+            release can keep the budget.
     """
     if workspace.study_file.exists():
         raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
@@ -80,7 +93,7 @@ def create_study(
 
 
 def server_keys(workspace: Workspace) -> ServerKeys:
-    """The server's public keys."""
+    """Return the server's public keys."""
     return ServerKeys(
         sealing_key=public_hex(load_sealing_key(workspace.sealing_key_file)),
         signing_key=public_hex(load_signing_key(workspace.signing_key_file)),
@@ -88,9 +101,19 @@ def server_keys(workspace: Workspace) -> ServerKeys:
 
 
 def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dataset | None = None) -> tuple[str, ...]:
-    """Put the public volumes into the object store, in the given order; each must load on the study's grid.
+    """Put the public volumes into the object store, in the given order.
 
-    ``paired``: volumes with their label maps, as many as the study promises and none of those asked about.
+    Args:
+        workspace: The study.
+        images: Files of the volumes that hospitals are asked about.
+        paired: Volumes with their label maps, as many as the study promises; hospitals are not asked about them.
+
+    Returns:
+        Content hashes of the volumes.
+
+    Raises:
+        InvalidInput: If a volume cannot be read on the study's grid or is given twice, if the numbers do not fit the
+            study, or if the study has answers.
     """
     from common.data.volume import volume_from_bytes
 
@@ -124,9 +147,17 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
 
 
 def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
-    """Keep a dataset's labelled cases for scoring student and controls; returns how many.
+    """Store a dataset's labelled cases for scoring student and controls; nothing is trained or selected on them.
 
-    Nothing is trained on them or chosen by them, so none may be a volume that the study learns from.
+    Args:
+        workspace: The study.
+        dataset: Labelled public cases, none of which the study learns from.
+
+    Returns:
+        Number of cases.
+
+    Raises:
+        InvalidInput: If there are none, or the study learns from one of them.
     """
     cases = _keep(workspace, workspace.study(), dataset)
     learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
@@ -154,7 +185,7 @@ def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) ->
 
 
 def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedFiles, ...]:
-    """A dataset's labelled cases among the public objects; each must load on the study's grid."""
+    """Put a dataset's labelled cases into the object store; each must be readable on the study's grid."""
     from common.data.volume import example_from_bytes
 
     check_labels(dataset, study.data)
@@ -185,11 +216,23 @@ def fit_study_codec(
     private_hashes: Collection[str] = (),
     on_stage: OnStage | None = None,
 ) -> CodecRecord:
-    """Fit the study's codec on public label maps for the planned noise on the mean code of ``sites`` sites.
+    """Fit the study's codec on public label maps, and prepare what its protocol needs before the first question.
 
-    Then make what else the study's protocol needs before its first question; the volumes must be published before.
-    ``private_hashes``: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
-    Interrupted, it leaves no codec. Refuses a study with answers, which are in the codec they were asked in.
+    The volumes must be published before. If it is interrupted, the study has no codec.
+
+    Args:
+        workspace: The study.
+        label_maps: Files of public label maps.
+        sites: Number of sites expected to answer, which determines the planned noise on the mean code.
+        private_hashes: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
+        on_stage: Called with the progress.
+
+    Returns:
+        The codec's record.
+
+    Raises:
+        InvalidInput: If the study has answers, which need the codec they were asked with; if there are fewer sites than
+            the quorum; or if a label map is missing, unreadable or private.
     """
     from common.codecs.codec import fit_codec
     from common.data.volume import load_label
@@ -201,7 +244,7 @@ def fit_study_codec(
     if not label_maps:
         raise InvalidInput("public label maps", value=0, limit="at least 4")
     if study.codec.terms.framed:
-        workspace.volumes()  # what comes after the codec asks about them, and they may have been forgotten
+        workspace.volumes()  # raises if they are not published: preparing the protocol needs them
     told = on_stage or (lambda _name, _done, _total: None)
     maps, last = [], len(study.data.labels) - 1
     for number, path in enumerate(label_maps):
@@ -226,14 +269,14 @@ def fit_study_codec(
     )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
     told("codec", 1, 1)
-    workspace.forget_codec()  # what is prepared belongs to one codec
+    workspace.forget_codec()  # what is prepared next belongs to the new codec only
     protocol_of(study).prepare(lambda: workspace.public(codec=record), sites=sites, on_stage=on_stage)
     workspace.save_codec(record)
     return record
 
 
 def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
-    """InvalidInput where stored answers, which were paid for, could not be read any more with another ``what``."""
+    """Raise InvalidInput if the study has answers, which could not be read with another ``what``."""
     with _open_ledger(workspace) as ledger:
         answers = len(ledger.answers(study.id))
     if answers:
@@ -246,12 +289,12 @@ def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
 
 
 def neighbour_study(directory: Path) -> Path | None:
-    """A study beside this directory that has a ledger a new one could share; None if there is none."""
+    """Return a study beside this directory whose ledger a new study could share; None if there is none."""
     return next((path for path in studies_beside(directory) if Workspace(path).ledger_file.exists()), None)
 
 
 def studies_beside(directory: Path) -> tuple[Path, ...]:
-    """The other studies' directories in the folder of this one, by name."""
+    """Return the directories of the other studies in the same folder, by name."""
     here = directory.absolute()
     found = (path.parent for path in sorted(here.parent.glob("*/study.toml")))
     return tuple(path for path in found if path != here)
@@ -266,14 +309,23 @@ _REMEDY = (
 def pool_to_declare(
     workspace: Workspace, site: str, pool: str, *, books: StatedBooks | None, pool_epsilon: float | None
 ) -> PoolDeclaration:
-    """The declaration under which a site with this pool may be admitted, by what the ledger knows from any study.
+    """Return the declaration under which a site with this pool may be admitted.
 
-    A pool's lifetime budget is what the study says (``[pool]``), or ``pool_epsilon`` at its δ, when it is first
-    declared; later studies leave it as it is, whatever they say, unless a ``pool_epsilon`` makes it tighter.
+    A pool's lifetime budget is set when it is first declared: the study's (``[pool]``), or ``pool_epsilon`` at its δ.
+    Later studies leave it, unless a ``pool_epsilon`` makes it tighter. A known pool keeps its total, so the site must
+    bring the site ledger that keeps the pool's budget.
 
-    A pool the ledger knows goes on with its sum, so whoever brings it must bring its books: InvalidInput if the request
-    names none, others than are on record, or books that show less than this ledger charged; for a looser budget, a pool
-    known under another site, and a site known with another pool.
+    Args:
+        workspace: The study.
+        site: Name of the site.
+        pool: Its patient pool.
+        books: What the join request states of the site's ledger.
+        pool_epsilon: The pool's lifetime ε.
+
+    Raises:
+        InvalidInput: If the request names no site ledger, another one than is on record, or one that shows less than
+            this ledger charged; for a looser budget; for a pool known under another site; or for a site known with
+            another pool.
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         known = {declared.pool: declared for declared in ledger.pools()}
@@ -305,7 +357,9 @@ def pool_to_declare(
 
 
 def _check_books(pool: str, books: StatedBooks | None, *, recorded: str | None, spent: Spend) -> None:
-    """InvalidInput unless these are the books on record of a known pool, and show all that was charged."""
+    """Raise InvalidInput unless this is a known pool's site ledger on record, and it shows everything that was
+    charged.
+    """
     if books is None or books.ledger_id != (recorded or books.ledger_id):
         raise InvalidInput(
             f"books of pool {pool}, which this ledger knows",
@@ -329,7 +383,17 @@ def _tightened(declaration: PoolDeclaration, epsilon: float | None) -> PoolDecla
 def add_site(
     workspace: Workspace, site: Site, *, books: StatedBooks | None = None, pool_epsilon: float | None = None
 ) -> None:
-    """Declare a registered site's patient pool as :func:`pool_to_declare` says, then record the site."""
+    """Declare a site's patient pool as :func:`pool_to_declare` returns it, and record the site.
+
+    Args:
+        workspace: The study.
+        site: The site.
+        books: What the join request states of the site's ledger.
+        pool_epsilon: The pool's lifetime ε.
+
+    Raises:
+        InvalidInput: If the pool or the site is refused.
+    """
     declaration = pool_to_declare(workspace, site.name, site.pool, books=books, pool_epsilon=pool_epsilon)
     sites = (*workspace.registered(), site)
     workspace.check_sites(sites)
@@ -347,10 +411,19 @@ def _open_ledger(workspace: Workspace) -> Ledger:
 def write_kit(
     workspace: Workspace, directory: Path, *, site: str, superlink: str, objects_url: str, authority: Path
 ) -> None:
-    """A site's startup kit: kit.json (name, public keys, addresses), ca.crt and study.toml; nothing in it is secret.
+    """Write a site's startup kit; nothing in it is secret.
 
-    consortium.pem is the signing key's public half once more, for checking the offline bundle with openssl.
-    For a study with a public start whose teachers have the student's network also start.pt, that start.
+    It holds ``kit.json`` (name, public keys, addresses), ``ca.crt``, ``study.toml`` and ``consortium.pem``, the public
+    signing key in the form that openssl needs to verify the offline bundle. If the study has a public start and its
+    teachers have the student's network, it also holds the start, ``start.pt``.
+
+    Args:
+        workspace: The study.
+        directory: Where to write.
+        site: The site's name.
+        superlink: ``host:port`` of the gateway.
+        objects_url: Address of the public objects.
+        authority: Certificate of the consortium's authority.
     """
     keys = server_keys(workspace)
     kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink)

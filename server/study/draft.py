@@ -1,7 +1,8 @@
-"""A study file that a person wrote: what it does not say is filled in as ``consilium study init`` would.
+"""Reads a study file that a person wrote, and fills in omitted settings as `consilium study init` does.
 
-Files of studies that exist say what they are, and there a missing ``privacy.aggregation`` means an open study, as
-always. Refuses a file whose section [privacy] cannot be found to be filled in.
+The commands that create a study call it. A file of an existing study is read elsewhere: there, a missing
+``privacy.aggregation`` still means an open study. It refuses a file in which the section [privacy] cannot be located to
+add a setting.
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ _PRIVACY = re.compile(r"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?:#.*)?$", re.MULTI
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A study, and a sentence for each setting that its file left to the default."""
+    """A study from such a file.
+
+    Attributes:
+        study: The study.
+        filled_in: One sentence for each setting that the file left to the default.
+    """
 
     study: Study
     filled_in: tuple[str, ...]
 
 
 def read_draft(path: Path) -> Draft:
-    """The study in a file that is no study's yet; every mistake names the key, its value and the limit."""
+    """Read a study file that belongs to no study yet.
+
+    Raises:
+        InvalidInput: Names the key, its value and the limit of the first mistake.
+    """
     return parse_draft(read_text(path, what="study file", most_bytes=MAX_TOML_BYTES, remedy="check the path"))
 
 
 def parse_draft(text: str) -> Draft:
-    """The study in the text of such a file (TOML)."""
+    """Return the study in the text of such a file (TOML); see :func:`read_draft`."""
     document = parse_toml(text, what="study file", remedy="see `consilium study init` for a valid one")
     said: list[str] = []
     quorum = _table(document, "privacy").get("quorum")

@@ -1,7 +1,8 @@
-"""The student as hospitals measured it: figures they consented to send, taken in, and what they amount to.
+"""Collects the figures of the student that hospitals measured and consented to send, and summarises them.
 
-The sites that sent none are named beside those that did: a mean over the willing is no mean over the study. Refuses
-figures on another student, of a site that is not admitted, and older ones than are kept.
+`consilium study evaluate` calls it. Sites that sent none are named beside those that did, because a mean over the sites
+that sent figures is no mean over the study. It refuses figures of another student or of a site that is not admitted,
+and figures older than the stored ones.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class StructureAtSites:
-    """One structure's Dice over the sites that sent one: their mean, half of its 95 % interval (None for one site),
-    and the lowest, with the site that has it."""
+    """Dice of one structure over the sites that sent it.
+
+    Attributes:
+        structure: The structure's name.
+        sites: Number of sites.
+        mean: Their mean Dice.
+        half_width: Half of its 95 % interval; None for one site.
+        worst: Lowest Dice.
+        worst_site: The site that measured it.
+    """
 
     structure: str
     sites: int
@@ -34,7 +43,14 @@ class StructureAtSites:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What sites sent of the exported student. ``silent``: admitted sites that sent nothing."""
+    """The figures of the exported student.
+
+    Attributes:
+        bundle: SHA-256 of the student's bundle.
+        gave: Sites that sent figures.
+        silent: Admitted sites that sent none.
+        structures: Summary of each structure.
+    """
 
     bundle: str
     gave: tuple[str, ...]
@@ -42,6 +58,7 @@ class Evaluated:
     structures: tuple[StructureAtSites, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the summary as plain JSON."""
         return {
             "schema": 1,
             "student": self.bundle,
@@ -62,7 +79,7 @@ class Evaluated:
 
     @property
     def lines(self) -> list[str]:
-        """The same for a reader: who sent figures and who did not, then a line for each structure."""
+        """The summary for a reader: who sent figures and who did not, then a line for each structure."""
         if not self.gave:
             return ["no hospital has sent figures of this student"]
         sites = f"{len(self.gave)} of {len(self.gave) + len(self.silent)} hospitals"
@@ -81,11 +98,15 @@ class Evaluated:
 
 
 def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
-    """Check a hospital's figures of the exported student and keep them.
+    """Check a hospital's figures of the exported student and store them.
+
+    Args:
+        workspace: The study.
+        data: The signed figures.
 
     Raises:
-        InvalidInput: If they are on another student, of no admitted site, of other structures, older than those kept,
-            or if there is no student.
+        InvalidInput: If they are of another student, site or structures, older than the stored ones, or if there is no
+            student.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if statement is None:
@@ -99,7 +120,9 @@ def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
 
 
 def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:
-    """Every kept site's figures of the exported student that are genuine, by site, one for each key."""
+    """Return every site's stored figures of the exported student whose signature is valid, by site; one for each
+    key.
+    """
     study, statement = workspace.study(), statement_of(workspace)
     if statement is None:
         return {}
@@ -115,7 +138,7 @@ def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:
 
 
 def evaluated(workspace: Workspace) -> Evaluated:
-    """What all kept figures amount to."""
+    """Return the summary of all stored figures."""
     statement, found = statement_of(workspace), figures_on(workspace)
     of_structure: dict[str, dict[str, float]] = {}
     for site, figures in sorted(found.items()):

@@ -1,7 +1,8 @@
-"""Keeps what sites signed in sealed sums, for a dispute: one folder a draw, one file a site.
+"""Stores the masked codes that sites signed in sealed sums, as evidence in a dispute: one folder a draw, one file a
+site.
 
-Words are uniform to whoever lacks the masks, so a stolen folder shows no code. Refuses nothing: what a site sent was
-checked against its signature before.
+The aggregator writes them, `consilium dispute` reads them. Without the masks, masked codes are uniformly distributed,
+so a stolen folder reveals no code. Signatures were checked before.
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ from server.study.workspace import Workspace
 
 
 def keep_words(folder: Path, words: SiteWords) -> None:
-    """Keep one site's words of a draw. A disk that fails ends the run: a draw without evidence is not added up."""
+    """Store one site's signed masked codes of a draw.
+
+    If they cannot be written the run ends, because a draw without evidence must not be added up.
+
+    Args:
+        folder: The study's ``evidence/``.
+        words: The signed masked codes.
+    """
     write_atomically(_file(folder, words.roster, words.site), words.render(), mode=0o600)
 
 
 def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
-    """Everything an auditor needs of one draw beside the sites' disclosures.
+    """Return everything that an auditor needs of one draw besides the sites' disclosures.
 
     Args:
-        draw: The roster's id, or its first twelve digits or more.
+        workspace: The study.
+        draw: The roster's id, or at least its first twelve digits.
 
     Raises:
-        InvalidInput: If there is no such draw, or no site's words of it are kept.
+        InvalidInput: If there is no such draw, or no site's masked codes of it are stored.
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         found = ledger.drawn(workspace.study().id, draw)
@@ -44,7 +53,7 @@ def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
 
 
 def draws(workspace: Workspace) -> Iterator[str]:
-    """A line a draw: its id, what became of it, and whose signed words are kept."""
+    """Yield one line for each draw: its id, its result, and whose signed masked codes are stored."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         lost = {draw.masks: draw.reason for draw in ledger.ended_without_answer(study.id)}

@@ -1,8 +1,9 @@
-"""The gate before a student is released: verdicts that hospitals signed, taken in, and what they amount to.
+"""Collects the verdicts that hospitals signed, and decides whether a student may be released.
 
-A student whose study asks for verdicts is exported and may be fetched for evaluation, and is not released before enough
-hospitals found it better than public data alone. Refuses a verdict on another student, or of a site that is not
-admitted, and counts none of a site that was revoked; an older one of a site never takes the place of a newer.
+The bundle, the commands and the dashboard use it. If a study asks for verdicts, its student is exported and may be
+fetched for evaluation, but it is not released before enough hospitals found it better than public data alone. It
+refuses a verdict on another student or by a site that is not admitted, and an older verdict in place of a newer one.
+Verdicts of revoked sites do not count.
 """
 
 from __future__ import annotations
@@ -26,24 +27,34 @@ S = TypeVar("S", SiteVerdict, SiteFigures)
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """How many verdicts a student needs and which it has; ``needed`` is 0 where the study has no gate."""
+    """The verdicts on a student.
+
+    Attributes:
+        needed: Number of verdicts needed; 0 if the study has no gate.
+        verdicts: The verdicts so far.
+    """
 
     needed: int
     verdicts: tuple[SiteVerdict, ...]
 
     @property
     def released(self) -> bool:
-        """Whether the student may be published."""
+        """True if the student may be published."""
         return released(self.verdicts, needed=self.needed)
 
     @property
     def words(self) -> str:
-        """The same for a reader; empty without a gate."""
+        """The state for a reader; empty without a gate."""
         return in_words(self.verdicts, needed=self.needed) if self.needed else ""
 
 
 def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | None:
-    """Every kept verdict of an admitted site on the student with this archive's hash; None without a gate."""
+    """Return every stored verdict of an admitted site on a student; None if the study has no gate.
+
+    Args:
+        workspace: The study.
+        bundle: SHA-256 of the student's archive.
+    """
     study = workspace.study()
     if not study.gate.verdicts:
         return None
@@ -53,27 +64,36 @@ def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | 
 
 
 def read_kept(folder: Path, parse: Callable[[bytes], S]) -> Iterator[S]:
-    """What :func:`keep_newest` kept there and can still be read; nobody is believed by it yet."""
+    """Yield everything readable that :func:`keep_newest` stored in a folder; the caller must verify signatures.
+
+    Args:
+        folder: The folder.
+        parse: Parses a file.
+    """
     for path in sorted(folder.glob("*.json")):
         try:
             yield parse(path.read_bytes())
         except (OSError, InvalidInput):
-            continue  # damaged on disk: the site has it, and it counts once it is taken in again
+            continue  # damaged on disk: it counts again once the site sends it again
 
 
 def gate_state(workspace: Workspace) -> GateState:
-    """How the gate of the exported student stands; nothing is in it before there is one."""
+    """Return the state of the exported student's gate; without a student it has no verdicts."""
     study, statement = workspace.study(), statement_of(workspace)
     found = () if statement is None else verdicts_on(workspace, statement.bundle) or ()
     return GateState(study.gate.verdicts, found)
 
 
 def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
-    """Check a hospital's verdict on the exported student and keep it.
+    """Check a hospital's verdict on the exported student and store it.
+
+    Args:
+        workspace: The study.
+        data: The signed verdict.
 
     Raises:
-        InvalidInput: If it is on another student, of no admitted site, older than the one that is kept, or if there is
-            no student, or no gate.
+        InvalidInput: If it is on another student or by a site that is not admitted, older than the stored one, or if
+            there is no student or no gate.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if not study.gate.verdicts:
@@ -87,7 +107,17 @@ def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
 
 
 def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str) -> None:
-    """Keep what a site said, one file a site; InvalidInput for an older one than is kept of the same student."""
+    """Store a site's signed statement, one file for each site.
+
+    Args:
+        folder: The folder.
+        said: The statement.
+        parse: Parses a stored statement.
+        what: What it is, for the error.
+
+    Raises:
+        InvalidInput: If a newer one about the same student is stored.
+    """
     path = folder / f"{said.site.replace('/', '%2f')}.json"
     if path.exists():
         try:
@@ -102,7 +132,7 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
 
 
 def check_released(workspace: Workspace) -> None:
-    """Refused (``not-released``) while the student's gate is shut."""
+    """Raise Refused (``not-released``) while the student lacks verdicts."""
     state = gate_state(workspace)
     if not state.released:
         raise Refused(
@@ -113,12 +143,12 @@ def check_released(workspace: Workspace) -> None:
 
 
 def statement_of(workspace: Workspace) -> StudentStatement | None:
-    """What is said of the exported student; None before there is one."""
+    """Return the published statement about the exported student; None before there is one."""
     path = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     return StudentStatement.parse(path.read_bytes()) if path.exists() else None
 
 
 def site_keys(workspace: Workspace) -> dict[str, str]:
-    """The key that every admitted site signs with, by its name; none of a site that was revoked."""
+    """Return the signing key of every admitted site, by name; revoked sites have none."""
     sites = workspace.admitted() if workspace.registered() else ()
     return {site.name: site.answer_key for site in sites if site.answer_key}

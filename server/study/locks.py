@@ -1,4 +1,7 @@
-"""Files that a process holds alone while it works on a study; the kernel frees them, however the process ends."""
+"""Provides files that one process holds exclusively while it works on a study; the kernel frees them when it ends.
+
+The workspace and the supervisor use it. It refuses a file that another process holds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,15 @@ class StudyBusy(ConsiliumError):
 
 @contextmanager
 def held_alone(path: Path, *, busy: str) -> Iterator[None]:
-    """Hold the file, which is made if need be; StudyBusy with the words ``busy`` while another process holds it."""
+    """Hold the file exclusively inside the block; it is created if missing.
+
+    Args:
+        path: The file.
+        busy: Text of the error.
+
+    Raises:
+        StudyBusy: If another process holds it.
+    """
     with path.open("a") as stream:
         if not take(stream):
             raise StudyBusy(busy)
@@ -24,7 +35,10 @@ def held_alone(path: Path, *, busy: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process holds the file; None where it cannot be read from here. It is only looked at for a moment."""
+    """Return whether a process holds the file; None if it cannot be read from here.
+
+    The check takes the lock for a moment only.
+    """
     try:
         with path.open("rb") as stream:
             return held(stream)

@@ -1,7 +1,7 @@
-"""Computes how many of a study's planned queries each patient pool can still answer.
+"""Computes how many of a study's planned queries each patient pool can still pay for.
 
-A pool's budget is for its life, so an earlier study of the same ledger may have spent it. Refuses a study that shares a
-ledger in which no pool has room for one query, and a run that could release nothing.
+Creating and running a study call it. A pool's budget is for its life, so earlier studies of the same ledger may have
+spent it. It refuses a study that shares a ledger in which every pool is spent, and a run that could release nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ _REMEDY = (
 
 
 class PoolsSpent(ConsiliumError):
-    """A run released nothing, because too few pools have room for one query."""
+    """A run released nothing, because too few pools can pay for one query."""
 
     exit_code = BudgetExceeded.exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A pool, and how many of the study's ``wanted`` releases it has room for, lost draws among them."""
+    """How much of a study a pool can pay for.
+
+    Attributes:
+        site: The pool's site.
+        pool: Its name.
+        releases: Number of the study's releases it can pay for.
+        wanted: Number of releases that the study may still need, lost draws included.
+    """
 
     site: str
     pool: str
@@ -36,12 +43,19 @@ class Room:
 
     @property
     def sentence(self) -> str:
+        """The same as a sentence."""
         share = f"room for {self.releases} of the {self.wanted} releases that this study may need"
         return f"pool {self.pool} of {self.site}: {share if self.releases else 'its budget for life is spent'}"
 
 
 def rooms(ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None) -> tuple[Room, ...]:
-    """Every pool of the ledger, or those named, by how much of the study it can answer. Charges nothing."""
+    """Return for pools of the ledger how much of the study they can pay for. It charges nothing.
+
+    Args:
+        ledger: The server's ledger.
+        study: The study.
+        pools: Names of pools; by default all.
+    """
     found = []
     for one in ledger.study_facts(study).pools.values():
         if pools is None or one.pool in pools:
@@ -51,12 +65,12 @@ def rooms(ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None) -
 
 
 def short(found: Sequence[Room]) -> tuple[str, ...]:
-    """A sentence for each pool that cannot answer the whole study."""
+    """Return a sentence for each pool that cannot pay for the whole study."""
     return tuple(room.sentence for room in found if room.releases < room.wanted)
 
 
 def check_shared(ledger: Ledger, study: Study) -> None:
-    """InvalidInput for a new study on a ledger whose every pool is spent."""
+    """Raise InvalidInput if every pool of the ledger that a new study shares is spent."""
     found = rooms(ledger, study)
     if found and not any(room.releases for room in found):
         raise InvalidInput(
@@ -68,7 +82,13 @@ def check_shared(ledger: Ledger, study: Study) -> None:
 
 
 def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None:
-    """PoolsSpent where nothing was released and too few of the pools of a study's sites have room for one query."""
+    """Raise PoolsSpent if nothing was released, and too few of these pools can pay for one query.
+
+    Args:
+        ledger: The server's ledger.
+        study: The study.
+        pools: Pools of the study's sites.
+    """
     if ledger.study_facts(study).answers:
         return
     found = rooms(ledger, study, pools=pools)

@@ -1,7 +1,7 @@
-"""Reads a study's facts from its directory: its ledger, and the report of what was measured of its student.
+"""Reads a study's facts from its directory: its ledger, and the report of its student's scores.
 
-A ledger that does not hold is a doubt about what was spent, and so is one that is older than its standing. A report
-that does not hold, or is another study's, counts as no measurement.
+The status, the commands and the dashboard use it. A ledger that is damaged or older than its standing is reported as a
+doubt about what was spent. A report that is invalid, or of another study, counts as no measurement.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The student's worth over its best control, and every control's mean Dice."""
+    """The student's gain over its best control, and every control's mean Dice."""
 
     worth: Worth
     controls: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> str:
-        """The student and every control."""
+        """Return a line with the Dice of the student and of every control."""
         each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
         return f"student {self.worth.student:.3f}; controls: {', '.join(each)}"
 
@@ -49,14 +49,22 @@ class _Scored:
 
 
 def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
-    """The facts of a study by its ledger, which is open."""
+    """Return a study's facts.
+
+    Args:
+        ledger: Its open ledger.
+        workspace: Its directory.
+    """
     study = workspace.study()
     found = read_measured(workspace.root, study.id)
     return ledger.study_facts(study, gain=None if found is None else found.worth)
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:
-    """The same from the study's directory; nothing was spent where no ledger lies."""
+    """Return a study's facts from its directory; without a ledger nothing was spent.
+
+    An unreadable ledger is reported as a doubt.
+    """
     try:
         if workspace.ledger_file.exists():
             with Ledger.open(workspace.ledger_file) as ledger:
@@ -67,7 +75,12 @@ def facts_of(workspace: Workspace) -> StudyFacts:
 
 
 def read_measured(root: Path, study_id: str) -> Measured | None:
-    """The scores of this study's student and controls; None where nobody measured, or the file is another study's."""
+    """Return the scores of this study's student and controls; None if nobody measured them.
+
+    Args:
+        root: The study's directory.
+        study_id: Its id; a report of another study is ignored.
+    """
     for path in (root / "report.json", root.parent / "report.json"):
         try:
             found = parse_json(read_regular(path, most_bytes=MAX_BYTES), what="report of a study")

@@ -1,6 +1,7 @@
-"""Determines the state of a study's newest run: running while a process holds its locks, else as its log says.
+"""Determines the state of a study's newest run, from its locks and its event log.
 
-A count of answers says nothing of a run. A run that began, told no ending and is held by nobody has died.
+The status commands and the dashboard use it. A run is running while a process holds its locks; otherwise the log tells
+how it ended. A run that began, logged no end and holds no lock has died. The number of answers is not used.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from server.study.locks import is_held
 from server.study.workspace import RUN_LOCK, Workspace
 
 SUPERVISED = "supervised.lock"
-"""Held by the process that submits the run again should it die."""
+"""Lock of the process that submits the run again if it dies."""
 TURNS = ("run-started", "stop-requested", "run-finished", "run-failed")
 DIED = "the run died, and nobody is there to submit it again; to fix: `consilium study resume` goes on from the ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """``name``: none, running, stopped, finished, failed or died; ``reason``: why it failed or died."""
+    """State of a run.
+
+    Attributes:
+        name: ``none``, ``running``, ``stopped``, ``finished``, ``failed`` or ``died``.
+        reason: Why it failed or died.
+    """
 
     name: str = "none"
     reason: str = ""
 
     def after(self, event: Mapping[str, Any]) -> RunState:
-        """The state by one more event of the log, which cannot tell that a run died."""
+        """Return the state after one more event of the log; no event shows that a run died."""
         match event["event"]:
             case "run-started":
                 return RunState("running")
@@ -41,22 +47,22 @@ class RunState:
 
 
 def run_state(workspace: Workspace) -> RunState:
-    """The state of the newest run, by its locks and its log."""
+    """Return the state of the newest run, from its locks and its log."""
     before = lives(workspace)
     found = RunState()
     for event in read_events(workspace.events_file):
         found = found.after(event)
-    if found.name == "running" and before is False and lives(workspace) is False:  # none began in between
+    if found.name == "running" and before is False and lives(workspace) is False:  # and none began in between
         return RunState("died", DIED)
     return found
 
 
 def lives(workspace: Workspace) -> bool | None:
-    """Whether a process holds the study's run or submits it again; None where the locks cannot be read from here."""
+    """Return whether a process runs or supervises the study; None if its locks cannot be read from here."""
     held = [is_held(workspace.root / name) for name in (RUN_LOCK, SUPERVISED)]
     return True if True in held else None if None in held else False
 
 
 def supervised(workspace: Workspace) -> bool:
-    """Whether somebody is there who submits the study's run again should it die."""
+    """Return whether a process will submit the study's run again if it dies."""
     return is_held(workspace.root / SUPERVISED) is True

@@ -1,8 +1,9 @@
-"""A spoiled draw of a sealed study, which stops the run with a question: go on with these sites or not.
+"""Stops a sealed study after a spoiled draw until a person decides whether to continue with these sites.
 
-A sum that honest sites cannot have made does not say who made it so. Each further draw is charged to the whole roster,
-so one dishonest site could spend the study's budget to its end. Nobody is asked again until a person at the server has
-answered (``consilium study resume --despite-spoiled``); every later spoiled draw asks anew.
+The aggregator, the pipeline and the status use it. A sum that honest sites cannot have produced does not show who
+spoiled it. Each further draw charges the whole roster, so one dishonest site could spend the whole budget of the study.
+No site is asked again until a person at the server has decided (`consilium study resume --despite-spoiled`), and every
+later spoiled draw needs a new decision.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ GO_ON = "consilium study resume --despite-spoiled"
 
 
 def spoiled_draws(ledger: Ledger, study: Study) -> tuple[LostDraw, ...]:
-    """The study's spoiled draws in order."""
+    """Return the study's spoiled draws, in order."""
     return tuple(lost for lost in ledger.ended_without_answer(study.id) if lost.reason == "spoiled")
 
 
 def budget_state(ledger: Ledger, study: Study) -> str:
-    """How many answers there are, how many charges are left, and what was spent, in words."""
+    """Return in words how many answers there are, how many charges are left, and what was spent."""
     privacy, facts = study.privacy, ledger.study_facts(study)
     charged = max((pool.in_study.spend.releases for pool in facts.pools.values()), default=0)
     spending = facts.spending
@@ -38,10 +39,13 @@ def budget_state(ledger: Ledger, study: Study) -> str:
 
 
 def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
-    """What a person must decide before the study may go on; None where no spoiled draw waits for it.
+    """Return what a person must decide before the study may continue; None if no spoiled draw awaits a decision.
 
     Args:
-        accepted: Hash of the ledger row of the newest spoiled draw after which somebody chose to go on; empty for none.
+        ledger: The server's ledger.
+        study: The study.
+        accepted: Hash of the ledger row of the newest spoiled draw after which somebody chose to continue; empty if
+            none.
     """
     spoiled = spoiled_draws(ledger, study)
     if not spoiled or spoiled[-1].row_hash == accepted:
@@ -57,14 +61,20 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
 
 
 def check_answered(workspace: Workspace, ledger: Ledger, study: Study) -> None:
-    """Refused (``sum-spoiled``) while a spoiled draw waits for a person's decision."""
+    """Raise Refused (``sum-spoiled``) while a spoiled draw awaits a person's decision.
+
+    Args:
+        workspace: The study's directory, with the last decision.
+        ledger: The server's ledger.
+        study: The study.
+    """
     asked = question(ledger, study, accepted=accepted_row(workspace))
     if asked is not None:
         raise Refused("sum-spoiled", asked)
 
 
 def accept_spoiled(workspace: Workspace) -> None:
-    """Put down that a person chose to go on after all draws that are spoiled by now."""
+    """Record that a person chose to continue after all draws that are spoiled so far."""
     with Ledger.open(workspace.ledger_file) as ledger:
         spoiled = spoiled_draws(ledger, workspace.study())
     if spoiled:
@@ -72,7 +82,7 @@ def accept_spoiled(workspace: Workspace) -> None:
 
 
 def accepted_row(workspace: Workspace) -> str:
-    """The row that :func:`accept_spoiled` put down; empty for none."""
+    """Return the row hash that :func:`accept_spoiled` recorded; empty if there is none."""
     try:
         return workspace.spoils_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

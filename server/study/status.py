@@ -1,4 +1,7 @@
-"""Summarises a study: its state, its answers, what was spent, and what each site did last."""
+"""Summarises a study: its state, its answers, what was spent, and what each site did last.
+
+`consilium study status` and the dashboard use it. It changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,16 @@ _OF_SITES = ("offer-answered", "reply-received", "reply-missing")
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """One site: ``spent`` says that its pool takes no further answer; ``newest`` is the last event about it.
+    """One site's part in a study.
 
-    ``refused`` of its codes were none that an honest site sends, and counted as zero.
-
-    In a sealed study ``charged`` draws were charged to it, and ``spoiled`` of them were spoiled by a site of their
-    roster, which may be this one.
+    Attributes:
+        spent: True if its pool cannot pay for a further query.
+        batches: Number of releases it took part in.
+        answers: Number of answers it took part in.
+        newest: The last event about it: kind, time and reason.
+        charged: In a sealed study, number of draws charged to it.
+        spoiled: Of these, number of draws that a site of their roster spoiled, which may be this one.
+        refused: Number of its codes that were refused and counted as zero.
     """
 
     spent: bool
@@ -45,6 +52,7 @@ class SiteStatus:
     refused: int = 0
 
     def to_json(self) -> dict[str, object]:
+        """Return the status as plain JSON."""
         state = "spent" if self.spent else "open"
         draws = {} if self.charged is None else {"charged": self.charged, "spoiled": self.spoiled}
         refused = {"refused": self.refused} if self.refused else {}
@@ -53,7 +61,14 @@ class SiteStatus:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The stage a run is in, or was in when it ended: its name, since when, and how much of it is done."""
+    """The stage that a run is in, or was in when it ended.
+
+    Attributes:
+        name: Its name.
+        since: When it began.
+        done: Steps done.
+        total: Steps in total.
+    """
 
     name: str
     since: str
@@ -63,9 +78,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StudyStatus:
-    """A study's standing by its ledger and its event log.
+    """A study's state, from its ledger and its event log.
 
-    ``admitted`` is how many sites are; ``stage`` is None before the first run and where a run has ended well.
+    Attributes:
+        study: The study.
+        state: The state in a word or two.
+        running: True if a run is active.
+        admitted: Number of registered sites.
+        stage: The run's stage; None before the first run and after a run has ended well.
+        last_event: The newest event about the run as a whole.
+        facts: Answers, lost draws, spending and gain.
+        sites: The sites' parts, by name.
+        batches: The releases so far.
+        answers_weighed: The newest comparison of answers with expectations, if any.
+        warnings: Warnings for the operator.
+        ledger_head: Hash of the ledger's newest row.
     """
 
     study: Study
@@ -82,6 +109,7 @@ class StudyStatus:
     ledger_head: str
 
     def to_json(self) -> dict[str, object]:
+        """Return the status as plain JSON."""
         privacy, facts = self.study.privacy, self.facts
         spending = facts.spending
         return {
@@ -117,7 +145,7 @@ class StudyStatus:
         }
 
     def lines(self) -> list[str]:
-        """The same for a reader; times are this machine's."""
+        """Return the status for a reader, with times in this machine's time zone."""
         privacy, facts = self.study.privacy, self.facts
         lines = [
             f"study {self.study.name}: {self.state}",
@@ -162,7 +190,7 @@ class StudyStatus:
 
 
 def _spending_lines(found: Spending) -> list[str]:
-    """What is guaranteed and what was spent, every ε with its accountant, δ, unit and relation."""
+    """Return what is guaranteed and what was spent, every ε with its accountant, δ, unit and relation."""
     protection = found.protection
     stated = f"δ = {delta_text(found.budget.delta)}, unit {protection.unit}, relation {protection.relation}"
     spent = ", ".join(f"ε = {epsilon_text(one.epsilon)} ({name})" for name, one in found.readings().items())
@@ -193,12 +221,12 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _local(time: str) -> str:
-    """A time of the event log in this machine's zone."""
+    """Return a time of the event log in this machine's time zone."""
     return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
-    """The stage after one more event."""
+    """Return the stage after one more event."""
     match event["event"]:
         case "stage-started":
             return Stage(event["stage"], event["time"], 0, event["total"])
@@ -214,7 +242,7 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
 
 
 def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> str:
-    """A study in a word or two: what became of its run comes before how many answers it has."""
+    """Return a study's state in a word or two; the state of its run takes precedence over the number of answers."""
     if run.name in ("running", "died", "failed", "stopped"):
         return run.name
     if done:
@@ -223,9 +251,10 @@ def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> 
 
 
 def ledger_problem(workspace: Workspace) -> str | None:
-    """Why no run would start on the study's ledger: it does not hold, or its standing shows that it is an older copy.
+    """Return why no run could start on the study's ledger: it is damaged, or its standing shows that it is an older
+    copy.
 
-    None where it does hold, and where it is not here to be read: the network's part of a server has none.
+    It is None if there is no problem, or if the ledger cannot be read here, as in the network's part of a server.
     """
     if not os.access(workspace.ledger_file, os.R_OK):
         return None
@@ -237,9 +266,13 @@ def ledger_problem(workspace: Workspace) -> str | None:
 
 
 def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
-    """Why the exported bundle says too little of what patients lose; None if it says enough, or there is none.
+    """Return why the exported bundle understates what was spent; None if it does not, or if there is no bundle.
 
-    Charges that were recovered after the export may pass what the bundle guarantees. A ledger in doubt is a problem.
+    Charges that were recovered after the export may exceed what the bundle states. A ledger in doubt is a problem too.
+
+    Args:
+        workspace: The study.
+        spending: What was spent, from the ledger.
     """
     path = workspace.bundle_dir / "configs" / "privacy.json"
     if not path.exists():
@@ -268,7 +301,7 @@ def _stated(value: Any) -> float:
 
 
 def study_status(workspace: Workspace) -> StudyStatus:
-    """A study's standing, from the ledger and the event log."""
+    """Return a study's state, from its ledger and its event log."""
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         facts = facts_in(ledger, workspace)
@@ -305,7 +338,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
             known = sites.get(event["site"], SiteStatus(False, 0, 0))
             sites[event["site"]] = replace(known, refused=known.refused + event["codes"])
     run = run_state(workspace)
-    enough = len(pools) >= study.privacy.quorum  # else sites are missing, not their budgets
+    enough = len(pools) >= study.privacy.quorum  # otherwise sites are missing, not budgets
     out_of_budget = enough and sum(not pool.exhausted for pool in pools.values()) < study.privacy.quorum
     done = not facts.answers_left
     return StudyStatus(

@@ -1,6 +1,7 @@
-"""A study's directory at the server: where everything lies, and the lock that keeps one run at a time in it.
+"""Names the files of a study's directory, reads and writes its small records, and locks it against a second run.
 
-Refuses to run twice at once, a directory without a study, and a study whose recorded codec or volumes have changed.
+Nearly every module of the server uses it. It refuses a second concurrent run, a directory without a study, and records
+that cannot be read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
 from server.study.locks import held_alone, is_held
 
 LEDGER_RECORD = "ledger.json"
-"""In a study's directory: where the ledger lies that it shares with other studies."""
+"""File in a study's directory that names the directory of a shared ledger."""
 BUSY = "a run is already going on in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
 RUN_LOCK = "run.lock"
 PAIRED = "paired.json"
@@ -36,8 +37,15 @@ LEFT = "left.json"
 
 @dataclass(frozen=True, slots=True)
 class Site(Document):
-    """A registered site: its name, its patient pool, the Flower node id its registered key was given, and the Ed25519
-    key (hex) of its own ledger, which signs its replies; empty where it was registered without one."""
+    """A registered site.
+
+    Attributes:
+        name: Its name.
+        pool: Its patient pool.
+        node_id: Flower's id of its node.
+        answer_key: Ed25519 public key (hexadecimal) of its own ledger, which signs its replies; empty if it was
+            registered without one.
+    """
 
     name: str
     pool: str
@@ -47,10 +55,17 @@ class Site(Document):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Document):
-    """Where the server is: ``host`` and ``port`` as sites call it (the gateway), and SuperLink's port on loopback.
+    """Address and ports of the server.
 
-    ``behind`` is the directory of the study whose gateway listens there, seen from this study's directory; empty where
-    this study has a gateway of its own.
+    Attributes:
+        host: Name or address by which sites reach the gateway.
+        port: Port of the gateway.
+        internal_port: SuperLink's port on loopback.
+        behind: Directory of the study whose gateway listens there, relative to this study's directory; empty if this
+            study has a gateway of its own.
+
+    Raises:
+        InvalidInput: If a port or the host is invalid.
     """
 
     host: str
@@ -69,23 +84,30 @@ class Endpoint(Document):
 
     @property
     def superlink(self) -> str:
+        """The gateway's ``host:port``."""
         return f"{self.host}:{self.port}"
 
     @property
     def objects_url(self) -> str:
+        """Address of the public objects."""
         return f"https://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLedger(Document):
-    """Where the ledger lies that a study shares: another study's directory, seen from its own."""
+    """Record of a shared ledger: the directory of the study that holds it, relative to this study's."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeftSite(Document):
-    """A site that left and was forgotten: its name, and the SHA-256 of its node key; neither is admitted again."""
+    """A site that left and was deleted; neither its name nor its key is admitted again.
+
+    Attributes:
+        name: Its name.
+        key_sha256: SHA-256 of its node key.
+    """
 
     name: str
     key_sha256: str
@@ -93,7 +115,11 @@ class LeftSite(Document):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Paths of a study's directory and its small records."""
+    """The directory of a study at the server.
+
+    Attributes:
+        root: The directory.
+    """
 
     root: Path
 
@@ -103,7 +129,7 @@ class Workspace:
 
     @property
     def books_dir(self) -> Path:
-        """The study's directory with the consortium's ledger and its key: this one, or one it shares them with."""
+        """Directory that holds the ledger and its key: this study's, or that of the study whose ledger it shares."""
         path = self.root / LEDGER_RECORD
         if not path.exists():
             return self.root
@@ -111,7 +137,7 @@ class Workspace:
         return self.root / SharedLedger.from_json(record).directory
 
     def share_ledger(self, directory: Path) -> None:
-        """Record that another study's directory holds the ledger; for a directory that has none yet."""
+        """Record that the ledger is in another study's directory; for a directory that has none yet."""
         shared = SharedLedger(os.path.relpath(directory.resolve(), self.root.resolve()))
         self._write(LEDGER_RECORD, shared.to_json())
 
@@ -125,14 +151,17 @@ class Workspace:
 
     @property
     def sealing_key_file(self) -> Path:
+        """Private key that opens the sites' sealed codes; each study has its own."""
         return self.root / "keys" / "sealing.key"
 
     @property
     def signing_key_file(self) -> Path:
+        """Private key that signs the ledger's heads; shared by all studies of the ledger."""
         return self.books_dir / "keys" / "ledger.key"
 
     @property
     def flower_dir(self) -> Path:
+        """Folder of SuperLink and SuperExec."""
         return self.root / "flower"
 
     @property
@@ -141,36 +170,37 @@ class Workspace:
 
     @property
     def dashboard_tls_dir(self) -> Path:
-        """Certificate and key of the dashboard's own port: all that it holds of what is secret."""
+        """Certificate and key of the dashboard's own port, the only secret that the dashboard holds."""
         return self.root / "dashboard-tls"
 
     @property
     def authority_dir(self) -> Path:
-        """The consortium's certificate authority; needed only to renew, and best kept elsewhere between renewals."""
+        """The consortium's certificate authority; only renewing needs it, so it is best kept elsewhere."""
         return self.tls_dir / "authority"
 
     @property
     def gateway_dir(self) -> Path:
-        """All that the gateway reads beside the public objects: certificate, key, list of admitted nodes."""
+        """Everything that the gateway reads besides the public objects: certificate, key, list of admitted nodes."""
         return self.root / "gateway"
 
     @property
     def fleet_dir(self) -> Path:
-        """The Unix socket by which the gateway reaches SuperLink's fleet routes."""
+        """Folder of the Unix socket by which the gateway reaches SuperLink's fleet routes."""
         return self.gateway_dir / "run"
 
     @property
     def relay_dir(self) -> Path:
-        """The Unix socket by which a ServerApp reaches the core."""
+        """Folder of the Unix socket by which a ServerApp reaches the core."""
         return self.root / "relay"
 
     @property
     def nodes_file(self) -> Path:
+        """List of the admitted nodes, which the gateway reads."""
         return self.gateway_dir / "nodes.json"
 
     @property
     def node_keys_dir(self) -> Path:
-        """Public node keys of all sites that were ever admitted."""
+        """Public node keys of all sites that were ever admitted and not deleted."""
         return self.root / "node-keys"
 
     @property
@@ -183,7 +213,7 @@ class Workspace:
 
     @property
     def start_file(self) -> Path:
-        """Weights of the public start, where the study has one: teachers and student may begin with them."""
+        """Weights of the public start, if the study has one; teachers and student may start from them."""
         return self.root / START_FILE
 
     @property
@@ -192,42 +222,42 @@ class Workspace:
 
     @property
     def decisions_file(self) -> Path:
-        """Decisions about labels that training keeps to; the dashboard's own file is copied here."""
+        """Decisions about labels that training follows, copied from the dashboard's own file."""
         return self.root / "decisions.jsonl"
 
     @property
     def scores_file(self) -> Path:
-        """What student and controls scored on the validation set."""
+        """Scores of student and controls on the validation set."""
         return self.root / "report.json"
 
     @property
     def reports_dir(self) -> Path:
-        """What sites hand over about themselves, a JSON file each."""
+        """Reports that sites share about themselves, one JSON file for each."""
         return self.root / "site-reports"
 
     @property
     def figures_dir(self) -> Path:
-        """What hospitals measured of the student, a signed file each."""
+        """Figures of the student that hospitals measured, one signed file for each."""
         return self.root / "figures"
 
     @property
     def verdicts_dir(self) -> Path:
-        """What hospitals said of the student, a signed file each."""
+        """Verdicts of hospitals on the student, one signed file for each."""
         return self.root / "verdicts"
 
     @property
     def evidence_dir(self) -> Path:
-        """What sites signed in sealed sums, a folder a draw."""
+        """Masked codes that sites signed in sealed sums, one folder for each draw."""
         return self.root / "evidence"
 
     @property
     def spoils_file(self) -> Path:
-        """The row of the newest spoiled draw after which somebody chose to go on."""
+        """Row of the newest spoiled draw after which somebody chose to continue."""
         return self.root / "spoiled-draw-accepted"
 
     @property
     def stop_file(self) -> Path:
-        """Its presence asks a run to stop at the next safe point."""
+        """If this file exists, the run stops at its next safe point."""
         return self.root / "stop-requested"
 
     @property
@@ -239,27 +269,44 @@ class Workspace:
         return self.root / "objects"
 
     def study(self) -> Study:
+        """Return the study's terms.
+
+        Raises:
+            InvalidInput: If the directory holds no study, or its file is invalid.
+        """
         return load_study(self.study_file)
 
     def public(self, *, codec: CodecRecord | None = None) -> Public:
-        """What everybody in the study can read, once volumes are published and a codec is fitted (or given)."""
+        """Return what is public of the study.
+
+        Args:
+            codec: The codec; by default the fitted one.
+
+        Raises:
+            InvalidInput: If volumes are not published, or no codec is given or fitted.
+        """
         return Public(
             self.study(), codec or self.codec(), self.volumes(), self.objects, KeptInFolder(self.root), self.paired()
         )
 
     def sites(self) -> tuple[Site, ...]:
-        """Registered sites in order of their names."""
+        """Return the registered sites, ordered by name.
+
+        Raises:
+            InvalidInput: If there are none yet.
+        """
         records = self._read("sites.json", remedy="admit sites with `consilium provision approve`")
         return tuple(sorted(map(Site.from_json, records), key=lambda site: site.name))
 
     def registered(self) -> tuple[Site, ...]:
-        """Like :meth:`sites`, and none while none is registered."""
+        """Return the registered sites, or none if there are none yet."""
         return self.sites() if (self.root / "sites.json").exists() else ()
 
     def admitted(self) -> tuple[Site, ...]:
-        """Registered sites without those that were revoked: nobody waits for them, and their word counts no more.
+        """Return the registered sites without the revoked ones, which are neither awaited nor counted.
 
-        All registered sites where there is no list of keys, as in a study that was never provisioned over a network.
+        All registered sites are returned if there is no list of keys, as in a study that was never set up for a
+        network.
         """
         if not self.nodes_file.exists():
             return self.sites()
@@ -269,13 +316,17 @@ class Workspace:
         return tuple(site for site in self.sites() if site.name in let_in)
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
-        """Record the sites; what :meth:`check_sites` raises."""
+        """Record the sites.
+
+        Raises:
+            InvalidInput: See :meth:`check_sites`.
+        """
         self.check_sites(sites)
         self._write("sites.json", [site.to_json() for site in sites])
 
     @staticmethod
     def check_sites(sites: tuple[Site, ...]) -> None:
-        """InvalidInput if a name, pool or node id stands twice."""
+        """Raise InvalidInput if two sites have the same name, pool or node id."""
         for field in ("name", "pool", "node_id"):
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
@@ -284,7 +335,7 @@ class Workspace:
                 )
 
     def left(self) -> tuple[LeftSite, ...]:
-        """Sites that left and were forgotten."""
+        """Return the sites that left and were deleted."""
         if not (self.root / LEFT).exists():
             return ()
         return tuple(map(LeftSite.from_json, self._read(LEFT, remedy="restore it from a backup")))
@@ -293,7 +344,11 @@ class Workspace:
         self._write(LEFT, [site.to_json() for site in sites])
 
     def volumes(self) -> tuple[str, ...]:
-        """Content hashes of the public volumes, in query order."""
+        """Return the content hashes of the public volumes, in query order.
+
+        Raises:
+            InvalidInput: If they are not published yet.
+        """
         records = self._read("public.json", remedy="publish volumes with `consilium study publish`")
         return tuple(check_hash(name) for name in records)
 
@@ -301,7 +356,7 @@ class Workspace:
         self._write("public.json", list(volumes))
 
     def paired(self) -> tuple[PairedFiles, ...]:
-        """The public volumes with label maps; none where the study promises none."""
+        """Return the public volumes with label maps; none if the study promises none."""
         if not self.study().codec.paired:
             return ()
         records = self._read(PAIRED, remedy="publish them with `consilium study publish --paired`")
@@ -311,7 +366,7 @@ class Workspace:
         self._write(PAIRED, [files.to_json() for files in paired])
 
     def validation(self) -> tuple[PairedFiles, ...]:
-        """The labelled public cases that student and controls are scored on; none where none were published."""
+        """Return the labelled public cases on which student and controls are scored; none if none were published."""
         if not (self.root / VALIDATION).exists():
             return ()
         return tuple(map(PairedFiles.from_json, self._read(VALIDATION, remedy="publish them again")))
@@ -320,6 +375,11 @@ class Workspace:
         self._write(VALIDATION, [files.to_json() for files in cases])
 
     def codec(self) -> CodecRecord:
+        """Return the record of the fitted codec.
+
+        Raises:
+            InvalidInput: If none is fitted yet.
+        """
         return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))
 
     def save_codec(self, codec: CodecRecord) -> None:
@@ -329,28 +389,33 @@ class Workspace:
         (self.root / "codec.json").unlink(missing_ok=True)
 
     def endpoint(self) -> Endpoint:
-        copied = not (self.root / "endpoint.json").exists()  # the network's part sees flower/ alone
+        """Return address and ports of the server.
+
+        Raises:
+            InvalidInput: If the server is not set up yet.
+        """
+        copied = not (self.root / "endpoint.json").exists()  # the network's part of a server sees only flower/
         record = self._read(
             "flower/endpoint.json" if copied else "endpoint.json", remedy="set it with `consilium provision server`"
         )
         if isinstance(record, dict):
-            record.pop("internal_host", None)  # an earlier version let SuperLink be elsewhere
+            record.pop("internal_host", None)  # written by an earlier version
         return Endpoint.from_json(record)
 
     def save_endpoint(self, endpoint: Endpoint) -> None:
         self._write("endpoint.json", endpoint.to_json())
 
     def port_keeper(self) -> Workspace:
-        """The study whose gateway sites of this one reach: itself unless it was put behind another one."""
+        """Return the study whose gateway this study's sites reach: itself, unless it is behind another study's port."""
         behind = (self.root / "endpoint.json").exists() and self.endpoint().behind
         return Workspace(self.root / behind) if behind else self
 
     def copy_endpoint(self) -> None:
-        """Write where the server is into ``flower/``, too."""
+        """Write the server's address into ``flower/`` too, for the network's part."""
         self._write("flower/endpoint.json", self.endpoint().to_json())
 
     def run_id(self) -> int | None:
-        """The Flower run last submitted for this study, if any."""
+        """Return Flower's id of the run last submitted for this study; None if there is none."""
         path = self.root / "run.json"
         return int(json.loads(path.read_text(encoding="utf-8"))["run_id"]) if path.exists() else None
 
@@ -358,17 +423,20 @@ class Workspace:
         self._write("run.json", {"run_id": str(run_id)})
 
     def busy(self) -> bool:
-        """Whether a run holds the study's lock now."""
+        """Return whether a run holds the study's lock now."""
         self._check_there()
         return is_held(self.root / RUN_LOCK) is True
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study's lock; the kernel frees it when the process dies, however it dies.
+        """Hold the study's lock; the kernel frees it when the process ends, however it ends.
 
-        What is made meanwhile is closed to other users, and so is from now on what earlier versions left open to them:
-        events name hospitals, labels are one per public volume. A study whose folder was given to a group stays that
-        group's.
+        Files created meanwhile are closed to other users, and so are files that earlier versions left open, because
+        events name hospitals and labels exist for each public volume. If the study's folder belongs to a group, the
+        group keeps its access.
+
+        Raises:
+            StudyBusy: If another run holds it.
         """
         self._check_there()
         with held_alone(self.root / RUN_LOCK, busy=BUSY.format(self.root)):
@@ -383,13 +451,13 @@ class Workspace:
     def _close_to(self, others: int) -> None:
         folders = (self.labels_dir, self.student_dir, self.bundle_dir, self.evidence_dir, self.reports_dir)
         for path in (self.events_file, *folders):
-            with suppress(FileNotFoundError, PermissionError):  # another user's: theirs to close
+            with suppress(FileNotFoundError, PermissionError):  # another user's file: only that user can close it
                 if (mode := stat.S_IMODE(path.stat().st_mode)) & others:
                     path.chmod(mode & ~others)
 
     @contextmanager
     def changing_sites(self) -> Iterator[None]:
-        """Hold the lock of the lists of sites, waiting for it: who reads one and writes it anew loses no change."""
+        """Wait for the lock of the lists of sites and hold it, so that concurrent changes are not lost."""
         self._check_there()
         with (self.root / "sites.lock").open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)

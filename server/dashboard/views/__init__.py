@@ -1,5 +1,5 @@
-"""Computes each page's content as frozen facts, which become HTML, JSON and metrics.
+"""Computes each page's content as frozen facts, from which HTML, JSON and metrics are made.
 
-Every ε carries accountant, δ, unit and relation. Pure functions of the read model and the time; nothing here touches a
-file, and nothing is computed from an un-noised code: the read model has none.
+Every ε is stated with accountant, δ, unit and relation. The views are functions of the read model and the time. The
+read model has no code without noise, so nothing here is computed from one.
 """

@@ -1,4 +1,7 @@
-"""Lists what an operator must know, worst first, and what to do about it."""
+"""Lists what an operator must know, worst first, and what to do about it.
+
+The first page, the metrics and the webhook use it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from server.dashboard.wording import declined_words, duration, many
 
 NEARLY_SPENT = 0.9
 AWAY_S = 3600.0
-"""A site unheard of for so long, while others were heard, is away for long."""
+"""A site that was not heard from for this long, while others were, raises an alarm."""
 
 Level = Literal["critical", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
@@ -24,8 +27,15 @@ LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something an operator should know, and what to do about it. ``name`` is one of a fixed list, for machines;
-    ``site`` is whom it is about, if anybody."""
+    """Something that an operator should know.
+
+    Attributes:
+        name: One of a fixed list, for machines.
+        level: How bad it is.
+        title: What it is.
+        remedy: What to do.
+        site: The site it is about, if any.
+    """
 
     name: str
     level: Level
@@ -43,7 +53,16 @@ def alarms(
     reports: Mapping[str, HandedReport],
     now: datetime,
 ) -> tuple[Alarm, ...]:
-    """Every alarm that stands, worst first."""
+    """Return every current alarm, worst first.
+
+    Args:
+        follower: The read model.
+        run: The newest run.
+        sites: The sites' states.
+        budget: The study's budget.
+        reports: The sites' own reports.
+        now: The current time.
+    """
     unfinished = budget.releases < follower.study.privacy.planned_queries
     found = [
         *_of_the_files(follower, now=now),
@@ -67,19 +86,19 @@ _HEADS = {
     "quorum-missed": _OF_A_QUORUM | {"quorum-at-risk"},
     "quorum-at-risk": _OF_A_QUORUM,
 }
-"""Alarms that others explain: these stand below them in one banner."""
+"""For each alarm, the alarms that explain it; they are shown below it in one banner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """One cause: the alarm that names it, and those that explain it."""
+    """One cause: the alarm that names it, and the alarms that explain it."""
 
     head: Alarm
     also: tuple[Alarm, ...]
 
 
 def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
-    """Alarms as a page shows them, one banner a cause, worst first; none is left out."""
+    """Return alarms as a page shows them, one banner for each cause, worst first; none is left out."""
     of = {alarm.name: alarm for alarm in found}
     head = next((of[name] for name in _HEADS if name in of), None)
     below = () if head is None else tuple(a for a in found if a is not head and a.name in _HEADS[head.name])
@@ -87,6 +106,7 @@ def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
 
 
 def worst_first(found: Sequence[Alarm]) -> tuple[Alarm, ...]:
+    """Return alarms ordered from critical to info."""
     return tuple(sorted(found, key=lambda alarm: LEVELS.index(alarm.level)))
 
 
@@ -190,7 +210,7 @@ def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinish
 
 
 def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
-    """Too few sites that can still answer, or so many that none may be missing."""
+    """Yield an alarm if too few sites can still answer, or just as many as are needed."""
     quorum = follower.study.privacy.quorum
     gone = [site.name for site in sites if not site.can_answer]
     left = len(sites) - len(gone)
@@ -272,7 +292,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
 
 
 def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
-    """A site that says no while answers are wanted of it; one whose budget is spent is told of elsewhere."""
+    """Yield an alarm for a site that declines while answers are still wanted; a spent budget has its own alarm."""
     reason = site.declined_for
     if reason is None or reason == "ledger-contradicted" or not unfinished or site.exhausted:
         return
@@ -291,7 +311,10 @@ def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
 def _of_who_is_away(
     follower: Follower, run: RunView, sites: Sequence[SiteView], *, unfinished: bool, now: datetime
 ) -> Iterator[Alarm]:
-    """Sites unheard of for :data:`AWAY_S`: up to now while answers are collected, else up to when others were heard."""
+    """Yield alarms for sites that were not heard from for :data:`AWAY_S`.
+
+    While answers are collected, the time counts up to now; otherwise up to when another site was last heard from.
+    """
     if not unfinished:
         return
     collecting = any(stage.name == "collect" and stage.state == "active" for stage in run.stages)

@@ -1,4 +1,7 @@
-"""Computes what was spent and is left, for the study and for every site's patient pool."""
+"""Computes what was spent and what is left, for the study and for every site's patient pool.
+
+The other views use it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,13 @@ from common.study_mechanism import study_mechanism
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One accountant's ε for the same spending."""
+    """One accountant's ε for the same spending.
+
+    Attributes:
+        accountant: The accountant.
+        epsilon: Its ε.
+        gate: True if this accountant decides about releases.
+    """
 
     accountant: str
     epsilon: float
@@ -27,12 +36,26 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """What was spent and is left, of a study or of a site's patient pool over all studies.
+    """What was spent and what is left, of a study or of a site's patient pool over all studies.
 
-    ``guaranteed`` is the larger of budget and spent, None where there is ``doubt``. ``share`` is of Σμ², the quantity
-    that adds up and that the gate compares; ``answers_left`` at the planned noise. ``warning`` says that the budget was
-    passed. ``doubt`` says why more may have been spent than this: then ε is a lower bound, no answer counts as left and
-    nothing is guaranteed.
+    Attributes:
+        name: The study or the site.
+        pool: The pool; None for a study.
+        epsilon: ε spent; a lower bound if there is ``doubt``.
+        budget: ε of the budget.
+        budget_text: The same as text.
+        guaranteed: The larger of budget and spent; None if there is ``doubt``.
+        accountant: The gate's accountant.
+        delta: δ.
+        unit: Unit of privacy.
+        relation: Neighbouring relation.
+        share: Share spent of Σμ², the quantity that adds up and that the gate compares.
+        releases: Number of releases charged.
+        answers_left: Further answers at the planned noise; 0 if there is ``doubt``.
+        readings: ε by every accountant.
+        doubt: Why more may have been spent, if so.
+        warning: States that the budget was exceeded, if so.
+        words: A summary.
     """
 
     name: str
@@ -55,17 +78,23 @@ class BudgetView:
 
 
 def study_budget(facts: StudyFacts) -> BudgetView:
-    """The study's own budget as pages show it."""
+    """Return the study's own budget as pages show it."""
     return _budget("study", None, facts.spending, room=facts.room or 0)
 
 
 def pool_budget(facts: PoolFacts) -> BudgetView:
-    """What all studies together have spent on a site's pool, as pages show it."""
+    """Return what all studies together have spent on a site's pool, as pages show it."""
     return _budget(facts.site, facts.pool, facts.for_life, room=facts.room)
 
 
 def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float | None:
-    """ε of a Σμ² by one accountant, 0 for nothing; None where the accountant has no answer."""
+    """Return ε of a Σμ² by one accountant, 0 for nothing; None if the accountant has no answer.
+
+    Args:
+        accountant: The accountant.
+        mu_squared: Σμ².
+        budget: The budget, for its δ.
+    """
     try:
         return epsilon_by(accountant, mu_squared, budget.analytic_delta) if mu_squared else 0.0
     except InvalidInput:
@@ -74,7 +103,7 @@ def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float |
 
 @lru_cache(maxsize=64)
 def mechanism_of(study: Study) -> Mechanism:
-    """The study's mechanism but for the length of its code."""
+    """Return the study's mechanism for one coordinate; its noise does not depend on the code's length."""
     return study_mechanism(study, dimension=1)
 
 

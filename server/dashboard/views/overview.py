@@ -1,4 +1,4 @@
-"""The first page: budget, sites, run, alarms."""
+"""Computes the first page: budget, sites, run and alarms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_REPORTS: Mapping[str, HandedReport] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """How far the read model has come with the ledger, and what is wrong with it if anything is."""
+    """How far the ledger was read, and its problem if there is one."""
 
     rows: int
     rows_in_file: int
@@ -35,7 +35,7 @@ class LedgerState:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The first page."""
+    """The content of the first page."""
 
     study: str
     study_id: str
@@ -53,7 +53,7 @@ class Overview:
 
     @property
     def banners(self) -> tuple[Banner, ...]:
-        """The alarms, one banner a cause."""
+        """The alarms, one banner for each cause."""
         return banners(self.alarms)
 
 
@@ -65,7 +65,15 @@ def overview(
     more: Sequence[Alarm] = (),
     outlook: Plan | None = None,
 ) -> Overview:
-    """Everything on the first screen: ``more`` alarms of the dashboard itself, ``outlook`` is the study's plan."""
+    """Return the content of the first page.
+
+    Args:
+        follower: The read model.
+        now: The current time.
+        reports: The sites' own reports.
+        more: Alarms of the dashboard itself.
+        outlook: The study's own plan.
+    """
     study, ledger, facts = follower.study, follower.ledger, follower.facts()
     run = run_view(follower, now=now)
     sites = site_views(follower, run=run, now=now)
@@ -97,6 +105,7 @@ def overview(
 
 
 def ledger_state(follower: Follower) -> LedgerState:
+    """Return how far the ledger was read."""
     ledger = follower.ledger
     return LedgerState(
         rows=ledger.rows,

@@ -1,6 +1,8 @@
 """Shows a privacy officer the guarantee as the hospitals read it, and the newest certificate.
 
-The words are the consent text's, so that what is shown here is what every site agreed to.
+The text is taken from the consent text, so it is what every site agreed to.
+
+The Study page uses it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ from common.study_mechanism import sealed_sentences
 from server.study.consent_text import for_site
 
 SEEN, COLUMN = "Who sees what", 26
-"""The section of the consent text in two columns, and where its second one begins."""
+"""Title of the consent text's section in two columns, and the position at which the second column begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading of the consent text, and what stands below it: pairs of whom it is about, if anybody, and sentences."""
+    """A section of the consent text.
+
+    Attributes:
+        title: Its heading.
+        said: Pairs of whom a sentence is about, or an empty text, and the sentence.
+    """
 
     title: str
     said: tuple[tuple[str, str], ...]
@@ -33,10 +40,16 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The guarantee in one line, against whom which ε holds, six plain sentences, and the whole consent text.
+    """The guarantee as the Study page shows it.
 
-    ``against`` pairs whom with the ε that holds against them, or with why none does; ``details`` are the sentences on
-    groups and on a sealed sum. ``warning`` says that more was spent than was promised, or may have been.
+    Attributes:
+        guarantee: The guarantee in one line.
+        terms: Accountant, unit and relation.
+        warning: States that more was or may have been spent than promised, if so.
+        against: Pairs of an adversary and the ε that holds against it, or why none does.
+        plainly: Six plain sentences.
+        details: Sentences on groups and on a sealed sum.
+        sections: The whole consent text.
     """
 
     guarantee: str
@@ -50,7 +63,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    """The newest certificate issued here: when, and the SHA-256 of its JSON and PDF."""
+    """The newest certificate issued here: its time, and the SHA-256 of its JSON and PDF."""
 
     time: str
     json_sha256: str
@@ -58,9 +71,12 @@ class IssuedCertificate:
 
 
 def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
-    """What the study promises, and what holds where more was spent; every ε with accountant, δ, unit and relation.
+    """Return what the study promises, or what still holds if more was spent.
 
-    ``sites``: how many may answer, at most.
+    Args:
+        study: The study.
+        spending: What was spent.
+        sites: Largest number of sites that may answer.
     """
     privacy = study.privacy
     parts = [block.split("\n", 1) for block in for_site(study, spending=spending).strip().split("\n\n")]
@@ -80,7 +96,7 @@ def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
 
 
 def _against(study: Study, spending: Spending, *, sites: int) -> tuple[tuple[str, str], ...]:
-    """Against whom which ε holds for the study's whole budget, or for what was spent where that is more."""
+    """Return which ε holds against whom, for the study's whole budget, or for what was spent if that is more."""
     privacy, guaranteed = study.privacy, spending.guaranteed
     everybody = "Anybody who sees everything that this study releases"
     pairs = [one for one in spending.groups() if one.group == 2]
@@ -108,7 +124,7 @@ def _epsilon(found: Guarantee) -> str:
 
 
 def _plainly(study: Study, spending: Spending) -> tuple[str, ...]:
-    """The promise in six sentences that need no other."""
+    """Return the promise in six sentences that can be read on their own."""
     privacy = study.privacy
     whose = "a hospital's whole data" if privacy.unit is Unit.HOSPITAL else "one patient's data"
     other = "any other" if privacy.relation is Relation.REPLACE_ONE else "nothing"
@@ -124,7 +140,7 @@ def _plainly(study: Study, spending: Spending) -> tuple[str, ...]:
 
 
 def _section(title: str, text: str) -> Section:
-    """The lines of a section put together again as they were before they were cut for a terminal."""
+    """Join the lines of a section that were wrapped for a terminal."""
     column, said = COLUMN if title == SEEN else 0, [("", "")]
     for line in text.splitlines():
         who, words = line[:column].strip(), line[column:].strip()
@@ -136,7 +152,7 @@ def _section(title: str, text: str) -> Section:
 
 
 def issued(folder: Path) -> IssuedCertificate | None:
-    """The certificate in ``folder``; None before one was issued."""
+    """Return the certificate in a folder; None before one was issued."""
     document, page = folder / "certificate.json", folder / "certificate.pdf"
     try:
         moment = datetime.fromtimestamp(document.stat().st_mtime, UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The newest run and its stages: how far it is, and how it ended."""
+"""Computes the newest run and its stages: how far it is, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ STAGE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """One step of a run: ``state`` is waiting, active, done, or cut where the run ended within it."""
+    """One stage of a run.
+
+    Attributes:
+        name: Its name.
+        words: Its name for a reader.
+        state: ``waiting``, ``active``, ``done``, or ``cut`` if the run ended within it.
+        done: Steps done.
+        total: Steps in total.
+        seconds: How long it took.
+        eta_s: Estimated seconds left.
+    """
 
     name: str
     words: str
@@ -33,7 +43,16 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The newest run: ``state`` is none, running, stopped, finished, failed or died; ``short`` fits a page's header."""
+    """The newest run.
+
+    Attributes:
+        state: ``none``, ``running``, ``stopped``, ``finished``, ``failed`` or ``died``.
+        short: The state in a few words, for a page's header.
+        words: The state in a sentence.
+        started: When it began.
+        ended: When it ended.
+        stages: Its stages.
+    """
 
     state: str
     short: str
@@ -44,7 +63,7 @@ class RunView:
 
 
 def run_view(follower: Follower, *, now: datetime) -> RunView:
-    """The newest run with its stages."""
+    """Return the newest run with its stages."""
     events = follower.events
     run = events.run
     stages = tuple(_stage(follower, name, now=now) for name in STAGES)

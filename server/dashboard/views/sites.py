@@ -1,4 +1,7 @@
-"""Every site's standing: whether it answers, what it holds, what its pool has left."""
+"""Computes every site's state: whether it answers, which receipts it holds, what its pool has left.
+
+The first page, the Sites page and the metrics use it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,22 @@ from server.dashboard.views.run import RunView
 from server.dashboard.wording import MISSED, declined_words
 
 QUIET_S = 120.0
-"""Seconds beyond its deadline after which a site counts as late."""
+"""Seconds after its deadline from which a site counts as late."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteView:
-    """A site's standing: ``state`` is one of up, idle, spent, late, declined, offline, unseen.
+    """A site's state.
 
-    ``declined_for`` is the reason of a declined offer, a row it holds that the ledger does not ``contradicted_row``.
+    Attributes:
+        state: ``up``, ``idle``, ``spent``, ``late``, ``declined``, ``offline`` or ``unseen``.
+        words: The state in words.
+        receipts_behind: Number of its batches for whose last charge it holds no receipt.
+        declined_for: Reason why it declined its last offer, if it did.
+        contradicted_row: Row of a signed head that it holds and the ledger does not contain.
+        unwitnessed: Why it has not countersigned the newest head.
+        budget: Its pool's budget; None before the pool is declared.
+        study_epsilon: ε that this study has spent on its pool.
     """
 
     name: str
@@ -48,23 +59,29 @@ class SiteView:
 
     @property
     def exhausted(self) -> bool:
-        """Whether its pool is known to take no further answer."""
+        """True if its pool is known to be unable to pay for a further answer."""
         return self.budget is not None and self.budget.doubt is None and self.budget.answers_left == 0
 
     @property
     def can_answer(self) -> bool:
-        """Whether nothing known keeps it from answering; a site that was not heard from yet may."""
+        """True if nothing known prevents it from answering; a site that was not heard from yet counts as able."""
         return self.state not in ("offline", "declined") and self.budget is not None and not self.exhausted
 
 
 def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[SiteView, ...]:
-    """Every registered site, by name."""
+    """Return every registered site, by name.
+
+    Args:
+        follower: The read model.
+        run: The newest run.
+        now: The current time.
+    """
     behind = _batches_without_receipts(follower)
     return tuple(_site(follower, site.name, site.pool, behind[site.name], run=run, now=now) for site in follower.sites)
 
 
 def _batches_without_receipts(follower: Follower) -> Counter[str]:
-    """By site, the batches it stood on the roster of whose last charge its receipts do not reach."""
+    """Return for each site the number of its batches for whose last charge it holds no receipt."""
     held = {site.name: 0 for site in follower.sites} | {
         name: seen.receipts_row for name, seen in follower.events.sites.items()
     }

@@ -1,7 +1,9 @@
-"""The studies of one ledger side by side: what each asks of whom, what it has spent, what its student gained.
+"""Computes the studies of one ledger side by side: what each asks, what it has spent, what its student gained.
 
-Settings and spending are the ledger's own. A gain is known where a study's directory lies beside this one and holds a
-report; any other study was not measured, as far as this dashboard can tell.
+Settings and spending come from the ledger. A gain is known only if a study's directory is beside this one and holds a
+report.
+
+The Studies page uses it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,16 @@ MOST_NEIGHBOURS = 50
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """One study: ``epsilon`` by its gate on the pool it cost most, a lower bound where there is ``doubt``.
+    """One study.
 
-    ``guaranteed`` is the larger of that and the budget.
-    ``share`` is of the Σμ² its own budget admits; ``here`` is the study this dashboard follows.
+    Attributes:
+        epsilon: ε spent on the pool it cost most, by its gate; a lower bound if there is ``doubt``.
+        guaranteed: The larger of that and the budget; None if there is ``doubt``.
+        share: Share spent of the Σμ² that its own budget admits.
+        here: True for the study that this dashboard follows.
+        noise: Who adds the noise.
+        word: Verdict on the measured gain, if there is one.
+        gain: Dice gained over the best control.
     """
 
     id: str
@@ -62,7 +70,7 @@ class StudyRow:
 
 
 def study_rows(follower: Follower) -> tuple[StudyRow, ...]:
-    """Every study of the ledger, the newest first."""
+    """Return every study of the ledger, newest first."""
     gains = _gains(follower.workspace.root, follower.study.id)
     books, rows = follower.ledger.books, []
     for study_id, history in follower.ledger.histories.items():
@@ -119,7 +127,7 @@ def _table(consent: Mapping[str, object], name: str) -> Mapping[str, Any]:
 
 
 def _gains(root: Path, own: str) -> dict[str, Worth]:
-    """The gains that were measured of this study and of those whose directories lie beside it, by study id."""
+    """Return the measured gain of this study and of those in the same folder, by study id."""
     found = {own: read_measured(root, own)}
     neighbours = (path.parent for path in sorted(root.absolute().parent.glob("*/study.toml"))[:MOST_NEIGHBOURS])
     for folder in neighbours:

@@ -1,4 +1,8 @@
-"""The Study page: ε over releases, how batches went, what was refused, the code's spectrum against the noise."""
+"""Computes the Study page: ε over releases, how batches went, what was refused, the code's spectrum beside the
+noise.
+
+The Study page uses it.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,9 @@ ACCOUNTANT_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """ε by every accountant after so many charges, as numbers to draw and as texts, rounded up, to read.
+    """ε by every accountant after a number of charges, as numbers to draw and as text rounded up to read.
 
-    A charge is an answer, one of another study that is used too, a draw that was lost, or what a restored ledger got
-    back.
+    A charge is an answer, another study's answer that is used too, a lost draw, or a charge recovered after a restore.
     """
 
     charges: int
@@ -44,7 +47,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch: what was released, who stood on its roster, how long the sites took."""
+    """A batch: what was released, its roster, and how long the sites took."""
 
     id: str
     time: str
@@ -64,7 +67,7 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class RefusalView:
-    """Queries that were not released, and why; costs nothing."""
+    """Queries that were not released, and why; a refusal costs nothing."""
 
     row: int
     time: str
@@ -102,7 +105,7 @@ class StudyPage:
 
 
 def study_page(follower: Follower) -> StudyPage:
-    """The Study page."""
+    """Return the Study page."""
     study = follower.study
     privacy = study.privacy
     views = [_batch(follower, name) for name in _batch_names(follower)[:MOST_BATCHES]]
@@ -136,11 +139,11 @@ def study_page(follower: Follower) -> StudyPage:
 
 
 def epsilon_curve(follower: Follower) -> list[CurvePoint]:
-    """ε over charges by every accountant, at most :data:`CURVE_POINTS` of them, the newest always among them."""
+    """Return ε over charges by every accountant, at most :data:`CURVE_POINTS` points, the newest always included."""
     points, budget = follower.ledger.points, follower.study.privacy.budget
     step = 1
     while len(points) // step > CURVE_POINTS:
-        step *= 2  # a power of two: points once computed are used again as the curve grows
+        step *= 2  # a power of two, so that computed points are used again as the curve grows
     chosen = list(range(step - 1, len(points), step))
     if points and (not chosen or chosen[-1] != len(points) - 1):
         chosen.append(len(points) - 1)
@@ -154,7 +157,7 @@ def epsilon_curve(follower: Follower) -> list[CurvePoint]:
 
 
 def _batch_names(follower: Follower) -> list[str]:
-    """Every batch the ledger or the log knows, newest first."""
+    """Return every batch that the ledger or the log knows, newest first."""
     ledger, events = follower.ledger.batches, follower.events.batches
     names = {**{name: batch.time for name, batch in events.items()}, **{n: b.time for n, b in ledger.items()}}
     return sorted(names, key=lambda name: names[name][:19], reverse=True)
@@ -197,7 +200,7 @@ def _refusal(refusal: RefusalSeen) -> RefusalView:
 
 @dataclass(frozen=True, slots=True)
 class NoiseView:
-    """The code's public standard deviations, largest first, against the noise on the mean of ``voters`` codes."""
+    """The code's public standard deviations, largest first, beside the noise on the mean of ``voters`` codes."""
 
     stds: tuple[float, ...]
     noise: float
@@ -208,9 +211,14 @@ class NoiseView:
 
 
 def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
-    """Which coordinates of an answer stand out of its noise, by public knowledge alone.
+    """Return which coordinates of an answer exceed its noise, from public knowledge alone.
 
-    The voters are those of the newest release; before there is one, of all registered sites or of a quorum.
+    The number of voters is that of the newest release; before there is one, that of all registered sites or of a
+    quorum.
+
+    Args:
+        follower: The read model.
+        stds: Standard deviation of each coordinate in code units.
     """
     study = follower.study
     batches = list(follower.ledger.batches.values())

@@ -1,7 +1,10 @@
-"""Judges whether the hospitals' answers improved the student; the result is the first line of the first page.
+"""Judges whether the hospitals' answers improved the student, for the first line of the first page.
 
-Measured is the student against the best of its controls on labelled cases, as ``report.json`` in the study's directory
-or beside it says; before that there is the planner's outlook, which promises nothing and is never shown as a success.
+If there is a ``report.json`` in the study's directory or beside it, the student is compared with the best of its
+controls on labelled cases. Before that, the planner's prediction is shown, which promises nothing and is never shown as
+a success.
+
+The first page uses it. It ignores a report of another study, or one that is invalid.
 """
 
 from __future__ import annotations
@@ -19,8 +22,15 @@ MEND_FIRST = "Hand nothing on before the ledger verifies: what it cost is not kn
 
 @dataclass(frozen=True, slots=True)
 class StudyVerdict:
-    """``name``: proven, not-proven or worse where it was measured, else expected or unknown; ``learned``: proven, and
-    nothing speaks against saying so."""
+    """The verdict on a student.
+
+    Attributes:
+        name: ``proven``, ``not-proven`` or ``worse`` if it was measured; otherwise ``doubtful`` or ``unknown``.
+        learned: True if a gain is proven and the ledger has no problem.
+        words: The verdict in words.
+        basis: What it is based on.
+        next: What to do next.
+    """
 
     name: str
     learned: bool
@@ -40,9 +50,17 @@ def verdict(
     trained: bool = False,
     broken: bool = False,
 ) -> StudyVerdict:
-    """The verdict from what was measured; else what the planner expects, marked as not measured.
+    """Return the verdict from the measured gain, or from the planner's prediction, marked as not measured.
 
-    While the ledger is ``broken`` nothing is green, and to mend it comes first.
+    Args:
+        study: The study.
+        gain: The student's measured gain over its best control, if any.
+        outlook: The study's own plan, if any.
+        hospitals: Number of registered hospitals.
+        answers: Number of stored answers.
+        running: True if a run is active.
+        trained: True if the student is trained.
+        broken: The ledger has a problem: nothing is shown as a success, and repairing it comes first.
     """
     if gain is not None:
         found = of_measured(gain)
@@ -54,7 +72,7 @@ def verdict(
 
 
 def _how(answers: int, running: bool, trained: bool) -> str:
-    """What leads to a measurement from where the study stands."""
+    """Return what leads to a measurement from the study's current state."""
     score = "score student and controls on labelled cases that nobody trained on; a report of it counts here."
     before = (
         "Wait for the run to end; then "
@@ -113,7 +131,7 @@ def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
 
 
 def of_measured(found: Worth) -> StudyVerdict:
-    """The verdict on what was measured."""
+    """Return the verdict on a measured gain."""
     then = {
         GainWord.PROVEN: "Export the bundle; hospitals score it on their own cases with `consilium site evaluate`.",
         GainWord.NOT_PROVEN: "More validation cases narrow the interval: `consilium study publish --validation`. "
