@@ -1,1 +1,3 @@
-"""The consortium's side: dispatch, aggregation, release, decoding and the student."""
+"""The server's side: offers queries to sites, aggregates their codes, releases answers, decodes them, trains the
+student.
+"""

@@ -387,7 +387,9 @@ class Aggregator:
         ahead: Batch | None,
         transport: Transport,
     ) -> Questions:
-        """Return each node's message of one attempt: receipts it is owed, a request for its codes, the batch
+        """Return the message that each node gets in one attempt.
+
+        It contains the receipts that the site is owed, a request for its missing codes, and the offer of the batch
         ``ahead``.
         """
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}

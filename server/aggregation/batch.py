@@ -89,8 +89,8 @@ def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -
 class Answering:
     """A running sum for each query of a batch, and the sites that still have to answer.
 
-    The first reply of a site that has codes is its last. Each code is added once; a code that was refused or did not
-    come with the others counts as the zero code.
+    The first reply of a site that has codes or refusals is its last. Each code is added once; a code that was refused
+    or did not come with the others counts as the zero code.
 
     Args:
         queries: The batch's queries.

@@ -60,7 +60,7 @@ class ReceiptDelivery:
         most = 0
         for attempt in count():
             most = max((most, *(len(receipts or ()) for receipts in missing.values())))
-            if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # what does not fit into one message takes several
+            if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # long receipts take several messages
                 break
             online = transport.online() & waiting.keys()
             owed = {node: (waiting[node], partial(self._message, missing[node] or ())) for node in sorted(online)}

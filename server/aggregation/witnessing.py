@@ -39,9 +39,10 @@ class SiteKnown(Document):
     """What the server knows of a site as a witness.
 
     Attributes:
-        own: Origin of the head of the site's own ledger; empty if it shares none.
+        own: Name under which the head of the site's own ledger is stored: its origin, or another name if another site's
+            ledger has the same origin; empty if the site shares no head.
         held_row: Newest row of the server's ledger of which it holds a receipt.
-        sizes: By origin, the number of rows of the head that it countersigned last.
+        sizes: By that name, the number of rows of the head that it countersigned last.
     """
 
     own: str = ""
@@ -150,7 +151,7 @@ class Witnesses:
         elif note is not None:
             known_as = known.own if before is not None and before.origin == note.origin else ""
             own = known_as or self._name(site, note)
-            if own != note.origin:  # it has named its ledger as another site's
+            if own != note.origin:  # its ledger has the id of another site's
                 self._strays.add(site.name)
             same = before is not None and before.same_head(note)
             self._heads[site.name] = before if same and before is not None else note
@@ -160,9 +161,10 @@ class Witnesses:
         self._known[site.name] = SiteKnown(own, reply.held_row, sizes)
 
     def _name(self, site: Site, note: CheckpointNote) -> str:
-        """Where the head of a site's own ledger is remembered: apart if another site's ledger has the same name.
+        """Return the name under which the head of a site's own ledger is stored.
 
-        Ledgers are named at random, so that the one that comes second has copied the name.
+        It is the head's origin, unless another site's ledger has the same one. Ledger ids are random, so the site that
+        comes second must have copied it.
         """
         taken = any(one.own == note.origin for name, one in self._known.items() if name != site.name)
         return apart(note.origin, site.answer_key) if taken else note.origin

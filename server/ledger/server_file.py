@@ -1,8 +1,8 @@
 """Writes the server's ledger file and the standing beside it, and recovers a ledger from an older copy.
 
-Base class of :class:`server.ledger.server_ledger.Ledger`. The *standing* is a small file that shows how far the newest
-state of the ledger had come; it shows when the ledger's file is an older copy. It refuses to recover from receipts or a
-standing of another ledger.
+It is the base class of :class:`server.ledger.server_ledger.Ledger`. The *standing* is a small file that records the
+newest row and all totals. If the ledger's file is replaced by an older copy, the standing shows it. It refuses to
+recover from receipts or a standing of another ledger.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class _Transaction:
 
     @cached_property
     def released(self) -> tuple[Release, ...]:
+        """The releases among its items."""
         return tuple(item for item in self.items if isinstance(item, Release))
 
     @cached_property

@@ -231,9 +231,11 @@ class _Check:
         self._sent: dict[str, tuple[int, str, int | None]] = {}
 
     def problem(self, row: int | None, what: str) -> None:
+        """Add a problem to the report."""
         self.problems.append(LedgerProblem(row, what))
 
     def run(self, witnesses: Sequence[SignedHead], standings: Standings) -> None:
+        """Run all steps; return early if the file does not hold a ledger's tables."""
         self._structure()  # 1
         if not self.role:
             return
@@ -250,6 +252,7 @@ class _Check:
             self.problem(None if self.problems else 1, f"no row read is signed by the expected key {self._expected}")
 
     def report(self, path: Path) -> VerifyReport:
+        """Return the report of the steps that were run."""
         return VerifyReport(
             path=str(path),
             role=self.role,
@@ -371,7 +374,7 @@ class _Check:
                 bad.append(LedgerProblem(None, f"a row number in {table} is not a number"))
                 continue
             if seq > until and self.problems:
-                continue  # rows from there on could not be judged
+                continue  # rows after the first bad one are not judged
             if seq not in expected:
                 bad.append(LedgerProblem(seq, f"{table} holds a value for a row that charged none"))
                 continue

@@ -1,1 +1,1 @@
-"""The server's daemons and the one port that sites reach."""
+"""Runs the server's daemons, the one port that sites reach, and the admission of sites."""

@@ -63,6 +63,9 @@ def max_body(path: str) -> int:
 
     Args:
         path: The route, for instance ``/v1/fleet/push-object``.
+
+    >>> max_body("/v1/fleet/push-messages")
+    65536
     """
     return MAX_BODY_BYTES.get(path, DEFAULT_MAX_BODY_BYTES)
 

@@ -87,7 +87,7 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     """Delete everything of the site but the ledger's rows and the logs; yield a phrase for each deletion."""
     key = workspace.node_keys_dir / f"{name}.pub"
     hashed = sha256_bytes(read_node_public_key(key).encode()) if key.exists() else ""
-    workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first, so that it is never admitted again
+    workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first: it is never admitted again
     workspace.save_sites(tuple(one for one in workspace.registered() if one.name != name))
     yield "its entry in sites.json, with the key of its replies and its node's number"
     for path, what in (

@@ -257,7 +257,7 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
     Args:
         workspace: The study.
         site: The site's name.
-        out: Folder or archive to write.
+        out: Folder to write.
     """
     check_name(site, what="name of the site")
     endpoint = workspace.endpoint()

@@ -1,16 +1,17 @@
 """Plans a budget before anything is spent: noise, information, expected error, and a verdict in words.
 
-Everything here is computed from public numbers: the study's settings, the number of hospitals and, if given, the
-spectrum of a codec fitted on public data. Refuses a spectrum that is not finite, non-negative and of the code's length.
+`consilium plan` and the dashboard call it. Everything is computed from public numbers: the study's settings, the number
+of hospitals and, if given, the spectrum of a codec fitted on public data. It refuses a spectrum that is not finite,
+non-negative and of the code's length.
 
-The verdict asks what fraction of a code's variance the noisy answers could explain at best. An answer carries at most
-b = l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the largest power of the sum (Gaussian channel
-capacity); no decoder can bring the mean squared error of a Gaussian source below the rate–distortion function D(b)
-(Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). So 1 − D(b)/Σλ is a ceiling, and the thresholds on it are
+The verdict is the share of a code's variance that the noisy answers can explain at best. An answer carries at most b =
+l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the largest power of the sum (Gaussian channel
+capacity). No decoder can bring the mean squared error of a Gaussian source below the rate–distortion function D(b)
+(Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). Therefore 1 − D(b)/Σλ is an upper bound, and the thresholds on it are:
 
 * ``prior``        below 25 %, or under one bit an answer: pseudo-labels show the public prior, whatever hospitals know;
 * ``weak``         25 % to 60 %: coarse features of the codes come through;
-* ``informative``  60 % or more: the noise does not stand in the way. No promise, for it is a ceiling.
+* ``informative``  60 % or more: the noise does not prevent a gain. This is no promise, since it is an upper bound.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class SpectrumErrors:
     water_filled: float
 
     def to_json(self) -> dict[str, object]:
+        """Return the errors as plain JSON."""
         return {
             "hard_threshold": self.hard_threshold,
             "kept": self.kept,
@@ -92,8 +94,7 @@ class SpectrumErrors:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The privacy arithmetic of a planned study. Lengths are in code units unless a name says ``_int`` or
-    ``noise_std``.
+    """The privacy arithmetic of a planned study. Lengths are in code units unless a name says otherwise.
 
     Attributes:
         budget: ε and δ of the study.

@@ -69,6 +69,10 @@ def write_labels(released: Released, *, events: EventLog) -> None:
 
     If the protocol predicts what honest answers look like, the answers are compared with that, and the result is logged
     for the operator.
+
+    Args:
+        released: What :func:`read_released` returned.
+        events: The event log.
     """
     said = protocol_of(released.public.study).aggregate(released.public, released.answers)
     for label in said.labels():

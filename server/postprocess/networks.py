@@ -45,7 +45,15 @@ class Fitted:
 
 
 def fit_student(released: Released, *, events: EventLog) -> None:
-    """Train the student on the released answers; its weights go to ``student/weights.pt``."""
+    """Train the student on the released answers; its weights go to ``student/weights.pt``.
+
+    Args:
+        released: What :func:`~server.postprocess.labels.read_released` returned.
+        events: The event log.
+
+    Raises:
+        InvalidInput: If there is no label.
+    """
     training = protocol_of(released.public.study).finish(lesson_of(released), STUDENT)
     assert training is not None  # every protocol has a student
 
@@ -61,7 +69,15 @@ def fit_student(released: Released, *, events: EventLog) -> None:
 
 
 def fit_controls(released: Released, *, events: EventLog) -> None:
-    """Train every control; its weights go to ``student/controls/<name>.pt``."""
+    """Train every control; its weights go to ``student/controls/<name>.pt``.
+
+    Args:
+        released: What :func:`~server.postprocess.labels.read_released` returned.
+        events: The event log.
+
+    Raises:
+        InvalidInput: If there is no label.
+    """
     study = released.public.study
     lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
     for index, name in enumerate(CONTROLS):  # in this order: the last control learns the first one's predictions

@@ -34,7 +34,7 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
     """
     study, folder, files = workspace.study(), workspace.student_dir, workspace.validation()
     data = study.data.student
-    workspace.scores_file.unlink(missing_ok=True)  # an earlier student's
+    workspace.scores_file.unlink(missing_ok=True)  # it may be an earlier student's
     if not files:
         return {}
     networks = {STUDENT: load_student(study, folder)}

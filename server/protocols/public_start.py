@@ -199,7 +199,12 @@ def joint_frame(
 
 
 def read_start(weights: bytes, study: Study) -> torch.nn.Module:
-    """Return the network of a public start from its stored weights."""
+    """Return the network of a public start.
+
+    Args:
+        weights: Its stored weights.
+        study: The study, whose student recipe gives the network's shape.
+    """
     data = study.data
     model = network_for(study.student, data)
     weights_from_bytes(weights, model)
@@ -226,8 +231,8 @@ def refine(
     seen all volumes places the ends of a structure more finely than a code can.
 
     With paired cases, the student learns from those too, from moved labels of the other volumes, in one pass. Then its
-    weights are moved :data:`~common.models.fit.NEAR` of the way back to the network of the paired cases alone; without
-    that, it would lose some of what that network knows.
+    weights are set to the point :data:`~common.models.fit.NEAR` of the way from the network of the paired cases alone
+    to the trained weights; without that, it would lose some of what that network knows.
 
     With the codes of the start itself, this is self-training: the control.
 
@@ -394,7 +399,7 @@ def _of_pass(checkpoint: Path | None, number: int) -> Path | None:
 
 
 def pass_ends(recipe: TrainingConfig) -> tuple[int, ...]:
-    """The last step of each of a student's passes."""
+    """Return the last step of each of a student's passes."""
     return tuple(accumulate(part.steps for part in _split(recipe, STUDENT_PASSES)))
 
 

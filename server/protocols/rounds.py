@@ -36,6 +36,7 @@ class InRounds(QueryProtocol):
         return Agenda(plan, which="the", each=f"all of them together{times},")
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+        """Yield the study's rounds in turn; see :func:`ask_rounds`."""
         return ask_rounds(public, answer_of)
 
 
@@ -130,7 +131,12 @@ def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) 
 
 
 def frame_of(public: Public, answer: Answer) -> Frame:
-    """Return the frame that an answer is relative to."""
+    """Return the frame that an answer is relative to.
+
+    Args:
+        public: What is public of the study.
+        answer: The stored answer.
+    """
     return Frame.from_bytes(public.objects.get(answer.query.centre))
 
 
@@ -181,7 +187,12 @@ def codec_of(public: Public) -> LinearCodec:
 
 
 def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """Return those of the study's stored answers that belong to its rounds, in order."""
+    """Return those of the study's stored answers that belong to its rounds, in order.
+
+    Args:
+        public: What is public of the study.
+        answers: Stored answers in any order.
+    """
     return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
 
 

@@ -60,7 +60,7 @@ class KeptInFolder:
 
 
 class KeptInMemory:
-    """:class:`Kept` files that end with the process."""
+    """:class:`Kept` files in memory, which are lost when the process ends."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}

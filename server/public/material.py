@@ -1,4 +1,7 @@
-"""Defines what is public of a study as values: terms, codec, volumes, and where objects and records are."""
+"""Defines what is public of a study as values: terms, codec, volumes, and where objects and records are.
+
+The protocols and the post-processing modules receive it as a value.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Names the files of the statements about a study that may change: its student's and its sites' keys."""
+"""Names the files of the statements about a study that may change: its student's and its sites' keys.
+
+The bundle and `consilium provision` write these files, and ``objects_app`` serves them. It refuses an id that is no
+hash.
+"""
 
 from __future__ import annotations
 

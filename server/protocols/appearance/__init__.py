@@ -1,3 +1,3 @@
-"""The appearance query: asks what structures look like in a few numbers, and makes labels from them and public
+"""The appearance query: asks in a few numbers how structures look, and labels public volumes by that and public
 shapes.
 """

@@ -24,9 +24,9 @@ from server.public.material import Public
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
     """Return the volumes' codes [n, l] of the public start, and the estimates after these answers.
 
-    Each frame contains the estimate of the rounds before, so only the last answer is read. With paired cases, voters
-    stay near what the start knows and may have nothing to add; the estimated offset is then scaled by :func:`heard`, so
-    that noise alone moves no label.
+    The last frame contains the estimate of the rounds before, so the last answer completes it. With paired cases,
+    voters stay near what the start knows and may have nothing to add; the estimated offset is then scaled by
+    :func:`heard`, so that noise alone moves no label.
 
     Args:
         public: What is public of the study.
