@@ -1,5 +1,4 @@
-"""Takes Flower's messages at a site and hands their bytes to the teacher worker; no other program at the site takes
-them.
+"""Takes Flower's messages at a site and hands their bytes to the teacher worker; no other program takes them.
 
 Flower sends code with every run, and a standard SuperNode would run it. Here the SuperNode runs in process
 isolation and hands its tasks only to the program with its secret: this one, from the site's own installation. It

@@ -329,8 +329,9 @@ class Worker:
                 )
 
     def _sealed(self, request: CodesRequest) -> CodesReply:
-        """Return the sealed codes of all requested queries, or of none if one is missing; a later attempt completes
-        them.
+        """Return the sealed codes of all requested queries, or of none if one is missing.
+
+        A later attempt completes them.
 
         The number of codes therefore does not reveal how long each one took. In a sealed sum they leave under
         masks.
@@ -366,8 +367,9 @@ class Worker:
         return seal(code, public_key=self._config.server.sealing_public_key, context=context)
 
     def _masked(self, queries: tuple[QuerySpec, ...], roster: MaskedRoster) -> dict[QuerySpec, NDArray[np.int64]]:
-        """Return the queries' codes with this site's noise share under the roster's masks; each draw has one such
-        message.
+        """Return the queries' codes with this site's noise share, under the roster's masks.
+
+        Each draw has one such message.
         """
         private = self._ledger.mask_key(roster.draw_id)
         make = partial(masked_code, roster=roster, me=self._config.site, private=private, sampler=self._sampler)

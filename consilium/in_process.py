@@ -1,5 +1,4 @@
-"""Runs a federation in one process: every site's worker over its own ledger, and a transport between them and the
-server.
+"""Runs a federation in one process: every site's worker with its own ledger, and a transport to the server.
 
 Simulation, audit, benchmarks and tests use it. Messages are encoded, signed, sealed, checked, charged and received
 as between daemons; only the network is left out. One person holds every party's keys and data here, so it protects
@@ -55,8 +54,9 @@ class Wire:
         return frozenset(self.workers) - self.offline
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Deliver all messages and return the replies. Every message is handled, even if the caller stops reading
-        replies early.
+        """Deliver all messages and return the replies.
+
+        Every message is handled, even if the caller stops reading replies early.
 
         Args:
             bodies: Message by node id.

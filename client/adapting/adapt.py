@@ -287,8 +287,9 @@ def _figures(way: Way, rows: Sequence[Sequence[float]], structures: Sequence[str
 
 
 def _ahead(means: Mapping[Way, Sequence[float]], way: Way, other: Way) -> tuple[float, float | None] | None:
-    """Return the paired difference in Dice over patients with half of its 95 % interval; None if nothing can be
-    compared.
+    """Return the paired difference in Dice over patients, with half of its 95 % interval.
+
+    None if nothing can be compared.
     """
     return _interval([ours - theirs for ours, theirs in zip(means[way], means[other], strict=True)])
 

@@ -203,8 +203,9 @@ def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
 
 
 def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:
-    """Separate the dataset's own tables from those in subjects' folders, by session; a subject's table holds for all
-    sessions.
+    """Separate the dataset's own tables from those in subjects' folders.
+
+    The latter are returned by session, or by subject if they hold for all its sessions.
     """
     shared: list[Path] = []
     own: dict[str, list[Path]] = defaultdict(list)

@@ -161,8 +161,7 @@ def _strings(table: object, name: str) -> dict[str, str]:
 
 
 def load_names(path: Path) -> DatasetSettings:
-    """Read the file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``, as in
-    ``site.toml``.
+    """Read the file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``.
 
     Args:
         path: The file.
@@ -439,9 +438,7 @@ def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[
 
 
 def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """Return the study's value for each value of a table; InvalidInput for a label that is neither mapped nor the
-    study's.
-    """
+    """Return the study's value for each value of a table; InvalidInput for an unknown label that is not mapped."""
     study = {_plain(name): value for value, name in enumerate(data.labels)}
     pairs: list[tuple[int, int]] = []
     unmapped: list[str] = []

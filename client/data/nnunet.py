@@ -1,5 +1,6 @@
-"""Reads the nnU-Net v2 layout: ``dataset.json``, ``imagesTr/CASE_0000.nii.gz`` for each channel,
-``labelsTr/CASE.nii.gz``.
+"""Reads the nnU-Net v2 layout: ``dataset.json``, ``imagesTr/CASE_0000.nii.gz``, ``labelsTr/CASE.nii.gz``.
+
+Each channel is a file of its own.
 
 Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive labels. A case without its label
 or one of its channels is a :class:`Problem` and left out. Refuses files that are not NIfTI.

@@ -1,5 +1,4 @@
-"""Lists the system calls that an added teacher's program may make, and builds the kernel filter that refuses all
-others.
+"""Lists the system calls that an added teacher's program may make, and builds the kernel filter for them.
 
 ``client.foreign.confined`` calls it. ``calls.toml`` has three lists, with each call's number on x86-64 and ARM64:
 

@@ -153,9 +153,7 @@ class ForeignTeacher:
         return on_grid(found, volume, self.declared.label_numbers(self.data), classes=len(self.data.labels)), used
 
     def _write_input(self, scan: Scan, given: Path) -> None:
-        """Write one file with all channels and, if ``{input_dir}`` is used, one file for each channel named as in
-        nnU-Net.
-        """
+        """Write one file with all channels; for ``{input_dir}`` also one file for each channel, named as in nnU-Net."""
         order = [self.data.channels.index(name) for name in self.declared.channels]
         array = np.asarray(scan.array[order], dtype=np.float32)
         whole = array[0] if len(array) == 1 else np.moveaxis(array, 0, -1)
@@ -254,9 +252,7 @@ def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
 
 
 def scratch_bytes(volume: Volume, *, outputs: int) -> int:
-    """Return how many bytes a program may write for one volume: sixteen float32 answers on its voxels, plus a
-    constant.
-    """
+    """Return how many bytes a program may write for one volume: sixteen float32 answers, plus a constant."""
     return SCRATCH_BYTES + 16 * 4 * max(outputs, len(volume.image)) * math.prod(volume.native_shape)
 
 

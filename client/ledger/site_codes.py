@@ -42,8 +42,7 @@ class KeepsCodes(SiteFile):
         teachers: str = "",
         computed_at: int | None = None,
     ) -> bool:
-        """Store the code that answers an accepted query, before it leaves the site. # the code is sensitive until
-        noised
+        """Store the code that answers an accepted query, before it leaves the site. # sensitive until noised
 
         Storing the same code again adds nothing.
 

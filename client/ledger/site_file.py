@@ -145,8 +145,9 @@ class SiteFile(OpenLedger[SiteBooks]):
         return _Totals(books.spent(), {study: books.spent_in(study) for study in books.studies}, books.per_day)
 
     def _lost_by(self, standings: Sequence[SiteLedgerStanding]) -> list[SiteLedgerStanding]:
-        """Select the standings whose rows are missing here and not charged yet; of several over the same rows, the
-        latest.
+        """Select the standings whose rows are missing here and not charged yet.
+
+        Of several standings over the same rows the latest is kept.
         """
         lost: list[SiteLedgerStanding] = []
         for one in sorted(standings, key=lambda one: one.head.seq, reverse=True):

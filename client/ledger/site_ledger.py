@@ -316,8 +316,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return None
 
     def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
-        """Record that the site's policy declined an offer before the ledger was asked; at most one row for each day and
-        reason.
+        """Record that the site's policy declined an offer before the ledger was asked.
+
+        There is at most one row for each day and reason.
 
         Args:
             study_id: Id of the study.
@@ -483,8 +484,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             raise LedgerCorrupt("the row is not the one that accepted the query", row=reservation.seq) from None
 
     def _state(self, study_id: str) -> str:
-        """Return ``pause``, ``withdraw``, ``open``, or ``spent`` if one more query like the newest does not fit the
-        budget.
+        """Return ``pause``, ``withdraw``, ``spent`` or ``open``.
+
+        ``spent`` means that one more query like the newest does not fit the budget.
         """
         books = self._books
         if study_id in books.paused:

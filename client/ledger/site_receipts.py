@@ -70,8 +70,9 @@ class KeepsReceipts(SiteFile):
             raise problem
 
     def _has_room_for_evidence(self, receipt: Receipt) -> bool:
-        """Tell whether one more contradicting receipt fits today's limit; the limit keeps a dishonest server from
-        filling the disk.
+        """Tell whether one more contradicting receipt fits today's limit.
+
+        Without the limit a dishonest server could fill the disk.
         """
         kept, size = self._books.evidence.get(self._chain.today, 0), len(receipt.render())
         return kept + size <= MAX_EVIDENCE_BYTES_A_DAY

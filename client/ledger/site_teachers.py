@@ -334,8 +334,9 @@ class KeepsTeachers(SiteFile):
         return training_id in self._books.teachers.trainings
 
     def trainings(self, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
-        """Return every training on record, which of them were used for answers, and whether a teacher of unknown origin
-        was used.
+        """Return every training on record, and which of them were used for answers.
+
+        The result also says whether a teacher of unknown origin was used.
 
         A training counts as used if its teacher computed a code, was loaded by the newest worker, or lies in one of the
         given directories. If rows may be lost, this is unknown. A private training counts once for each teacher it

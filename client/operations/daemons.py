@@ -1,5 +1,6 @@
-"""Starts and watches a site's processes: SuperNode (connects to the server), launcher, and teacher worker (has the
-data).
+"""Starts and watches a site's processes: SuperNode, launcher, and teacher worker.
+
+The SuperNode connects to the server, the launcher passes messages on, and the worker has data and models.
 
 `consilium site up` calls it. The SuperNode runs in process isolation: it starts no app code and hands its tasks
 only to the launcher, which shares a secret with it. SuperNode and launcher know the worker's socket, but not where
@@ -262,7 +263,7 @@ def site_up(
 
     Raises:
         InvalidInput: For a node that cannot be started, or an unknown target.
-        DaemonFailed: If a daemon fails for a reason that a restart does not repair.
+        DaemonFailed: If the site's daemons are running already.
     """
     folder = site_dir.absolute() / "node"
     with contextlib.ExitStack() as stack:

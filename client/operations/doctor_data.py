@@ -159,8 +159,9 @@ def draw(
     labels: tuple[str, ...],
     title: str,
 ) -> None:
-    """Draw three slices through the middle of the structures, or of the volume if there are none, with structures
-    outlined.
+    """Draw three slices through the middle of the structures, with the structures outlined.
+
+    Without a structure, the slices go through the middle of the volume.
 
     Args:
         path: PNG to write, readable by its owner only.

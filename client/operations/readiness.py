@@ -274,8 +274,9 @@ def _has_teachers(config: SiteConfig) -> bool:
 
 
 def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
-    """Check the teachers that a worker would load. A voter without one sends the zero code; without any, no worker
-    starts.
+    """Check the teachers that a worker would load.
+
+    A voter without a teacher sends the zero code; if no voter has one, no worker starts.
     """
     folder = config.path("teachers")
     if not _has_teachers(config):

@@ -76,7 +76,7 @@ class Declared(Document):
         activation: How the model's output becomes probabilities.
         intensity: How a TorchScript model's input is normalised. A bundle states this itself.
         spacing_mm: Voxel spacing in mm that a TorchScript model expects; empty for a bundle or a command.
-        patch: Window in voxels for a TorchScript model's sliding-window inference; empty for a bundle or a command.
+        patch: Window in voxels for a TorchScript model's sliding-window inference; empty for whole volumes.
         command: The command with its placeholders; empty for the other kinds.
         reads: Paths outside ``files`` that a command may read.
     """

@@ -1,5 +1,6 @@
-"""Writes ``node/link.json``: the values of ``site.toml`` that a site's node needs, since its process may not read the
-file.
+"""Writes ``node/link.json``: the values of ``site.toml`` that a site's node needs.
+
+The node's process may not read ``site.toml`` itself.
 """
 
 from __future__ import annotations

@@ -298,8 +298,9 @@ def distrust(directory: Path, site: str) -> None:
 
 
 def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: SiteLedger) -> None:
-    """Store, to be shown, the peers of an offer that nobody here has confirmed: at most :data:`MAX_OFFERED`, the
-    newest.
+    """Store, to be shown, the peers of an offer that nobody here has confirmed.
+
+    At most :data:`MAX_OFFERED` keys are stored, the newest ones.
 
     A failing disk stores nothing and stops no answer.
 

@@ -115,8 +115,9 @@ def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
 
 
 def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
-    """Refuse received files that differ from those regenerated here. Weights are not compared, because they are a
-    value.
+    """Refuse received files that differ from those regenerated here.
+
+    Weights are not compared, because they are a value.
 
     Args:
         files: The received files.

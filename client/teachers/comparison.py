@@ -117,7 +117,7 @@ class CaseComparison:
 
     @property
     def worth(self) -> Worth:
-        """The comparison in the form in which every text of a study judges one."""
+        """The comparison as a :class:`~common.worth.Worth`, from which its verdict and its sentence are made."""
         return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases)
 
     @property

@@ -140,9 +140,7 @@ class Evaluation:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """The findings that count against this student in a verdict: lost structures, then public models that are
-        better.
-        """
+        """The findings that count against this student in a verdict: lost structures, then better public models."""
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
         return (*(structure.sentence() for structure in self.gone), *worse)
 
@@ -312,8 +310,9 @@ def evaluate(
 def _compared(
     found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str]
 ) -> tuple[list[CaseComparison], list[Missing]]:
-    """Compare the student with each reference on cases that the reference was not trained on; list those without such a
-    case.
+    """Compare the student with each reference on cases that the reference was not trained on.
+
+    Return also the references without such a case.
     """
     comparisons: list[CaseComparison] = []
     missing: list[Missing] = []

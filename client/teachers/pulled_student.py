@@ -73,8 +73,9 @@ def pull(
     to_evaluate: bool = False,
     on_bytes: OnBytes = lambda count: None,
 ) -> Pulled:
-    """Fetch the statement and the bundle of the site's study, check both, and unpack the bundle. An interrupted call
-    resumes.
+    """Fetch the statement and the bundle of the site's study, check both, and unpack the bundle.
+
+    An interrupted call resumes.
 
     Args:
         site_dir: The site's directory.

@@ -39,7 +39,7 @@ class VoterTask:
     Attributes:
         voter: The voter's number.
         patients: Name and scan ids of each patient, in slot order.
-        cases: The usable entries of these scans in the dataset.
+        cases: The dataset's entries of these scans.
         known: Problems of these scans that the dataset's index already shows.
         directory: Where the teacher and its record are written.
         seed: Seed of the training.

@@ -233,8 +233,9 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
 
 
 def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> Part:
-    """Collect the volumes of these patients, each with its patient's place; without patients, empty arrays of the same
-    shapes.
+    """Collect the volumes of these patients, each with its patient's place.
+
+    Without patients the arrays are empty and have the same other dimensions.
     """
     examples = list(chain(*slots))
     grid, channels = task.data.grid, len(task.data.channels)
@@ -320,8 +321,9 @@ def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trai
 
 
 def _finished(directory: Path, identity: str) -> VoterReport | None:
-    """Return the report of an earlier run with the same identity, if the weights on disk are those it recorded; else
-    None.
+    """Return the report of an earlier run with the same identity.
+
+    None if there is none, or if the weights on disk are not those it recorded.
     """
     try:
         record: dict[str, Any] = json.loads((directory / "train.json").read_text(encoding="utf-8"))

@@ -216,9 +216,7 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
 
 
 def _end(service: Service, life: Life, ended: str) -> Finding:
-    """Check that the study ends when its budgets end, and that every site is in as many releases as its pool has room
-    for.
-    """
+    """Check that the study ends when its budgets end, and that every site is in all releases its pool has room for."""
     room = allowed(service)
     quorum, planned = service.study.privacy.quorum, service.subject.queries
     expected = max((n for n in range(planned + 1) if sum(r >= n for r in room.values()) >= quorum), default=0)
@@ -250,9 +248,7 @@ def _draws(service: Service, life: Life) -> Finding:
 
 
 def _statements(service: Service, life: Life) -> Finding:
-    """Check that dimension, radius, voters and study of every release are the study's own, and that no code is
-    missing.
-    """
+    """Check what each release states (dimension, radius, voters, study), and that no code is missing."""
     subject, wrong = service.subject, 0
     voters = service.study.privacy.voters_per_site
     for release in _own(service, life):

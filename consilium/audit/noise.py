@@ -172,8 +172,9 @@ def _parts(squares: Float[np.ndarray, "runs queries l"]) -> Iterator[tuple[np.nd
 
 
 def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
-    """Yield sums of squares at each frequency: an orthonormal transform of independent normals gives independent
-    normals.
+    """Yield sums of squares at each frequency.
+
+    An orthonormal transform of independent normals gives independent normals.
     """
     along, time = dctn(vectors, axes=(1,), norm="ortho"), dctn(vectors, axes=(0,), norm="ortho")
     both = dctn(vectors, norm="ortho").ravel()
@@ -187,8 +188,9 @@ def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
 
 
 def _vector_pairs(scaled: Float[np.ndarray, "runs queries l"]) -> Iterator[np.ndarray]:
-    """Yield ⟨a, b⟩/‖b‖ of pairs of vectors, standard normal given b: of all pairs unshifted, and within a run at every
-    shift.
+    """Yield ⟨a, b⟩/‖b‖ of pairs of vectors, which is standard normal given b.
+
+    All pairs are taken unshifted, and pairs within a run at every shift.
     """
     vectors = scaled.reshape(-1, scaled.shape[-1])[:_MOST_PAIRS]
     yield _upper_products(vectors)
@@ -211,8 +213,9 @@ def _upper_products(rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "p"]:
 
 
 def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
-    """Yield Σ v_j·v_(j+s) over alternating blocks of s, standard normal given the later factors: each value is used
-    once.
+    """Yield Σ v_j·v_(j+s) over alternating blocks of s, which is standard normal given the later factors.
+
+    Each value is used once.
     """
     size = vectors.shape[1]
     for lag in range(1, min(size, _MOST_LAGS + 1)):
@@ -258,8 +261,9 @@ def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], n
 
 
 def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
-    """Test the largest of several standard normals, which may depend on each other, at level ALPHA divided by their
-    number.
+    """Test the largest of several standard normals, which may depend on each other.
+
+    The level is ALPHA divided by their number.
     """
     largest, tests = 0.0, 0
     for values in parts:

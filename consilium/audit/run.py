@@ -1,5 +1,4 @@
-"""Audits a study as it runs: runs many whole studies through production code, in neighbouring worlds, and gives a
-verdict.
+"""Audits a study: runs it many times with production code, in neighbouring worlds, and gives a verdict.
 
 `consilium audit` calls it. A *life* is one complete run of the study. There are four kinds:
 
@@ -199,9 +198,7 @@ class _Audit:
             self._lived()
 
     def live_through_everything(self) -> None:
-        """Run lives in which a draw is lost, the server stops and restarts, a site is restored, and answers are
-        reused.
-        """
+        """Run lives with a lost draw, a stopped and restarted server, a restored site, and reused answers."""
         small = shrunk(self.subject)
         for sites in {small.study.privacy.quorum, len(small.limits)}:
             with _folder() as root:

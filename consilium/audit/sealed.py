@@ -1,5 +1,6 @@
-"""Checks a sealed study from the view of its server together with t of its sites, whose noise shares and masks it
-knows.
+"""Checks a sealed study from the view of its server together with t of its sites.
+
+The t sites' noise shares and masks are known to the server.
 
 It measures the noise that is left without the colluders' shares, and what a site's words look like without the
 masks it shares with them. It reads the files only, with every site's key, which only an audit has.

@@ -363,8 +363,9 @@ class Service:
         return self.root / self.sites[index].name / "site-ledger.sqlite"
 
     def key_file(self, site: str) -> Path:
-        """Return the file of a site's ledger key. The key is made first, because the server must know it before
-        anything is asked.
+        """Return the file of a site's ledger key.
+
+        The key is made first, because the server must know it before anything is asked.
 
         Args:
             site: Name of the site.

@@ -171,8 +171,7 @@ class Subject:
         return code_of(self.sayings[said], self.codec, frame)
 
     def clipped(self, said: str, frame: Frame | None) -> Int64[np.ndarray, "l"]:
-        """Return what a voter adds to its site's code, by definition: projected onto the ball, then truncated toward
-        zero.
+        """Return what a voter adds to its site's code: projected onto the ball, then truncated toward zero.
 
         Args:
             said: Word of the answer.

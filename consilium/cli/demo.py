@@ -147,8 +147,9 @@ def watching(console: Console) -> Iterator[Watch]:
 
 
 def summary(out: Path) -> str:
-    """Summarise the result in sentences: the student's gain and over what, the bound, the guarantee, and any
-    objections.
+    """Summarise the result in sentences.
+
+    They state the student's gain and over what, the bound, the guarantee, and any objections.
     """
     from common.data.dataset import Problem, left_out_lines
 

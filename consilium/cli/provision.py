@@ -1,6 +1,4 @@
-"""Defines ``consilium provision …`` and ``consilium server …``: certificates, kits, admission, and the server's
-daemons.
-"""
+"""Defines ``consilium provision …`` and ``consilium server …``: certificates, kits, admission and daemons."""
 
 from __future__ import annotations
 

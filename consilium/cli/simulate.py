@@ -1,6 +1,4 @@
-"""Defines ``consilium simulate``: what a study would be worth on a researcher's own data, before anything is
-installed.
-"""
+"""Defines ``consilium simulate``: what a study would be worth on a researcher's own data."""
 
 from __future__ import annotations
 

@@ -288,9 +288,7 @@ def status(
 
 
 def joining_text(study: Study, *, file: Path) -> str:
-    """Explain to a person what a hospital is promised by the study it is about to ask to join; ``file`` contains the
-    study.
-    """
+    """Explain to a person what the study, which is stored in ``file``, promises a hospital that joins it."""
     from common.privacy.accounting import max_mu_squared
     from common.privacy.consent import guess_sentence
     from common.study_mechanism import pool_sentence

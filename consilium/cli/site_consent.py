@@ -47,8 +47,9 @@ def consent(
 
 
 def consent_sheet(study: Study, *, patients: int | None) -> str:
-    """Write the consent sheet for a hospital: the study with its own number of patients, how long it lasts, how it
-    ends.
+    """Write the consent sheet for a hospital.
+
+    It describes the study with the hospital's own number of patients, how long it lasts and how it ends.
     """
     from server.study.consent_text import for_site
 

@@ -1,5 +1,6 @@
-"""Starts the demo's daemons: at the server core, SuperLink, fleet routes, SuperExec and gateway; at each hospital
-three.
+"""Starts the demo's daemons, at the server and at every hospital.
+
+The server runs core, SuperLink, fleet routes, SuperExec and gateway.
 
 A hospital runs worker, launcher and SuperNode. These are the daemons of a real deployment, on loopback, with TLS,
 node keys and process isolation. The process group stops all of them at the end, also after an error.

@@ -175,8 +175,9 @@ def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
 def _prepared(
     out: Path, options: DemoOptions, *, watch: Watch, seconds: _Stopwatch
 ) -> tuple[Places, Path, dict[str, Path], Callable[[], None]]:
-    """Prepare data, study and sites; return also a function that trains the teachers, so that the server can start
-    meanwhile.
+    """Prepare data, study and sites; return also a function that trains the teachers.
+
+    The teachers are trained later, so that the server can start meanwhile.
     """
     places = Places(out)
     _claim(out, options)

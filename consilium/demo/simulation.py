@@ -24,8 +24,9 @@ FIRST_NODE = 1 << 32
 
 
 def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEvent) -> None:
-    """Admit the sites, open their workers and run the study to its end; after a crash, the next call continues from the
-    ledger.
+    """Admit the sites, open their workers and run the study to its end.
+
+    After a crash the next call continues from the ledger.
 
     Replies do not wait for the end of a tick, because nobody can observe the time.
 

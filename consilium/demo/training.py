@@ -48,8 +48,9 @@ def train_all(
     on_steps: OnSteps,
     private: PrivateSettings | None = None,
 ) -> dict[str, SiteReport]:
-    """Train or resume the teachers of every site; each training is recorded, and charged if private, before its first
-    step.
+    """Train or resume the teachers of every site.
+
+    Each training is recorded, and charged if it is private, before its first step.
 
     Args:
         sites: Directory of each hospital by name.

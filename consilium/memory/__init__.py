@@ -1,3 +1,1 @@
-"""Runs a study in memory: ask teachers, release noisy sums, decode labels, train a student; without daemons and
-ledgers.
-"""
+"""Runs a study in memory: ask teachers, release noisy sums, decode labels, train a student."""

@@ -62,8 +62,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeInMemory:
-    """The guarantee that the releases would have in a study whose parties hold their own data; it is printed with this
-    condition.
+    """The guarantee that the releases would have in a study whose parties hold their own data.
+
+    Its text states this condition.
     """
 
     spent: Guarantee

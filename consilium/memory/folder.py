@@ -1,6 +1,4 @@
-"""Reads a folder of labelled scans, in any layout of a site's data, as arrays. ``consilium.read_cases`` is defined
-here.
-"""
+"""Reads a folder of labelled scans, in any layout of a site's data, as arrays: ``consilium.read_cases``."""
 
 from __future__ import annotations
 

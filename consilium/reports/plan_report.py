@@ -119,7 +119,7 @@ def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def plan_figure(plan: Plan) -> Any:
-    """Draw the most that an answer can explain over the number of hospitals and of queries.
+    """Draw the largest share of a code's variance that an answer can explain, over hospitals and over queries.
 
     The plan is marked in both panels; dashed lines are the verdict's thresholds.
     """

@@ -1,5 +1,6 @@
-"""Publishes a finished study: student, model card and certificate in one signed folder, or the whole study in one
-archive.
+"""Publishes a finished study: the student in a signed folder, or the whole study in one archive.
+
+The folder contains the student, its model card and the privacy certificate.
 
 `consilium student publish` and `consilium study archive` call it. Neither contains a key. Refuses a ledger that
 does not verify or is an older copy, a study without an exported student, a bundle whose stated guarantee no longer
@@ -64,6 +65,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
 
     Raises:
         InvalidInput: If there is no exported student, its stated guarantee no longer holds, or the folder exists.
+        Refused: ``not-released`` if the study's gate has not released the student.
         LedgerCorrupt: If the ledger does not verify.
     """
     statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
@@ -142,7 +144,8 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
 
 
 def _of_the_moment(name: Path) -> bool:
-    """Tell whether a file belongs to the running study only: locks, the ledger in use (copied separately), its
-    standing.
+    """Tell whether a file belongs to the running study only.
+
+    These are locks, the ledger in use, which is copied separately, and its standing.
     """
     return name.suffix == ".lock" or name.name.startswith("ledger.") or name.name == "stop-requested"

@@ -223,8 +223,9 @@ class DiceGroup:
 
 
 def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
-    """Return the table of scores: the student, its controls, what is available without hospitals, what only a demo
-    knows.
+    """Return the table of scores in four groups.
+
+    The groups are the student, its controls, what is available without hospitals, and what only a demo knows.
     """
     seen = [DiceRow("Ensemble of the teachers", facts.ensemble, "all teachers together, without noise")]
     if facts.decoded_labels is not None:

@@ -4,11 +4,13 @@ Weights are w = μ + s·ε with s = softplus(ρ) and one ε for the whole batch.
 −∇_w log p, n the number of patients, and λ the temperature of the KL divergence to N(m, s0²), where m is 0 or the
 public weights from which training began. Then
 
-    Δμ = G + (λ/n)·(μ − m)/s0² Δρ = [G ⊙ ε + (λ/n)·(s/s0² − 1/s)] ⊙ sigmoid(ρ)
+    Δμ = G + (λ/n)·(μ − m)/s0²
+    Δρ = [G ⊙ ε + (λ/n)·(s/s0² − 1/s)] ⊙ sigmoid(ρ)
 
 The closed-form KL uses no data, so it costs no privacy; it enters every step with weight 1/n relative to the mean
-likelihood. ρ reuses G, which is post-processing. The privacy is that of DP-SGD on the gradients of w. Source: Blundell
-et al. 2015. The published DP variant lacks ∇ log q in its μ-gradient and counts the KL once a batch.
+likelihood. ρ reuses G, which is post-processing. The privacy is that of DP-SGD on the gradients of w.
+
+Source: Blundell et al. 2015. The published DP variant lacks ∇ log q in its μ-gradient and counts the KL once a batch.
 """
 
 from __future__ import annotations

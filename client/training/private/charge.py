@@ -124,8 +124,9 @@ def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteRepor
 
 
 def _training_id(task: VoterTask) -> str:
-    """Return the training's id in the ledger; trainings of one voter without a guarantee share an id, since all count
-    alike.
+    """Return the training's id in the ledger.
+
+    Trainings of one voter without a guarantee share an id, because all of them count alike.
     """
     from client.training.private.trainer import planned_charge
 

@@ -42,8 +42,9 @@ class Strategy(Protocol):
     def parts(self) -> Parts: ...
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, Int64[torch.Tensor, "..."]]:
-        """Return the integer sum over these slots (:mod:`client.training.private.clipped_sums`). # sensitive until
-        noised
+        """Return the integer sum over these slots. # sensitive until noised
+
+        :mod:`client.training.private.clipped_sums` defines the sum.
 
         Args:
             batch: Slots of the step, int64 [b].

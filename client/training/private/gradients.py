@@ -24,8 +24,7 @@ _COUPLING = (torch.nn.modules.batchnorm._BatchNorm,)
 
 
 def refuse_coupling(model: torch.nn.Module) -> None:
-    """Refuse a network with a module that mixes the patients of a batch, keeps statistics, or draws randomness of its
-    own.
+    """Refuse a network that mixes the patients of a batch, keeps statistics, or draws randomness of its own.
 
     Args:
         model: The network.
@@ -102,8 +101,9 @@ def segmentation_loss(
 def by_vmap(
     loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
-    """Compute gradients [b, *shape] and losses [b] of all patients in a chunk at once. Weights must not require
-    gradients.
+    """Compute gradients [b, *shape] and losses [b] of all patients in a chunk at once.
+
+    The weights must not require gradients.
     """
     gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(dict(weights), patches, targets)
     return gradients, losses

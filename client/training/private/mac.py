@@ -1,5 +1,4 @@
-"""Trains a 3D network by DP-MAC: coordinates at every hidden block, a Z-step on a patient's images, a W-step for each
-block.
+"""Trains a 3D network by DP-MAC: coordinates at every hidden block, then a step on each block's weights.
 
 MAC (Carreira-Perpiñán & Wang 2014) gives every hidden block k an output of its own, the coordinate z_k, and penalises
 its distance from what the block computes. For one image of N voxels, with Z all its coordinates,
