@@ -58,7 +58,7 @@ from common.models.bundle import SEEN_WEIGHTS, Bundle
 from common.models.fit import best_device, predict
 
 STRENGTH = 1.0
-"""Strength of the pull toward the student; each step moves weights back by learning rate times strength."""
+"""Strength of the pull: in each step weights go back by rate times strength of the distance to the student."""
 
 
 @dataclass(frozen=True, slots=True)

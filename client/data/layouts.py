@@ -1,8 +1,10 @@
 """Recognises the layout of a site's data, and matches what it finds to a study.
 
-Training, `site doctor` and `site init` call it. :func:`open_dataset` finds the layout and reads its index;
-:func:`match_study` puts channels into the study's order and labels into the study's numbers, by name. Neither opens a
-scan. Refuses a directory of unknown layout, and names that are neither the study's nor mapped to it.
+Training, `site doctor`, `site consent`, `consilium predict` and `consilium data split` call it.
+
+:func:`open_dataset` finds the layout and reads its index; :func:`match_study` puts channels into the study's order
+and labels into the study's numbers, by name. Neither opens a scan. Refuses a directory of unknown layout, and names
+that are neither the study's nor mapped to it.
 """
 
 from __future__ import annotations

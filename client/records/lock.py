@@ -1,7 +1,8 @@
 """Lets only one process at a time change a site's teachers, by a lock on their directory.
 
-`site train` and `site withdraw-patient` hold the lock while they work. A second holder is refused at once. The kernel
-releases the lock when its holder exits or dies.
+Every command that trains, adds, adapts or withdraws holds the lock while it works.
+
+A second holder is refused at once. The kernel releases the lock when its holder exits or dies.
 """
 
 from __future__ import annotations

@@ -196,13 +196,16 @@ class Teachers:
         return tuple(partial(self._answer, voter, image) for voter in self.voters)
 
     def predict(self, image: Float[np.ndarray, "c x y z"]) -> Iterator[Float[np.ndarray, "k x y z"] | None]:
-        """Yield the voters' predictions of a volume, one after the other. # sensitive
+        """Return the voters' predictions of a volume, computed one after the other. # sensitive
 
         Args:
             image: z-scored volume [c, x, y, z] on the study's grid.
 
-        Yields:
-            Class probabilities, float32 [k, x, y, z]; None for an empty slot.
+        Returns:
+            An iterator of class probabilities, float32 [k, x, y, z]; None for an empty slot.
+
+        Raises:
+            InvalidInput: If the volume has another shape.
         """
         return (ask() for ask in self.ask(image))
 

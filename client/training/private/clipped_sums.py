@@ -182,6 +182,7 @@ def silent(size: int, _noise_std: Fraction) -> Int64[np.ndarray, "l"]:
 
     Args:
         size: Number of entries.
+        _noise_std: Ignored.
 
     Returns:
         int64 zeros of shape [l].
