@@ -23,6 +23,7 @@ from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, Accounta
 from common.protocol_terms import ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
 from common.reading import MAX_TOML_BYTES, parse_toml, parsing, read_text
 from common.sections import as_said, no_unknown, read_section
+from common.start_config import StartConfig as StartConfig
 from common.stated_budget import StatedBudget
 
 STUDY_SCHEMA = 1
@@ -323,6 +324,7 @@ class Study:
         collection: How answers are collected.
         gate: The condition under which the student is released.
         pool: What a patient pool may spend in its life.
+        start: The network that teachers, student and controls begin from, where one is given.
 
     Raises:
         InvalidInput: If a value is outside its range, or two sections contradict each other.
@@ -349,6 +351,7 @@ class Study:
     collection: CollectionConfig = field(default_factory=CollectionConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
+    start: StartConfig = field(default_factory=StartConfig)
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -439,8 +442,13 @@ class Study:
         return Budget(epsilon=self.pool.epsilon or self.privacy.epsilon, delta=self.privacy.delta)
 
     @property
+    def one_network(self) -> bool:
+        """Whether teachers and student have the same network, so that both can begin from the same weights."""
+        return (self.teacher.channels, self.teacher.network) == (self.student.channels, self.student.network)
+
+    @property
     def id(self) -> str:
-        """SHA-256 of everything that a site consents to: name, data, privacy, codec, gate and pool."""
+        """SHA-256 of everything that a site consents to: name, data, privacy, codec, gate, pool and start."""
         if not self._id:
             object.__setattr__(self, "_id", digest("study", self.to_json()))
         return self._id
@@ -458,6 +466,7 @@ class Study:
             "schema": STUDY_SCHEMA,
             **({"gate": dataclasses.asdict(self.gate)} if self.gate.verdicts else {}),
             **({"pool": {"epsilon": float(self.pool.epsilon).hex()}} if self.pool.epsilon else {}),
+            **({"start": self.start.to_table()} if self.start.weights else {}),
         }
 
 
@@ -515,6 +524,7 @@ def parse_study(text: str) -> Study:
         "collection": CollectionConfig,
         "gate": GateConfig,
         "pool": PoolConfig,
+        "start": StartConfig,
     }
     no_unknown(document, {"name", *sections}, where="study")
     parts: dict[str, Any] = {
@@ -552,6 +562,9 @@ def render_study(study: Study) -> str:
     if study.gate.verdicts or study.privacy.sealed:
         lines += ["", "[gate]", f"verdicts = {study.gate.verdicts}"]
     lines += ["", "[pool]", f"epsilon = {json.dumps(study.pool_budget.epsilon)}"]
+    if study.start.weights:
+        said = study.start.to_table().items()
+        lines += ["", "[start]", *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in said)]
     return "\n".join(lines) + "\n"
 
 

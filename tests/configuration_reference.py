@@ -26,6 +26,7 @@ STUDY: dict[str, type] = {
     "collection": config.CollectionConfig,
     "gate": config.GateConfig,
     "pool": config.PoolConfig,
+    "start": config.StartConfig,
 }
 SITE: dict[str, type] = {
     "": policy.SiteConfig,

@@ -16,6 +16,7 @@ from common.config import (
     CollectionConfig,
     DataConfig,
     PrivacyConfig,
+    StartConfig,
     Study,
     TrainingConfig,
     render_study,
@@ -31,6 +32,7 @@ from consilium.in_process import Sites, Wire, pool_of, site_config
 from server.aggregation.pipeline import collect, run_study
 from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
+from server.study.start import GivenStart
 from server.study.workspace import Site, Workspace
 
 QUERIES, SITES = 8, ("north", "east", "south", "west")
@@ -90,9 +92,12 @@ def make_study_directory(
     queries: int = 0,
     protocol: str = "",
     most: int = WHOLE_VOXELS,
+    start: GivenStart | None = None,
+    later: int = 0,
 ) -> Recorded:
     """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds, or
-    so many queries of another protocol. ``most`` voxels of the grid that is asked about."""
+    so many queries of another protocol. ``most`` voxels of the grid that is asked about; ``start``: what it begins
+    from. So many of the volumes, and the last site, come ``later``: they lie in ``phantoms``, ready to be added."""
     phantoms = write_phantoms(root / "phantoms", cases=volumes + 10, seed=3)
     public, maps = phantoms.cases[:volumes], phantoms.cases[volumes:]
     study = Study(
@@ -103,10 +108,14 @@ def make_study_directory(
         teacher=TrainingConfig(channels=(4, 8), steps=4),
         student=TrainingConfig(channels=(4, 8), steps=steps),
         collection=CollectionConfig(batch_size=batch_size, offer_deadline_s=2.0),
+        start=StartConfig() if start is None else start.config,
     )
     workspace = Workspace(root / "study")
-    setup.create_study(workspace, study)
-    setup.publish_volumes(workspace, [case.image for case in public])
+    setup.create_study(workspace, study, start=None if start is None else start.weights)
+    if later:
+        setup.add_volumes(workspace, [case.image for case in public[:-later]])
+    else:
+        setup.publish_volumes(workspace, [case.image for case in public])
     setup.fit_study_codec(workspace, [case.label for case in maps if case.label], sites=len(SITES))
     truths = {case.image.read_bytes(): load_label(case.label, study.data) for case in public if case.label}
     keys, classes = setup.server_keys(workspace), len(study.data.labels)
@@ -119,7 +128,7 @@ def make_study_directory(
         voters=lambda site: teachers[site.name],
         fetch=workspace.objects.get,
     )
-    for site in opened.sites:
+    for site in opened.sites[: -1 if later else None]:
         setup.add_site(workspace, site)
     return Recorded(workspace, Wire(opened.workers), teachers)
 

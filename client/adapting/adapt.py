@@ -45,7 +45,7 @@ from client.adapting.ways import (
 )
 from client.policy import load_site
 from client.site.books import writing_teachers
-from client.site.enrolment import start_file
+from client.site.enrolment import study_start
 from client.teachers.evaluation import load_bundle
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
@@ -131,7 +131,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 study.data.student,
                 recipe_for(bundle, study, options),
                 bundle.network,
-                start=start_file(options.site_dir) if study.data.finer == 1 else None,
+                start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,
             )
             return _adapt(options, study, bundle, material, terms, folder=folder, out=out, progress=progress)

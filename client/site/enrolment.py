@@ -29,6 +29,7 @@ from client.site.node_link import write_link
 from client.site.peers import PeerTrust, look
 from client.site.registry import KeptPool, Registry
 from common.admission import JoinRequest, KitFacts, read_request, write_request
+from common.canonical import sha256_bytes
 from common.clock import utc_now
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
@@ -86,7 +87,7 @@ class SiteKit:
                 text = read_text(kit_file, what="kit.json", most_bytes=MAX_KIT_BYTES)
                 facts = KitFacts.from_json(parse_json(text, what="kit.json"))
                 expires(certificate)
-            load_study(study)
+            _check_start(start, load_study(study))
         except InvalidInput as error:
             wrong = f" ({error.what})" if directory.is_dir() else ""
             raise InvalidInput(
@@ -113,6 +114,38 @@ def start_file(directory: Path) -> Path | None:
     """
     path = directory / START
     return path if path.is_file() else None
+
+
+def study_start(directory: Path, study: Study) -> Path | None:
+    """Find the weights that this site's teachers begin from.
+
+    Args:
+        directory: The site's directory.
+        study: Its study.
+
+    Returns:
+        The file; None where the study has no public start, or teachers of another network than it.
+
+    Raises:
+        InvalidInput: If the study names weights, as the consent sheet says, and the site's file is another or missing.
+    """
+    _check_start(directory / START, study)
+    return start_file(directory)
+
+
+def _check_start(path: Path, study: Study) -> None:
+    """InvalidInput unless ``path`` holds the weights that the study names, if teachers begin from any."""
+    named = study.start.weights
+    if not named or not study.one_network:
+        return
+    found = sha256_bytes(_received(path)) if path.is_file() else "no file"
+    if found != named:
+        raise InvalidInput(
+            f"{START}, the network that teachers begin from",
+            value=found,
+            limit=f"{named}, as the study says",
+            remedy="ask the consortium for a new startup kit",
+        )
 
 
 def create_site(

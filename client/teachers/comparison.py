@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from client.site.enrolment import start_file
+from client.site.enrolment import study_start
 from client.teachers.teacher import Teachers
 from common.codecs import load_codec, shapes
 from common.config import Study
@@ -202,7 +202,7 @@ def _at(answer: Answer, finer: int) -> Answer:
 
 
 def _start(site_dir: Path, study: Study) -> Answer:
-    path = start_file(site_dir)
+    path = study_start(site_dir, study)
     if path is None:
         raise InvalidInput("the site's kit held no public start: its study has none")
     recipe, data = study.student, study.data

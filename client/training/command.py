@@ -24,7 +24,7 @@ from client.policy import SiteConfig, is_site, load_site
 from client.records.declared import has_foreign
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
-from client.site.enrolment import start_file
+from client.site.enrolment import study_start
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import (
     MAC_ONLY,
@@ -216,7 +216,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
             value=brought,
             remedy="`consilium site teacher remove` first",
         )
-    private = options.private.settings(begun=start_file(options.site_dir) is not None)
+    private = options.private.settings(begun=study_start(options.site_dir, study) is not None)
     dataset = open_for_training(data, study.data, settings)
     with writing_teachers({options.site_dir} if config is None else {options.site_dir, config.books_dir}):
         tasks = site_tasks(
@@ -289,7 +289,7 @@ def site_tasks(
         voters=study.privacy.voters_per_site,
         trainer=trainer,
         private=private,
-        start=start_file(directory),
+        start=study_start(directory, study),
         paired=study.codec.paired > 0,
         seed=seed,
         slots_file=None if config is None else slots_file(config),

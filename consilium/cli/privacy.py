@@ -94,6 +94,10 @@ def plan_command(
             "--paired they are those pairs, else no network of the study learns from them."
         ),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Bundle or weights of a public network that the study begins from; with --cases rehearsed."),
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,7 +119,7 @@ def plan_command(
     from consilium.reports.plan_report import check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
-    from server.planning.recommend import recommend
+    from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend
 
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
@@ -155,11 +159,15 @@ def plan_command(
         paired=(paired or 0) if study is None else load_study(study).codec.paired,
     )
     if cases is not None and label_maps is not None:
-        advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients))
-    _print(result, advised, patients=patients, as_json=as_json)
+        advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients, start=start))
+    begins = start is not None or (study is not None and bool(load_study(study).start.weights))
+    remark = "" if not begins else REHEARSED if start is not None and cases is not None else NOT_REHEARSED
+    _print(result, advised, patients=patients, remark=remark, as_json=as_json)
 
 
-def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patients: int | None) -> Rehearsal:
+def _rehearsal(
+    advised: Recommendation, cases: Path, label_maps: Path, *, patients: int | None, start: Path | None
+) -> Rehearsal:
     """Rehearse the recommended protocol on public cases, with as many patients for each teacher as a voter has."""
     import numpy as np
 
@@ -178,18 +186,28 @@ def _rehearsal(advised: Recommendation, cases: Path, label_maps: Path, *, patien
     )
     examples = [load_example(case, data) for case in dataset.labelled]
     images, labels = [each.volume.image for each in examples], [each.label for each in examples]
+    recipes, given = training_for(advised.protocol), None
+    if start is not None:
+        from server.study.start import read_given
+
+        network = read_given(start, data)
+        recipes = network.of_network(recipes[0]), network.of_network(recipes[1])
+        given = network.model(recipes[1], data)
+        if remark := network.remark(data):
+            say(remark, err=True)
     return rehearse(
         PublicCases(np.stack(images), np.stack(labels), data),
         [load_label(file, data) for file in files],
         protocol=advised.protocol,
         patients=PATIENTS_A_TEACHER if patients is None else max(1, patients // advised.voters),
-        recipes=training_for(advised.protocol),
+        recipes=recipes,
         paired=advised.paired > 0,
+        given=given,
         on_training=lambda what: say(f"rehearsal: {what}", err=True),
     )
 
 
-def _print(result: Plan, advised: Recommendation, *, patients: int | None, as_json: bool) -> None:
+def _print(result: Plan, advised: Recommendation, *, patients: int | None, remark: str, as_json: bool) -> None:
 
     from consilium.reports.plan_report import delta_warning, plan_table
 
@@ -203,12 +221,14 @@ def _print(result: Plan, advised: Recommendation, *, patients: int | None, as_js
             "gain_high": advised.high,
             "objection": advised.objection,
             "worth_asking": advised.worth_asking,
+            **({"given_network": remark} if remark else {}),
         }
         warning = delta_warning(result, patients=patients)
         facts = {**result.to_json(), "delta_warning": warning, "recommended": recommended}
         say(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
-        console().print(plan_table(result, recommended=advised.summary, patients=patients))
+        summary = f"{advised.summary}; {remark}" if remark else advised.summary
+        console().print(plan_table(result, recommended=summary, patients=patients))
 
 
 @dataclass(frozen=True, slots=True)

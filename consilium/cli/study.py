@@ -19,6 +19,7 @@ from common.config import (
     DataConfig,
     GateConfig,
     PrivacyConfig,
+    StartConfig,
     Study,
     load_study,
     usual_aggregation,
@@ -36,6 +37,7 @@ from consilium.cli.study_words import (
     ask_about_spoiled,
     ask_to_spend,
     create_and_say,
+    given_network,
     has_answers,
     print_end,
     print_status,
@@ -56,6 +58,13 @@ SharedLedger = Annotated[
 ]
 StandingFile = Annotated[
     Path | None, typer.Option(help="Keep the new ledger's standing in this file, best on another disk.")
+]
+StartNetwork = Annotated[
+    Path | None,
+    typer.Option(
+        help="MONAI bundle of a public network or of an earlier study's student, or a file of its weights: teachers, "
+        "student and controls begin from it, and it is a control itself."
+    ),
 ]
 
 
@@ -105,6 +114,7 @@ def init(
     ] = None,
     ledger: SharedLedger = None,
     standing: StandingFile = None,
+    start: StartNetwork = None,
 ) -> None:
     """Create a study's directory: study.toml, keys, and a ledger of its own or one shared with other studies.
 
@@ -127,6 +137,9 @@ def init(
     )
     if terms_of(asked).finer:
         data = asked_at(data)
+    given = given_network(start, data)
+    if given is not None:
+        teacher, student = given.of_network(teacher), given.of_network(student)
     privacy = PrivacyConfig(
         epsilon=epsilon,
         delta=delta,
@@ -152,8 +165,9 @@ def init(
         gate=GateConfig(wanted),
         pool=PoolConfig(usual_pool_epsilon(accountant, privacy.budget) if pool_epsilon is None else pool_epsilon),
         student=student if data.finer == 1 else replace(student, patch=patch_of(data.student.grid)),
+        start=StartConfig() if given is None else given.config,
     )
-    create_and_say(directory, study, ledger=ledger, standing=standing)
+    create_and_say(directory, study, ledger=ledger, standing=standing, given=given)
 
 
 def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> str:
@@ -197,6 +211,7 @@ def create(
     template: Annotated[str, typer.Option(help="A template as it stands: paper-ae or paper-pca.")] = "",
     ledger: SharedLedger = None,
     standing: StandingFile = None,
+    start: StartNetwork = None,
 ) -> None:
     """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
 
@@ -210,7 +225,11 @@ def create(
     if (study is None) == (not template):
         raise InvalidInput("study create", limit="one of --study and --template", remedy="give --study FILE")
     draft = parse_draft(studies.template(template)) if study is None else read_draft(study)
-    create_and_say(directory, draft.study, ledger=ledger, standing=standing)
+    given = given_network(start, draft.study.data)
+    made = draft.study
+    if given is not None and not made.start.weights:
+        made = replace(made, start=given.config)
+    create_and_say(directory, made, ledger=ledger, standing=standing, given=given)
     for sentence in draft.filled_in:
         say(sentence)
 
@@ -258,6 +277,10 @@ def publish(
         Path | None,
         typer.Option(help="Dataset (MSD) of labelled public cases to score student and controls on, at any time."),
     ] = None,
+    add: Annotated[
+        bool,
+        typer.Option("--add", help="Add to the volumes that are published, up to the planned queries; answers stay."),
+    ] = False,
 ) -> None:
     """Publish the public volumes. This fixes their content hashes and the order of the queries.
 
@@ -266,6 +289,8 @@ def publish(
     """
     from server.study import create_study as setup
 
+    if add and (images is None or paired is not None):
+        raise InvalidInput("--add", limit="with --images, and without --paired")
     if images is None and (validation is None or paired is not None):
         raise InvalidInput("--images is missing", limit="a folder of public volumes", remedy="--images public/images")
     labelled = None if validation is None else read_dataset(validation)  # read before anything is written
@@ -277,7 +302,11 @@ def publish(
         pairs = None if paired is None else read_dataset(paired)
         if pairs is not None:
             say_left_out("paired", pairs)
-        volumes = setup.publish_volumes(Workspace(directory), files, paired=pairs)
+        volumes = (
+            setup.add_volumes(Workspace(directory), files)
+            if add
+            else setup.publish_volumes(Workspace(directory), files, paired=pairs)
+        )
         with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
         say(f"published {len(volumes)} volumes{with_maps}")
     if labelled is not None:

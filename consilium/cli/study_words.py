@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from common.config import Study
+from common.config import DataConfig, Study
 from common.data.dataset import Dataset, left_out_lines
 from common.data.msd import nifti_files, other_files
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
@@ -18,6 +18,7 @@ from consilium.cli.say import say
 from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
+    from server.study.start import GivenStart
     from server.study.status import StudyStatus
 
 
@@ -154,10 +155,12 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         False if the plan says not to spend the budget.
     """
     from server.planning.planner import Outlook, plan
-    from server.planning.recommend import recommend
+    from server.planning.recommend import NOT_REHEARSED, recommend
     from server.protocols.query_protocol import protocol_of
 
     privacy = study.privacy
+    if study.start.weights:
+        say(f"plan: {NOT_REHEARSED}")
     terms: dict[str, Any] = {
         "budget": privacy.budget,
         "accountant": privacy.accountant,
@@ -240,7 +243,31 @@ def say_files(what: str, folder: Path, *, err: bool = False) -> None:
         say(plain(f"{what}, {line}"), err=err)
 
 
-def create_and_say(directory: Path, study: Study, *, ledger: Path | None, standing: Path | None) -> None:
+def given_network(path: Path | None, data: DataConfig) -> GivenStart | None:
+    """Read the network of ``--start``.
+
+    Args:
+        path: A bundle or a file of weights.
+        data: The study's labels and channels.
+
+    Returns:
+        The network; None without the option.
+    """
+    if path is None:
+        return None
+    from server.study.start import read_given  # torch
+
+    return read_given(path, data)
+
+
+def create_and_say(
+    directory: Path,
+    study: Study,
+    *,
+    ledger: Path | None,
+    standing: Path | None,
+    given: GivenStart | None = None,
+) -> None:
     """Create a study's directory, then print its terms, its outlook, and what it takes from patient pools.
 
     Args:
@@ -248,11 +275,15 @@ def create_and_say(directory: Path, study: Study, *, ledger: Path | None, standi
         study: The study.
         ledger: A ledger to share; None for its own.
         standing: Standing of that ledger.
+        given: The network that the study begins from, if any.
     """
     from server.study import consent_text as describe
     from server.study import create_study as setup
 
-    setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing)
+    weights = None if given is None else given.weights
+    setup.create_study(Workspace(directory), study, ledger=ledger, standing=standing, start=weights)
+    if given is not None and (remark := given.remark(study.data)):
+        say(remark, err=True)
     say(describe.for_consortium(study, sites=study.privacy.quorum))
     if ledger is None and (neighbour := setup.neighbour_study(directory)) is not None:
         say(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")

@@ -315,6 +315,8 @@ def _check_in_memory(study: Study, codec: Codec) -> None:
         raise InvalidInput("codec.paired", value=study.codec.paired, limit="0 in memory", remedy=files)
     if study.data.finer > 1:
         raise InvalidInput("data.finer", value=study.data.finer, limit="1 in memory", remedy=files)
+    if study.start.weights:
+        raise InvalidInput("start.weights", value=study.start.weights, limit="no given network in memory", remedy=files)
     theirs = (codec.name, codec.radius, codec.labels, tuple(codec.grid))
     ours = (study.codec.name, study.codec.radius, len(study.data.labels), study.data.grid)
     if theirs != ours:

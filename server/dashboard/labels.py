@@ -17,7 +17,7 @@ from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
 from server.dashboard.quarantine import read_json
 from server.dashboard.service import DashboardService
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
-from server.protocols.controls import CONTROLS
+from server.protocols.controls import controls_of
 from server.protocols.query_protocol import protocol_of
 from server.study.gate import gate_state
 from server.study.status import bundle_problem
@@ -209,7 +209,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
         seconds=events.student[2] if events.student else None,
         labels_used=labels.decoded - labels.rejected,
         labels_rejected=labels.rejected,
-        controls=_controls(events.controls),
+        controls=_controls(controls_of(workspace.study()), events.controls),
         validation=len(workspace.validation()),
         bundle=events.bundle[0] if events.bundle else None,
         exported=events.bundle[1] if events.bundle else None,
@@ -221,10 +221,10 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
     )
 
 
-def _controls(trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]:
+def _controls(names: Sequence[str], trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]:
     """Return the controls in their order; controls with the same weights are listed as one, under all their names."""
     found: dict[str, ControlView] = {}
-    for name in CONTROLS:
+    for name in names:
         weights, time = trained.get(name, (None, None))
         key = weights or name
         found[key] = ControlView(f"{found[key].name}, {name}" if key in found else name, weights, time)

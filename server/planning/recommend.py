@@ -80,6 +80,16 @@ AHEAD = (0.35, 3.5)
 ENOUGH = 0.8
 """Recovered share above which more voters are not worth weaker teachers."""
 
+NOT_REHEARSED = (
+    "The gain over the given network is not known: every figure here was measured without one, and the better it is, "
+    "the less is left to gain. `consilium plan --start BUNDLE --label-maps DIR --cases DIR` rehearses it"
+)
+"""Of a study that begins from a given network."""
+
+REHEARSED = (
+    "start and stand-in teachers begin from the given network, and the control is the better of it and its student"
+)
+
 PATIENTS_A_TEACHER = 3
 """With fewer patients, teachers lose more than the lower noise gains, as long as :data:`SCARCE` is recovered."""
 

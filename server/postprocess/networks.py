@@ -24,7 +24,7 @@ from common.models.fit import OnStep
 from common.models.unet import load_weights, network_for, save_weights
 from common.objects import write_atomically
 from server.postprocess.labels import Released
-from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.controls import CONTROLS, STUDENT, control_training, controls_of
 from server.protocols.paired import read_paired
 from server.protocols.query_protocol import FitFiles, Lesson, NetworkTraining, protocol_of
 
@@ -80,8 +80,8 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
     """
     study = released.public.study
     lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
-    for index, name in enumerate(CONTROLS):  # in this order: the last control learns the first one's predictions
-        training = protocol_of(study).finish(lesson, name)
+    for index, name in enumerate(controls_of(study)):  # in this order: public_only learns zero_code's predictions
+        training = control_training(lesson, name)
         if training is None:
             control_files(released.student_dir, name).discard()  # weights of an earlier student's control
             continue

@@ -17,7 +17,7 @@ from common.metrics import Score, score
 from common.models.fit import predict
 from common.worth import Worth, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
-from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.controls import STUDENT, controls_of
 from server.public.kept import read_record, write_record
 from server.study.workspace import Workspace
 
@@ -38,7 +38,9 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
     if not files:
         return {}
     networks = {STUDENT: load_student(study, folder)}
-    networks |= {name: load_control(study, folder, name) for name in CONTROLS if control_trained(folder, name)}
+    networks |= {
+        name: load_control(study, folder, name) for name in controls_of(study) if control_trained(folder, name)
+    }
     truths: list[np.ndarray] = []
     found: dict[str, list[np.ndarray]] = {name: [] for name in networks}
     for number, case in enumerate(files):
@@ -55,7 +57,7 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
         "study": {"id": study.id, "name": study.name},
         "cases": len(files),
         STUDENT: dice.pop(STUDENT),
-        "controls": {name: dice.get(name, {"dice": None}) for name in CONTROLS},
+        "controls": {name: dice.get(name, {"dice": None}) for name in controls_of(study)},
     }
     write_record(workspace.scores_file, record)
     return scores
@@ -91,7 +93,7 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
     """Return the figures of the bundle's model card: mean Dice, and the gain over the best control with its
     interval.
     """
-    means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": scores[n].mean for n in CONTROLS if n in scores}}
+    means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": one.mean for n, one in scores.items() if n != STUDENT}}
     shown = {name.replace("_", " "): round(mean, 5) for name, mean in means.items() if not math.isnan(mean)}
     shown["cases"] = len(scores[STUDENT].cases)
     found = worth_of(scores)
@@ -107,4 +109,4 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
 
 def worth_of(scores: Mapping[str, Score]) -> Worth | None:
     """Return the student's gain over its best control, paired case by case; None without a scored control."""
-    return over_best(scores[STUDENT], {name: scores.get(name) for name in CONTROLS})
+    return over_best(scores[STUDENT], {name: one for name, one in scores.items() if name != STUDENT})

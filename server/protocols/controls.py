@@ -13,29 +13,64 @@ student learns those. In a joint query, it is the student of ``zero_code`` itsel
 public start trained on those alone, which student and other controls are kept near. In an appearance query with a
 public start, it is the start trained on its own codes, as in a joint query; without a start, it is made as per volume.
 
-The score by which a student exceeds all three comes from the teachers' answers; the rest comes from public data and the
-recipe. Controls use only public data and stored noisy answers, so they are post-processing and cost no privacy.
+A study that begins from a given network (``[start]``) has a fourth control:
+
+* ``public_network``: the given network as it is. Student and other controls are trained on from it.
+
+The score by which a student exceeds all of them comes from the teachers' answers; the rest comes from public data and
+the recipe. Controls use only public data and stored noisy answers, so they are post-processing and cost no privacy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
+from common.canonical import digest
+from common.config import Study
 from common.errors import InvalidInput
-from server.protocols.query_protocol import Lesson
+from server.protocols.query_protocol import Lesson, NetworkTraining, protocol_of
 from server.protocols.stored_labels import as_stored
+
+if TYPE_CHECKING:
+    import torch
 
 STUDENT = "student"
 CONTROLS = ("zero_code", "shuffled_codes", "public_only")
+PUBLIC_NETWORK = "public_network"
+"""The control of studies that were given a network to begin from."""
 
 L = TypeVar("L")
 
 DERANGEMENT_SEED = 0
 """Seed of the derangement in ``shuffled_codes``. It is public and protects nothing."""
+
+
+def controls_of(study: Study) -> tuple[str, ...]:
+    """The study's controls, in the order in which they are trained."""
+    return (*CONTROLS, *((PUBLIC_NETWORK,) if study.start.weights else ()))
+
+
+def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
+    """How a control is made: as the study's protocol has it, or without a training step for the given network.
+
+    None where the protocol has no such control of this lesson.
+    """
+    study = lesson.public.study
+    if name != PUBLIC_NETWORK:
+        return protocol_of(study).finish(lesson, name)
+
+    def as_given(_files: object, _on_step: object) -> torch.nn.Module:
+        from server.protocols.public_start import given_model
+
+        model = given_model(lesson.public)
+        assert model is not None  # studies without a given network have no such control
+        return model
+
+    return NetworkTraining(digest("given-network", [study.id, study.start.weights]), as_given, steps=0)
 
 
 def derangement(count: int, *, seed: int) -> tuple[int, ...]:

@@ -239,9 +239,10 @@ def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
 
 
 def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
-    """Return the training of a fresh network by the study's student recipe on these labels."""
+    """Return the training by the study's student recipe on these labels, of a fresh network or of the given one."""
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
+        from server.protocols.public_start import given_model
         from server.protocols.student_fit import train_student
 
         with ExitStack() as stack:
@@ -254,6 +255,7 @@ def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
                 together([keep(label) for label in labels.values()]),
                 lesson.public.study.student,
                 seed=lesson.seed,
+                start=given_model(lesson.public),
                 checkpoint=None if files is None else files.checkpoint,
                 on_step=on_step,
             )

@@ -91,6 +91,7 @@ def public_start(
     seed: int,
     spread: float = SPREAD,
     paired: Paired | None = None,
+    given: torch.nn.Module | None = None,
     on_step: OnStep | None = None,
 ) -> Start:
     """Train a network without any answer.
@@ -101,6 +102,8 @@ def public_start(
     public label maps' variance, and trains on the result. ``recipe.steps`` is split evenly over the mean shape and the
     passes.
 
+    A given network is the start as it is: the mean shape would take from it what it knows. Paired cases train it on.
+
     Args:
         images: Public volumes, float [n, c, x, y, z].
         codec: The study's codec.
@@ -109,6 +112,7 @@ def public_start(
         seed: Seed of initial weights and batches.
         spread: Share of the variance to restore.
         paired: Paired public cases, if any.
+        given: The network that the study was given to begin from, if any.
         on_step: Called with step and loss.
 
     Returns:
@@ -118,9 +122,13 @@ def public_start(
         InvalidInput: If the recipe has fewer steps than passes.
     """
     steps = _split(recipe, PUBLIC_PASSES + 1)
+    if given is not None and paired is None:
+        return Start(model=given, codes=codes_of(given, images, codec, temperature=TEMPERATURE))
     model = build_unet(
         recipe.channels, network=recipe.network, in_channels=images.shape[1], out_channels=codec.labels, seed=seed
     )
+    if given is not None:
+        model.load_state_dict(given.state_dict())
     if paired is not None:
         fit(model, paired.images, paired.targets, recipe, seed=seed, on_step=on_step)
         return Start(model=model, codes=codes_of(model, images, codec, temperature=TEMPERATURE))
@@ -142,7 +150,7 @@ def public_start(
 def keep_start(
     public: Public, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage | None = None
 ) -> Start:
-    """Train the public start, store its weights with the study and publish them as a public object.
+    """Make the public start, from the given network if there is one; store its weights and publish them as an object.
 
     Args:
         public: What is public of the study.
@@ -161,6 +169,7 @@ def keep_start(
         else replace(study.student, patch=()),  # whole volumes of the coarse grid
         seed=STUDENT_SEED,
         paired=read_paired(public),
+        given=given_model(public),
         on_step=lambda step, _loss: tell("public start", step, study.student.steps),
     )
     weights = weights_to_bytes(start.model)
@@ -209,6 +218,12 @@ def read_start(weights: bytes, study: Study) -> torch.nn.Module:
     model = network_for(study.student, data)
     weights_from_bytes(weights, model)
     return model
+
+
+def given_model(public: Public) -> torch.nn.Module | None:
+    """The network that the study was given to begin from; None where it was given none."""
+    weights = public.given_start()
+    return None if weights is None else read_start(weights, public.study).eval()
 
 
 def refine(

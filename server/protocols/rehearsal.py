@@ -53,7 +53,12 @@ class Begin(Protocol):
     """How a protocol begins, before any hospital is asked, on public cases."""
 
     def __call__(
-        self, cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
+        self,
+        cases: PublicCases,
+        codec: LinearCodec,
+        recipe: TrainingConfig,
+        pairs: np.ndarray | None,
+        given: torch.nn.Module | None,
     ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
         """Return the public start, or None if there is none, and the control without any hospital's answer.
 
@@ -62,6 +67,7 @@ class Begin(Protocol):
             codec: A codec of other public label maps.
             recipe: The student's training recipe.
             pairs: Rows of the cases that the study has with their labels, if any.
+            given: The network that the study begins from, if any.
         """
         ...
 
@@ -74,6 +80,7 @@ def rehearse(
     patients: int,
     recipes: tuple[TrainingConfig, TrainingConfig],
     paired: bool = False,
+    given: torch.nn.Module | None = None,
     on_training: OnTraining = lambda _what: None,
 ) -> Rehearsal:
     """Train and score the control and the stand-in teachers.
@@ -87,6 +94,8 @@ def rehearse(
         paired: The study learns from these very cases. Half of them then make the start; of the others one half teaches
             stand-ins that are scored on the other half. The start then knows less than the study's, so the stand-in
             teachers look better than they will be.
+        given: The network that the study begins from, if any. Start and stand-ins begin from it, and the control is
+            the better of it and its student.
         on_training: Called with what is trained next.
 
     Returns:
@@ -106,8 +115,9 @@ def rehearse(
     scored, used = np.empty((2, len(cases.images))), 0
     for pairs, rest in halves(rows) if paired else ((None, rows),):
         on_training("the network that nobody's answers make")
-        begun, control = begin(cases, codec, recipes[1], pairs)
-        scored[1, rest] = _dice(control, cases, rest)
+        begun, control = begin(cases, codec, recipes[1], pairs, given)
+        controls = [_dice(each, cases, rest) for each in (control, given) if each is not None]
+        scored[1, rest] = max(controls, key=np.mean)
         for own, others in halves(rest):
             each: list[list[float]] = []
             for first in range(0, max(1, len(own) - patients + 1), patients)[:STAND_INS]:

@@ -76,6 +76,10 @@ class Public:
     paired: tuple[PairedFiles, ...] = ()
     images: Mapping[str, Float[np.ndarray, "c x y z"]] | None = None
 
+    def given_start(self) -> bytes | None:
+        """Weights of the network that the study was given to begin from; None where it was given none."""
+        return self.objects.get(self.study.start.weights) if self.study.start.weights else None
+
     def image(self, volume: str, *, finer: bool = False) -> Float[np.ndarray, "c x y z"]:
         """Return a volume's image, float [c, x, y, z].
 

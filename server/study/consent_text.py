@@ -95,6 +95,7 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
         OLD_KEY: study.codec.to_table()[OLD_KEY],
         **({"finer": study.data.finer} if study.data.finer > 1 else {}),
         **({"paired": study.codec.paired} if study.codec.paired else {}),
+        **({"start": study.start.to_table()} if study.start.weights else {}),
         "clipping_norm": study.codec.radius,
         "unit": str(privacy.unit),
         "relation": str(privacy.relation),
@@ -169,6 +170,7 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
             f"plan {agenda.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),
+            *([start_sentence(study)] if study.start.weights else []),
             pool_sentence(study),
             f"noise multiplier z = {_z(study, 7)} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
@@ -206,6 +208,23 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
     )
 
 
+def start_sentence(study: Study, *, yours: bool = False) -> str:
+    """What a study with a given network says of it: which it is, who begins from it, and what its own cost is."""
+    start, teachers = study.start, "your teachers" if yours else "teachers"
+    who = f"{teachers}, the student and its controls" if study.one_network else "the student and its controls"
+    named = f' "{start.name}"' if start.name else ""
+    origin = (
+        f"It is the student of the study {start.study}: what that study spent of a patient is not part of this study's "
+        "ε. A pool's budget for life counts both where the two studies share a ledger; elsewhere the two ε add up. "
+        if start.study
+        else "No budget of this study covers what it was trained on: the consortium answers for its being public. "
+    )
+    return (
+        f"Given network{named}: {who} begin from the weights with SHA-256 {start.weights}. {origin}"
+        "The student's gain is measured over this network alone, too."
+    )
+
+
 def for_site(study: Study, *, patients: int | None = None, spending: Spending | None = None) -> str:
     """Return the text that a hospital reads before it consents.
 
@@ -236,6 +255,7 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     seen = _SEEN_SEALED if privacy.sealed else _SEEN_OPEN
     trade = "".join(f"{_filled(sentence)}\n" for sentence in trade_sentences(sealed=privacy.sealed))
     gate = f"{_filled(gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
+    given = f"{_filled(start_sentence(study, yours=True))}\n" if study.start.weights else ""
     agenda = protocol_of(study).agenda(study)
     asked = _filled(
         f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment "
@@ -248,7 +268,7 @@ Study {study.name}, {study.id}
 
 WHAT IS ASKED OF YOU
 {asked}
-{gate}
+{given}{gate}
 WHAT IS GUARANTEED
   {guarantee_line}.
   In words: whatever is released in this study looks almost the same if {unit} were

@@ -51,7 +51,12 @@ class ServerKeys:
 
 
 def create_study(
-    workspace: Workspace, study: Study, *, ledger: Path | None = None, standing: Path | None = None
+    workspace: Workspace,
+    study: Study,
+    *,
+    ledger: Path | None = None,
+    standing: Path | None = None,
+    start: bytes | None = None,
 ) -> None:
     """Create a study's directory, with its keys and a ledger in which it is registered. A failure leaves nothing
     behind.
@@ -62,6 +67,7 @@ def create_study(
         ledger: Directory or ledger file of a study whose ledger and signing key to share; the sealing key is always
             new. By default a ledger is begun.
         standing: File on another disk for a new ledger's standing.
+        start: Weights that the study's section [start] names, which become a public object.
 
     Raises:
         InvalidInput: If the directory holds a study, the ledger cannot be shared, every pool of it is spent, or no
@@ -75,6 +81,10 @@ def create_study(
     if shared is not None and standing is not None:
         raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
     check_study(study)
+    if start is not None or study.start.weights:
+        from server.study.start import check_fits  # torch
+
+        check_fits(study, start)
     max_mu_squared(study.privacy.accountant, study.privacy.budget)
     with all_or_nothing(workspace.root, *(() if standing is None else (standing,))):
         workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,6 +99,9 @@ def create_study(
             signing_key = create_signing_key(workspace.signing_key_file)
             with Ledger.create(workspace.ledger_file, signing_key=signing_key, standing=standing) as opened:
                 opened.register_study(study)
+        if start is not None:
+            workspace.objects.put(start)
+            write_atomically(workspace.start_file, start)
         write_atomically(workspace.study_file, render_study(study).encode())
 
 
@@ -115,11 +128,22 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
         InvalidInput: If a volume cannot be read on the study's grid or is given twice, if the numbers do not fit the
             study, or if the study has answers.
     """
-    from common.data.volume import volume_from_bytes
-
     study = workspace.study()
     _refuse_answered(workspace, study, "public volumes")
     pairs = _paired_files(workspace, study, paired)
+    volumes = _published(workspace, study, images)
+    _refuse_twice(volumes, paired=pairs)
+    protocol_of(study).agenda(study).check_volumes(len(volumes))
+    if pairs:
+        workspace.save_paired(pairs)
+    workspace.save_volumes(volumes)
+    return volumes
+
+
+def _published(workspace: Workspace, study: Study, images: Sequence[Path]) -> tuple[str, ...]:
+    """Hashes of images among the public objects, in order; each must load on the study's grid."""
+    from common.data.volume import volume_from_bytes
+
     volumes = []
     for image in images:
         data = image.read_bytes()
@@ -133,17 +157,47 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
                 remedy=error.remedy or "take it out of the folder",
             ) from error
         volumes.append(workspace.objects.put(data))
+    return tuple(volumes)
+
+
+def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> None:
     if len(set(volumes)) != len(volumes):
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
-    if {files.image for files in pairs} & set(volumes):
+    if {files.image for files in paired} & set(volumes):
         raise InvalidInput(
             "paired public volumes", limit="none that is asked about", remedy="publish it as one of both"
         )
-    protocol_of(study).agenda(study).check_volumes(len(volumes))
-    if pairs:
-        workspace.save_paired(pairs)
-    workspace.save_volumes(tuple(volumes))
-    return tuple(volumes)
+
+
+def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]:
+    """Add public volumes behind those that are published: stored answers stay, and the next run asks about new ones.
+
+    Only a study of one query a volume grows so, up to its planned queries, for which its noise was set. It may also be
+    published by this with fewer volumes than it plans.
+
+    Raises:
+        InvalidInput: If every query is about all volumes, if there would be more volumes than planned queries, and for
+            what :func:`publish_volumes` refuses.
+    """
+    study = workspace.study()
+    agenda = protocol_of(study).agenda(study)
+    if agenda.asks is None:
+        raise InvalidInput("volumes added to a study that asks about all of its volumes at once", remedy=_NEXT_STUDY)
+    known = workspace.volumes() if workspace.published() else ()
+    volumes = (*known, *_published(workspace, study, images))
+    _refuse_twice(volumes, paired=())
+    if len(volumes) > agenda.asks:
+        raise InvalidInput(
+            "public volumes with the added ones",
+            value=len(volumes),
+            limit=f"the {agenda.asks} planned queries, for which the noise was set",
+            remedy=_NEXT_STUDY,
+        )
+    workspace.save_volumes(volumes)
+    return volumes
+
+
+_NEXT_STUDY = "make the next study on the same books: `consilium study init --ledger STUDY --start STUDY/bundle`"
 
 
 def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
@@ -432,6 +486,5 @@ def write_kit(
     write_atomically(directory / "ca.crt", authority.read_bytes())
     write_atomically(directory / "study.toml", workspace.study_file.read_bytes())
     study = workspace.study()
-    same = (study.teacher.channels, study.teacher.network) == (study.student.channels, study.student.network)
-    if workspace.start_file.exists() and same:
+    if workspace.start_file.exists() and study.one_network:
         write_atomically(directory / "start.pt", workspace.start_file.read_bytes())

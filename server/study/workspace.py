@@ -352,6 +352,10 @@ class Workspace:
         records = self._read("public.json", remedy="publish volumes with `consilium study publish`")
         return tuple(check_hash(name) for name in records)
 
+    def published(self) -> bool:
+        """Whether public volumes are published."""
+        return (self.root / "public.json").exists()
+
     def save_volumes(self, volumes: tuple[str, ...]) -> None:
         self._write("public.json", list(volumes))
 

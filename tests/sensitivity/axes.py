@@ -69,6 +69,7 @@ PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
 ELSEWHERE: dict[str, str] = {
     "DataConfig.grid": "a public shape; one that is not a cube is tried throughout",
     "Study.pool": "what a pool may spend in its life: a limit in the books, and no part of a sum",
+    "Study.start": "names the weights that teachers begin from: the axis public start has a site with and without them",
     "Study.gate": "read once a student is exported: a verdict is of the student, and of no code",
     "PrivacyConfig.epsilon": "sets the noise, which is no part of the sum",
     "PrivacyConfig.delta": "sets the noise",

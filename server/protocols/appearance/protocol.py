@@ -46,11 +46,13 @@ class Appearance(InRounds):
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         """Store the first frame and, if public shapes overlap enough, train and publish the public start.
 
-        The first frame needs no data, but the volumes must be published, since every round is about all of them.
+        The first frame needs no data, but the volumes must be published, since every round is about all of them. A
+        network that the study was given is the start, wherever shapes lie.
         """
         made = public()
         made.kept.discard(START_FILE)  # it may be an earlier codec's
-        if placed(codec := codec_of(made)):
+        codec = codec_of(made)
+        if made.study.start.weights or placed(codec):
             from server.protocols.public_start import images_of, keep_start  # torch
 
             keep_start(made, codec, images_of(made), on_stage=on_stage)

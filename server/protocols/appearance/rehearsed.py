@@ -19,14 +19,18 @@ from server.protocols.student_fit import train_student
 
 
 def begin(
-    cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
+    cases: PublicCases,
+    codec: LinearCodec,
+    recipe: TrainingConfig,
+    pairs: np.ndarray | None,
+    given: torch.nn.Module | None = None,
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
     """Begin an appearance query on public cases; see :class:`~server.protocols.rehearsal.Begin`. It does not use
     pairs.
     """
     look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
-    if placed(codec):
-        begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED).model
+    if given is not None or placed(codec):
+        begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, given=given).model
         said = [predict(begun, image) for image in cases.images]
     targets = np.stack(list(labelled(list(cases.images), codec, look, begun=said)))
     return begun, train_student(cases.images, targets, recipe, seed=STUDENT_SEED, start=begun)[0]

@@ -14,7 +14,11 @@ from server.protocols.rehearsal import PublicCases
 
 
 def begin(
-    cases: PublicCases, codec: LinearCodec, recipe: TrainingConfig, pairs: np.ndarray | None
+    cases: PublicCases,
+    codec: LinearCodec,
+    recipe: TrainingConfig,
+    pairs: np.ndarray | None,
+    given: torch.nn.Module | None = None,
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
     """Begin a joint query on public cases; see :class:`~server.protocols.rehearsal.Begin`.
 
@@ -23,7 +27,7 @@ def begin(
     known = None
     if pairs is not None:
         known = Paired(cases.images[pairs], cases.labels[pairs], len(cases.data.labels))
-    start = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, paired=known)
+    start = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, paired=known, given=given)
     if pairs is not None:
         return start.model, start.model
     return start.model, refine(start.model, cases.images, codec, start.codes, recipe, seed=STUDENT_SEED)

@@ -1,0 +1,40 @@
+"""Defines the ``[start]`` section of a study: the network that its teachers, its student and its controls begin from.
+
+The weights are given to the study, not made by it. Refuses a hash that is none, and a name without weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from common.canonical import check_hash
+from common.errors import InvalidInput
+
+MAX_NAME = 80
+
+
+@dataclass(frozen=True, slots=True)
+class StartConfig:
+    """The given network, named by its weights. Hospitals read all of it on the consent sheet.
+
+    Attributes:
+        weights: SHA-256 of the weights' file in hex; empty for a study that is given no network.
+        name: What the consortium calls the network.
+        study: Id of the study whose student the network is; empty for any other network.
+    """
+
+    weights: str = ""
+    name: str = ""
+    study: str = ""
+
+    def __post_init__(self) -> None:
+        for value in filter(None, (self.weights, self.study)):
+            check_hash(value)
+        if not self.weights and (self.name or self.study):
+            raise InvalidInput("start.weights is missing", remedy="give the SHA-256 of the network's weights")
+        if len(self.name) > MAX_NAME or not self.name.isprintable():
+            raise InvalidInput("start.name", value=self.name[:MAX_NAME], limit=f"{MAX_NAME} printable characters")
+
+    def to_table(self) -> dict[str, str]:
+        """Return the section; keys that say nothing are left out."""
+        return {key: value for key, value in asdict(self).items() if value}

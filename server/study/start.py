@@ -1,0 +1,141 @@
+"""Reads the network that a study is to begin from: a MONAI bundle, or a file of the student's own network's weights.
+
+Nothing in a bundle is executed. Refuses a network that has seen patients without a guarantee, and one that does not fit
+the study: other labels, channels, or another network than the student's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from common.canonical import check_hash, sha256_bytes
+from common.config import DataConfig, Study, TrainingConfig
+from common.errors import InvalidInput
+from common.models.bundle import SEEN_WEIGHTS, open_bundle
+from common.models.student_bundle import PRIVACY, WEIGHTS
+from common.models.unet import network_for, weights_from_bytes
+from common.objects import MAX_OBJECT_BYTES, read_regular
+from common.start_config import MAX_NAME, StartConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GivenStart:
+    """A network to begin from: its section of a study, the weights' bytes, and which network it is.
+
+    ``recipe`` is None for a file of weights alone, which does not say. ``spacing_mm`` is what a bundle's network was
+    trained at.
+    """
+
+    config: StartConfig
+    weights: bytes
+    recipe: TrainingConfig | None = None
+    spacing_mm: tuple[float, ...] = ()
+
+    def of_network(self, recipe: TrainingConfig) -> TrainingConfig:
+        """A recipe with the network and channels that a bundle names; as it is beside a file of weights."""
+        if self.recipe is None:
+            return recipe
+        return replace(recipe, channels=self.recipe.channels, network=self.recipe.network)
+
+    def model(self, recipe: TrainingConfig, data: DataConfig) -> torch.nn.Module:
+        """The network itself, ready to predict; InvalidInput for weights of another network than the recipe's."""
+        model = network_for(recipe, data)
+        weights_from_bytes(self.weights, model)
+        return model.eval()
+
+    def remark(self, data: DataConfig) -> str:
+        """A sentence where the network was trained at another voxel size than the study's; empty elsewhere."""
+        if not self.spacing_mm or tuple(self.spacing_mm) == tuple(data.student.spacing_mm):
+            return ""
+        return (
+            f"warning: the given network was trained at {self.spacing_mm} mm, and this study's volumes have "
+            f"{data.student.spacing_mm} mm; it may find less than it did there"
+        )
+
+
+def read_given(path: Path, data: DataConfig) -> GivenStart:
+    """Read a network for a study with these labels and channels.
+
+    Args:
+        path: A bundle's directory, or a file of weights.
+        data: The study's labels and channels.
+
+    Returns:
+        The network; :func:`check_fits` says whether its weights are the student's network's.
+
+    Raises:
+        InvalidInput: As the module says.
+    """
+    if path.is_file():
+        content = read_regular(path, most_bytes=MAX_OBJECT_BYTES)
+        return GivenStart(StartConfig(sha256_bytes(content), path.name[:MAX_NAME]), content)
+    if (path / SEEN_WEIGHTS).exists():
+        raise InvalidInput(
+            "the given network has seen a hospital's patients and must not leave it",
+            value=str(path),
+            limit="a public network, or a student that a study released",
+        )
+    bundle = open_bundle(path)
+    for what, found, wanted in (
+        ("labels", bundle.data.labels, data.labels),
+        ("channels", len(bundle.data.channels), len(data.channels)),
+        *([("channels", bundle.data.channels, data.channels)] if len(data.channels) > 1 else []),
+    ):
+        if found != wanted:
+            raise InvalidInput(
+                f"{what} of the given network",
+                value=found,
+                limit=f"the study's, {wanted}",
+                remedy="give a network for this study's labels and channels, or leave --start out",
+            )
+    content = read_regular(path / WEIGHTS, most_bytes=MAX_OBJECT_BYTES)
+    study = _study_of(path)
+    name = f"student of the study {study[:16]}" if study else path.resolve().name[:MAX_NAME]
+    config = StartConfig(sha256_bytes(content), name, study)
+    return GivenStart(config, content, bundle.recipe, tuple(bundle.data.spacing_mm))
+
+
+def check_fits(study: Study, weights: bytes | None) -> None:
+    """Check the weights that a study is made with.
+
+    Args:
+        study: The study, whose section [start] may name weights.
+        weights: The weights' bytes; None where none are given.
+
+    Raises:
+        InvalidInput: If the study names weights that are not given, or others, or weights of another network.
+    """
+    named = study.start.weights
+    found = "" if weights is None else sha256_bytes(weights)
+    if found != named:
+        raise InvalidInput(
+            "weights of the given network",
+            value=found or "none given",
+            limit=named or "none, because the study file names none",
+            remedy="give the network that start.weights names: --start BUNDLE" if named else "leave --start out",
+        )
+    if weights is None:
+        return
+    try:
+        weights_from_bytes(weights, network_for(study.student, study.data))
+    except InvalidInput as error:
+        recipe = study.student
+        raise InvalidInput(
+            f"the given network does not fit the student ({error.what})",
+            value=study.start.name,
+            limit=f"weights of the network {recipe.network} with channels {recipe.channels}, "
+            f"{len(study.data.channels)} input channel(s) and {len(study.data.labels)} labels",
+            remedy="give such a network, name its own in [student] and [teacher] of a study file, or leave --start out",
+        ) from error
+
+
+def _study_of(bundle: Path) -> str:
+    """Id of the study whose student a bundle is; empty for any other network."""
+    try:
+        return check_hash(json.loads((bundle / PRIVACY).read_text(encoding="utf-8"))["study"])
+    except (OSError, ValueError, KeyError, TypeError, InvalidInput):
+        return ""
