@@ -65,6 +65,7 @@ class Recorded:
     workspace: Workspace
     transport: Wire
     teachers: dict[str, NoisyTruth]
+    opened: Sites
 
     def log(self) -> EventLog:
         return EventLog(self.workspace.events_file, study=self.workspace.study().id)
@@ -130,7 +131,7 @@ def make_study_directory(
     )
     for site in opened.sites[: -1 if later else None]:
         setup.add_site(workspace, site)
-    return Recorded(workspace, Wire(opened.workers), teachers)
+    return Recorded(workspace, Wire(opened.workers), teachers, opened)
 
 
 def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) -> Workspace:

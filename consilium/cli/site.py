@@ -18,6 +18,7 @@ from consilium.cli.say import say
 from consilium.cli.security_log import site_log
 from consilium.cli.site_adapt import adapt
 from consilium.cli.site_consent import consent
+from consilium.cli.site_dashboard import dashboard
 from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
 from consilium.cli.site_disclose import disclose
 from consilium.cli.site_peers import peers
@@ -34,6 +35,7 @@ site_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
 )
 site_app.command("train")(train)
+site_app.command("dashboard")(dashboard)
 
 
 @site_app.command("init")

@@ -29,7 +29,7 @@ from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import read_label
 from server.study.workspace import Workspace
 
-PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidence", "disagreement"]
+PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidence", "disagreement", "own", "adapted"]
 Picture = dict[str, UInt8[np.ndarray, "x y z"]]
 """The arrays of one picture file by name: image, label and confidence.
 
@@ -369,7 +369,7 @@ def _overlaid(
     """Return ``picture`` with a layer drawn over it; ``scaled`` returns a named array's slice in the picture's
     pixels.
     """
-    if layer in ("label", "student", "centre"):
+    if layer in ("label", "student", "centre", "own", "adapted"):
         values = scaled(layer, Image.Resampling.NEAREST)
         for value in range(1, int(values.max()) + 1):
             mask = values == value

@@ -258,6 +258,7 @@ OWN = {
     "provision server": "what its user types",
     "server log": "words in forms without a control: test_no_field_takes_free_text",
     "server up": "words of its daemons: test_what_a_daemon_said_is_plain",
+    "site dashboard": "an address; its page is escaped: tests/server/dashboard/test_hospital.py",
     "site log": "words in forms without a control: test_no_field_takes_free_text",
     "site serve": "its log: test_a_log_is_plain",
     "site up": "words of its daemons: test_what_a_daemon_said_is_plain",

@@ -120,7 +120,9 @@ function show() {
     const said = [`x ${at[0] + 1}, y ${at[1] + 1}, z ${at[2] + 1}`, `label: ${facts.labels[arrays.label[i]]}`];
     if (arrays.centre) said.push(`public start: ${facts.labels[arrays.centre[i]]}`);
     if (arrays.doubt) said.push(`open by noise: ${Math.round(arrays.doubt[i] / 2.55)} %`);
-    if (arrays.student) said.push(`student: ${facts.labels[arrays.student[i]]}`);
+    for (const name of ["student", "own", "adapted"]) {
+      if (arrays[name]) said.push(`${name}: ${facts.labels[arrays[name][i]]}`);
+    }
     document.getElementById("voxel").textContent = said.join(" · ");
   });
 }

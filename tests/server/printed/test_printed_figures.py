@@ -309,6 +309,7 @@ COMMANDS = {
     "a hospital's own books and trainings, or what it is asked to join": (
         *(
             "site status",
+            "site dashboard",
             "site init",
             "site join",
             "site consent",
@@ -412,7 +413,7 @@ SOURCES = {
         *("common/ledger/charges.py", "common/ledger/server_state.py"),
         "server/study/create_study.py",
     ),
-    "a hospital's own word": ("server/dashboard/reports.py",),
+    "a hospital's own word": ("server/dashboard/reports.py", "server/dashboard/templates/hospital.html"),
 }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from client.site.enrolment import SiteKit, create_site, study_start
+from common.admission import StatedBooks
 from common.canonical import sha256_bytes, sha256_file
 from common.config import (
     CodecConfig,
@@ -37,6 +39,8 @@ from common.models.student_bundle import WEIGHTS
 from common.models.unet import build_unet, network_for, weights_from_bytes, weights_to_bytes
 from common.pki import create_authority
 from consilium.cli.study import study_app
+from consilium.in_process import Sites, Wire, site_config
+from server.aggregation.pipeline import run_study
 from server.ledger.server_ledger import Ledger
 from server.planning.recommend import NOT_REHEARSED
 from server.postprocess.labels import read_released
@@ -47,7 +51,7 @@ from server.protocols.query_protocol import protocol_of
 from server.study import create_study as setup
 from server.study.consent_text import facts, for_consortium, for_site
 from server.study.start import GivenStart, read_given
-from server.study.workspace import Endpoint, Site, Workspace
+from server.study.workspace import Endpoint, Workspace
 from tests.dashboard_study import Recorded, make_study_directory
 
 DATA = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
@@ -287,8 +291,7 @@ def test_a_study_takes_in_volumes_and_a_hospital_in_the_middle_and_its_answers_s
     with pytest.raises(InvalidInput, match=r"7.*the 6 planned queries.*study init --ledger"):
         setup.add_volumes(workspace, images[3:7])
     assert len(setup.add_volumes(workspace, images[3:6])) == 6
-    last = Site("west", pool="west/patients", node_id=103)
-    setup.add_site(workspace, last)
+    setup.add_site(workspace, made.opened.sites[-1])
     made.run("2")
     answers = read_released(workspace).answers
     assert len(answers) == 6
@@ -297,6 +300,58 @@ def test_a_study_takes_in_volumes_and_a_hospital_in_the_middle_and_its_answers_s
     assert names == [{"north", "east", "south"}] * 3 + [{"north", "east", "south", "west"}] * 3
     with Ledger.open(workspace.ledger_file) as ledger:
         assert ledger.spent("west/patients").mu_squared == ledger.spent("north/patients").mu_squared / 2
+
+
+@pytest.mark.slow
+def test_the_next_study_begins_from_the_last_student_on_the_same_books(tmp_path: Path) -> None:
+    """The road of docs/growing.md: run, `study init --ledger --start`, the same hospitals with their books, run."""
+    torch.set_num_threads(1)
+    first = make_study_directory(tmp_path / "one", steps=4, volumes=6, later=3)
+    first.run()
+    before = dict(spent_by_pool(first.workspace))
+    words = ["init", str(tmp_path / "second"), "--name", "second", "--ledger", str(first.workspace.root)]
+    words += ["--start", str(first.workspace.bundle_dir), "--labels", ",".join(first.workspace.study().data.labels)]
+    words += ["--grid", "{},{},{}".format(*first.workspace.study().data.grid), "--queries", "2", "--quorum", "3"]
+    words += ["--epsilon", "1", "--delta", "1e-3", "--aggregation", "open", "--verdicts", "0", "--codec", "paper-pca"]
+    made = CliRunner().invoke(study_app, words)
+    assert made.exit_code == 0, (made.output, made.exception)
+    second = Workspace(tmp_path / "second")
+    study = replace(second.study(), student=replace(second.study().student, steps=2))  # no part of its id
+    second.study_file.write_text(render_study(study))
+    cases = read_dataset(tmp_path / "one" / "phantoms").cases
+    setup.publish_volumes(second, [case.image for case in cases[:2]])
+    setup.fit_study_codec(second, [case.label for case in cases[6:] if case.label], sites=3)
+    first.opened.close()
+    keys, terms = setup.server_keys(second), first.workspace.study()
+    again = Sites(
+        first.opened.root,
+        first.opened.sites[:3],
+        study,
+        config=lambda site: site_config(site, terms, keys),
+        voters=lambda site: first.teachers[site.name],
+        fetch=second.objects.get,
+    )
+    for site in again.sites:
+        head = again.ledgers[site.name].head()
+        total = again.ledgers[site.name].spent().mu_squared
+        books = StatedBooks(head.ledger_id, head.public_key, total, terms.privacy.protection)
+        setup.add_site(second, site, books=books)
+    run_study(second, Wire(again.workers), run="1")
+    again.close()
+    after = dict(spent_by_pool(second))
+    assert before.keys() <= after.keys()
+    with Ledger.open(second.ledger_file) as ledger:
+        alone = ledger.study_spending(study.id).mu_squared
+    assert alone > 0
+    assert all(after[site.pool] == before[site.pool] + alone for site in again.sites)
+    assert read_given(second.bundle_dir, study.data).config.study == study.id
+    assert study.start.study == terms.id
+
+
+def spent_by_pool(workspace: Workspace) -> Iterator[tuple[str, Fraction]]:
+    with Ledger.open(workspace.ledger_file) as ledger:
+        for declared in ledger.pools():
+            yield declared.pool, ledger.spent(declared.pool).mu_squared
 
 
 def test_a_study_that_asks_about_all_volumes_at_once_takes_none_in_and_says_what_to_do(tmp_path: Path) -> None:

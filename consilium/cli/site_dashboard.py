@@ -1,0 +1,42 @@
+"""``consilium site dashboard``: the hospital's own page, on this machine's loopback, read only."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+
+from consilium.cli.options import SiteDir
+from consilium.cli.say import say
+
+
+def dashboard(
+    site_dir: SiteDir,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 8051,
+) -> None:
+    """Serve this hospital's own page: consent, budget, peers, what was answered, alarms, networks side by side.
+
+    Only browsers at this machine reach it, and only by the printed address, which has a key that is new at each start.
+    It changes nothing: a pause is a command to copy. Ctrl-C ends it.
+    Example: consilium site dashboard --site-dir /srv/consilium
+    """
+    from client.operations.own_page import SitesOwnPage
+    from consilium.cli.site_consent import consent_sheet
+    from consilium.reports.patient_report import patient_lines, release_guarantee
+    from server.dashboard.hospital import serve_hospital
+
+    def trainings(summary: dict[str, object]) -> list[str]:
+        spent, cap = summary["spent"], summary["cap"]
+        assert isinstance(spent, dict)
+        assert isinstance(cap, dict)
+        return patient_lines(summary["trainings"], release_guarantee(spent[cap["accountant"]]))  # type: ignore[arg-type]
+
+    page = SitesOwnPage(
+        site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients), trainings=trainings
+    )
+    key = secrets.token_urlsafe(24)
+    say(f"this site's page: http://localhost:{port}/?key={key}")
+    sys.stdout.flush()
+    serve_hospital(page, key=key, port=port)

@@ -1,0 +1,181 @@
+"""Serves a hospital's own page: one site, read only, on loopback, to who has the key that the command printed.
+
+Uses the dashboard's templates, files and headers. What is shown comes from a :class:`~common.hospital_page.OwnPage`,
+which the site's side makes. Refuses every method but GET, every host but this machine's, and a request without the key.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.staticfiles import StaticFiles
+
+from common.errors import ConsiliumError, InvalidInput
+from common.hospital_page import OwnPage, ShownCase
+from common.planes import PLANES, PlaneName
+from server.dashboard.pictures import PictureLayer, draw
+from server.dashboard.screens import HERE, environment
+from server.dashboard.security import SecureHeaders, SmallBodies
+from server.dashboard.serve import SHUTDOWN_S, Connection
+from server.operations.exact import KnownHosts, OneLength
+
+COOKIE = "consilium-site"
+LAYERS: tuple[PictureLayer, ...] = ("label", "student", "own", "adapted", "none")
+THUMB = 260
+
+STATES = {
+    "alarm": ("bad", "Alarm: nothing is answered"),
+    "paused": ("warn", "Paused"),
+    "withdrawn": ("warn", "Withdrawn for good"),
+    "spent": ("warn", "Budget spent"),
+    "answering": ("good", "Answering"),
+    "joined": ("", "Joined, nothing answered yet"),
+}
+"""A site's state: the chip's class, and its words."""
+
+
+REASONS = {
+    "pool-budget": "this site's own cap has no room for the batch",
+    "study-budget": "the study's budget has no room for the batch",
+    "coordinates": "the pool's releases would hold more numbers than the accountant counts",
+    "paused": "the study is paused here",
+    "alarm": "this site's own ledger raised an alarm",
+    "daily-cap": "this site's own daily cap is reached",
+    "not-allowed": "this site's policy does not allow these queries",
+    "released-before": "the queries were released before; the server's ledger may have been restored",
+}
+"""Why this site declined, by the word in its ledger."""
+
+
+def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
+    """Make the ASGI application.
+
+    Args:
+        page: What is shown.
+        key: Opens the page, as ``?key=`` of the first address; a cookie holds it from then on.
+
+    Returns:
+        The application; it answers on loopback names alone.
+    """
+    templates = environment()
+
+    async def admitted(request: Request) -> None:
+        path: str = request.scope["path"]
+        if _same(request.cookies.get(COOKIE), key):
+            return
+        if not _same(request.query_params.get("key"), key):
+            raise HTTPException(403, "open the address that `consilium site dashboard` printed; it has the page's key")
+        answer = {"location": path, "set-cookie": f"{COOKIE}={key}; Path=/; HttpOnly; SameSite=Strict"}
+        raise HTTPException(303, headers=answer)
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(admitted)])
+    app.add_middleware(SmallBodies)
+    app.add_middleware(KnownHosts, hosts=lambda: ())
+    app.add_middleware(OneLength)
+    app.add_middleware(SecureHeaders, secure=False)
+
+    @app.get("/", response_class=HTMLResponse)
+    def shown(case: int = 0) -> str:
+        facts = page.facts()
+        given = _case_facts(page.case(case - 1), case) if case else None
+        level, words = STATES[facts.state]
+        text = templates.get_template("hospital.html")
+        return text.render(facts=facts, case=given, level=level, state=words, reasons=REASONS)
+
+    @app.get("/api/labels/{number}/voxels")
+    def voxels(number: int) -> Response:
+        one = page.case(number - 1)
+        body = b"".join(array.tobytes(order="F") for array in one.arrays.values())
+        return Response(body, media_type="application/octet-stream", headers={"x-arrays": ",".join(one.arrays)})
+
+    @app.get("/api/labels/{number}/slice.png")
+    def slice_of(
+        number: int, plane: PlaneName, index: int, layer: PictureLayer = "none", side: int = THUMB
+    ) -> Response:
+        one = page.case(number - 1)
+        made = draw(
+            dict(one.arrays),
+            plane=plane,
+            index=index,
+            layer=layer,
+            spacing_mm=one.spacing_mm,
+            side=max(64, min(side, 512)),
+        )
+        return Response(made, media_type="image/png")
+
+    def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StarletteHTTPException)
+        if error.status_code == 303:
+            return RedirectResponse("/", 303, headers=error.headers)
+        return said(error.status_code, str(error.detail))
+
+    def refused_by_design(request: Request, error: Exception) -> Response:
+        return said(400 if isinstance(error, InvalidInput) else 409, str(error))
+
+    def said(status: int, words: str) -> Response:
+        title = "Not allowed" if status == 403 else "That did not work"
+        text = templates.get_template("error.html").render(status=status, title=title, words=words)
+        return HTMLResponse(text, status)
+
+    app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
+    app.add_exception_handler(StarletteHTTPException, refused)
+    app.add_exception_handler(ConsiliumError, refused_by_design)
+    return app
+
+
+def serve_hospital(page: OwnPage, *, key: str, port: int) -> None:
+    """Serve the page on this machine's loopback until SIGINT or SIGTERM.
+
+    Args:
+        page: What is shown.
+        key: As :func:`create_hospital_app` has it.
+        port: Port on 127.0.0.1.
+    """
+    uvicorn.run(
+        create_hospital_app(page, key=key),
+        host="127.0.0.1",
+        port=port,
+        http=Connection,
+        ws="none",
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+
+
+def _same(given: str | None, key: str) -> bool:
+    return given is not None and hmac.compare_digest(given.encode(), key.encode())
+
+
+def _case_facts(case: ShownCase, number: int) -> dict[str, Any]:
+    """What the viewer and the row of pictures need of a case; it begins in the middle of what was drawn."""
+    import numpy as np
+
+    drawn = np.argwhere(case.arrays["label"] > 0)
+    shape = case.arrays["label"].shape
+    centre = [int(n) for n in (np.median(drawn, axis=0) if len(drawn) else np.array(shape) // 2)]
+    planes = [
+        {
+            "name": name,
+            "at": centre[view.fixed],
+            "last": shape[view.fixed] - 1,
+            "letters": view.letters,
+        }
+        for name, view in PLANES.items()
+    ]
+    viewed = {"grid": list(shape), "spacing_mm": list(case.spacing_mm), "centre": centre, "labels": list(case.labels)}
+    return {
+        "number": number,
+        "planes": planes,
+        "viewed": viewed,
+        "layers": [name for name in LAYERS if name == "none" or name in case.arrays],
+        "beside": [name for name in LAYERS if name in case.arrays],
+        "dice": case.dice,
+        "structures": case.labels[1:],
+    }

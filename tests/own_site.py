@@ -1,0 +1,106 @@
+"""A hospital's directory for the tests of its own page: a site of a phantom study, in any of five states."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from client.adapting.folder import FOLDER, NAME
+from client.operations import staff_decisions
+from client.operations.own_page import SitesOwnPage
+from client.policy import load_site
+from client.site.books import open_books
+from client.site.enrolment import SiteKit, create_site
+from client.teachers.pulled_student import STUDENT_DIR
+from common.config import CodecConfig, PrivacyConfig, Study, TrainingConfig, load_study
+from common.data.msd import read_dataset
+from common.data.synthetic import study_data, write_phantoms
+from common.models.bundle import SEEN_WEIGHTS
+from common.models.bundle_facts import BundlePrivacy
+from common.models.student_bundle import WEIGHTS, export_bundle
+from common.models.unet import build_unet
+from common.pki import create_authority
+from common.privacy.mechanism import AccountantName, QuerySpec
+from server.protocols.query_protocol import query_about
+from server.study import create_study as setup
+from server.study.workspace import Endpoint, Workspace
+from tests.trained_sites import train_site
+
+STATES = ("joined", "answering", "paused", "alarm", "after-a-student")
+
+
+def make_own_site(root: Path, state: str) -> Path:
+    """The directory of a site in this state."""
+    study = Study(
+        name="trial",
+        data=study_data(2),
+        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=8, quorum=3),
+        codec=CodecConfig(),
+        teacher=TrainingConfig(channels=(4, 8), steps=2),
+        student=TrainingConfig(channels=(4, 8), steps=2),
+    )
+    workspace = Workspace(root / "study")
+    setup.create_study(workspace, study)
+    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
+    authority = create_authority(root / "authority").certificate
+    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
+    setup.write_kit(workspace, root / "kit", site="north", authority=authority, **addresses)
+    write_phantoms(root / "data", cases=4, seed=5)
+    site = root / "site"
+    create_site(site, pool="north", data=root / "data", kit=SiteKit.load(root / "kit"))
+    if state == "joined":
+        return site
+    staff_decisions.consent(site, by="A. Noether", sheet="the sheet")
+    ledger_file = load_site(site).ledger_file
+    older = ledger_file.read_bytes()
+    with open_books(load_site(site)) as ledger:
+        ledger.reserve(study.id, queries_of(study, 3))
+        ledger.refuse(study.id, queries_of(study, 4)[3:], "not-allowed")
+        if state == "paused":
+            ledger.decide(study.id, "pause")
+    if state == "alarm":
+        ledger_file.write_bytes(older)
+    if state == "after-a-student":
+        add_networks(site, load_study(site / "study.toml"))
+    return site
+
+
+def add_networks(site: Path, study: Study) -> None:
+    """A student, an adapted network and teachers, trained on nothing or next to it."""
+    student = site / STUDENT_DIR / "bundle"
+    privacy = BundlePrivacy(
+        budget_epsilon=8.0,
+        epsilon_exact=7.9,
+        epsilon_rdp=8.4,
+        delta=1e-3,
+        protection=study.privacy.protection,
+        accountant=AccountantName.EXACT,
+        queries=8,
+        noise_multiplier=1.0,
+        sites=3,
+        voters_per_site=1,
+        ledger_head="a" * 64,
+        study=study.id,
+        codec="c" * 64,
+    )
+    export_bundle(
+        student, study=study, model=build_unet((4, 8), in_channels=1, out_channels=3, seed=1), privacy=privacy
+    )
+    adapted = site / FOLDER / f"{NAME}-north"
+    shutil.copytree(student, adapted)
+    (adapted / WEIGHTS).rename(adapted / SEEN_WEIGHTS)
+    train_site(
+        read_dataset(site.parent / "data"), teachers=site / "teachers", data=study.data, recipe=study.teacher, voters=1
+    )
+
+
+def page_of(site: Path) -> SitesOwnPage:
+    """The page of this site, with a sheet of one line."""
+    return SitesOwnPage(
+        site, sheet=lambda study, patients: f"sheet of {study.name}, {patients} patients", trainings=lambda _summary: []
+    )
+
+
+def queries_of(study: Study, count: int) -> list[QuerySpec]:
+    """Queries about volumes that nobody has."""
+    return [query_about(study, [f"{number:064x}"], codec="c" * 64, dimension=4) for number in range(count)]
