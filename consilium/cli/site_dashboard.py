@@ -1,4 +1,4 @@
-"""``consilium site dashboard``: the hospital's own page, on this machine's loopback, read only."""
+"""Defines ``consilium site dashboard``: the hospital's own page, on this machine's loopback, read only."""
 
 from __future__ import annotations
 

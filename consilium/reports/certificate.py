@@ -47,6 +47,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
 from server.protocols.query_protocol import protocol_of
 from server.study.consent_text import sealed_facts
+from server.study.evaluated import evaluated
 from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
@@ -204,11 +205,18 @@ def certificate_facts(
                 "ledger": _ledger_facts(ledger, report),
                 "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
                 **site_facts(workspace, sources.sites, sources.reports),
+                **_measured(workspace),
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
                 "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
                 "cannot_prove": [*(_SEALED_NOISE if sealed else _OPEN_NOISE), *CANNOT_PROVE],
             }
+
+
+def _measured(workspace: Workspace) -> dict[str, Any]:
+    """Return what hospitals measured of the student and signed; nothing where none sent figures."""
+    found = evaluated(workspace)
+    return {"measured": {**found.to_json(), "in_words": found.lines}} if found.gave else {}
 
 
 def _study_facts(study: Study, *, sites: int, spending: Spending) -> dict[str, Any]:

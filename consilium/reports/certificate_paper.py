@@ -46,6 +46,7 @@ def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
             _pools(facts),
             _audited(facts),
             _reported(facts),
+            *_measured(facts),
             PaperSection("What ledger and receipts prove", points=facts["proves"]),
             PaperSection("What they cannot prove", points=facts["cannot_prove"]),
             *_identity(facts, document_sha256),
@@ -212,6 +213,16 @@ def _reported(facts: dict[str, Any]) -> PaperSection:
         notes.append(f"Set aside, for they are no reports of the sites they are named after: {', '.join(aside)}.")
     widths = (0.2, 0.37, 0.2, 0.23) if rows else ()
     return PaperSection("The hospitals' own figures", rows=rows, notes=notes, widths=widths)
+
+
+def _measured(facts: dict[str, Any]) -> tuple[PaperSection, ...]:
+    if "measured" not in facts:
+        return ()
+    notes = (
+        "Under no ε: the figures are made of patients' data, and each hospital's staff consented to send them. They "
+        "are signed with the keys that the hospitals were admitted with.",
+    )
+    return (PaperSection("The student as hospitals measured it", points=facts["measured"]["in_words"], notes=notes),)
 
 
 def _identity(facts: dict[str, Any], document_sha256: str) -> tuple[PaperSection, ...]:

@@ -26,15 +26,14 @@ def serving(site: Path) -> Iterator[str]:
     (port,) = free_ports(1, host="127.0.0.1")
     program = "from consilium.cli.main import main; main()"
     words = [sys.executable, "-P", "-c", program, "site", "dashboard", "--site-dir", str(site), "--port", str(port)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://localhost:\d+/\?key=\S+", process.stdout.readline())
-        assert found is not None
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://localhost:\d+/\?key=\S+", process.stdout.readline())
+            assert found is not None
+            yield found[0]
+        finally:
+            process.terminate()
 
 
 def look(page, address: str) -> None:

@@ -28,6 +28,8 @@ from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, 
 from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from consilium.cli.study import study_app
+from consilium.reports.certificate import certificate_facts
+from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.publication import publish_student
 from server.study.evaluated import evaluated, figures_on, take_figures
 from server.study.workspace import Workspace
@@ -215,3 +217,16 @@ def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_no
         assert isinstance(refused.exception, InvalidInput)
     assert not (tmp_path / "g.json").exists()
     assert datetime.now(UTC) > datetime.fromisoformat(json.loads((tmp_path / "f.json").read_text())["time_utc"])
+
+
+def test_what_was_measured_stands_in_the_certificate_and_without_figures_nothing_of_it(fed: Federation) -> None:
+    workspace = Workspace(fed.root)
+    assert "measured" not in certificate_facts(workspace)
+    for site, value in (("site-0", 80), ("site-1", 74)):
+        take_figures(workspace, figures(fed, site, value).render())
+    facts = certificate_facts(workspace)
+    (row,) = facts["measured"]["structures"]
+    assert (row["mean"], row["worst"], row["worst_site"]) == (pytest.approx(0.77), 0.74, "site-1")
+    paper = certificate_paper(facts, document_sha256="a" * 64)
+    section = next(one for one in paper.sections if one.heading == "The student as hospitals measured it")
+    assert any("worst 0.74 at site-1" in point for point in section.points)
