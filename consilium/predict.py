@@ -14,8 +14,8 @@ from pathlib import Path
 
 from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, open_dataset
 from common.calibration import NOTHING, Reliability
-from common.data.dataset import Case, Dataset
-from common.data.msd import NIFTI_SUFFIXES, case_id, nifti_ending
+from common.data.dataset import Case, Dataset, Problem, left_out_lines
+from common.data.msd import NIFTI_SUFFIXES, case_id, nifti_ending, other_files
 from common.data.volume import save_label
 from common.errors import InvalidInput
 from common.metrics import mean_present
@@ -154,7 +154,8 @@ def find_cases(
         raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
     cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)
     named = Dataset(images.name, labels=(), channels=("image",), cases=cases)
-    return list(match_study(named, bundle.data, labels=settings.labels, absent=settings.absent).cases), []
+    others = [Predicted(other.case, problem=other.reason) for other in (other_files(images) if images.is_dir() else ())]
+    return list(match_study(named, bundle.data, labels=settings.labels, absent=settings.absent).cases), others
 
 
 def _label_of(image: Path, labels: Path | None) -> Path | None:
@@ -223,6 +224,8 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
     sure = _sure(results)
     return {
         "schema": 1,
+        "used": sum(not result.problem for result in results),
+        "left_out": sum(bool(result.problem) for result in results),
         "structures": list(names),
         "cases": [
             {
@@ -244,7 +247,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
 
 
 def to_text(results: list[Predicted], bundle: Bundle) -> str:
-    """Return one line for each case, followed by the cases that are unlike the student's training.
+    """Return how many cases were used, one line for each case, and the cases that are unlike the student's training.
 
     Args:
         results: The results.
@@ -263,7 +266,13 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
             f", {name} lesion-wise Dice {dice:.3f} HD95 {far:.1f} mm"
             for name, (dice, far) in zip(bundle.data.structures, result.lesions, strict=False)
         )
-        lines.append(f"{result.case}: {result.problem or '; '.join(filter(None, (result.file, scores)))}")
+        if not result.problem:
+            lines.append(f"{result.case}: {'; '.join(filter(None, (result.file, scores)))}")
+    problems = [Problem(result.case, result.problem) for result in results if result.problem]
+    lines += left_out_lines(len(results) - len(problems), problems)
+    unscored = sum(not result.problem and not result.dice for result in results)
+    if 0 < unscored < len(results) - len(problems):
+        lines.append(f"not scored, because they have no label map: {unscored}")
     if not math.isnan(error := _sure(results).error):
         lines.append(f"expected calibration error in voxels of structures: {error:.3f}")
     if far := [result for result in results if result.unlike]:

@@ -146,6 +146,35 @@ def test_one_file_and_one_label_map_do_too_and_the_text_names_every_structure(
     assert (tmp_path / "doe-12_seg.nii.gz").exists()
 
 
+def test_every_file_of_a_folder_is_used_or_named_with_the_reason_it_was_left_out(
+    bundle: Path, scans: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(scans / "images", folder)
+    (folder / "notes.txt").write_text("seen by two readers")
+    (folder / "older").mkdir()
+    (folder / "doe-13.nii.gz").rename(folder / "doe-13.NII.GZ")
+    (scans / "labels" / "doe-13.nii.gz").rename(tmp_path / "kept.nii.gz")
+    try:
+        text = run(folder, "--model", bundle, "--out", tmp_path / "out", "--labels", scans / "labels")
+    finally:
+        (tmp_path / "kept.nii.gz").rename(scans / "labels" / "doe-13.nii.gz")
+    lines = text.splitlines()
+    assert "cases: 3 used, 3 left out" in lines
+    assert "left out notes.txt: not a .nii or .nii.gz file" in lines
+    assert "left out older: a folder, which is not looked into" in lines
+    assert any(line.startswith("left out broken: ") and "no NIfTI" in line for line in lines)
+    assert "not scored, because they have no label map: 1" in lines
+    facts = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert (facts["used"], facts["left_out"]) == (3, 3)
+    assert {case["case"] for case in facts["cases"] if case["problem"]} == {"broken", "notes.txt", "older"}
+
+
+def test_where_no_file_is_left_out_the_text_says_so(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    text = run(scans / "images/doe-11.nii.gz", "--model", bundle, "--out", tmp_path)
+    assert "cases: 1 used, none left out" in text
+
+
 def test_a_dataset_is_scored_by_its_own_label_maps(bundle: Path, scans: Path, tmp_path: Path) -> None:
     rows = ["image,label", *(f"images/doe-{seed}.nii.gz,labels/doe-{seed}.nii.gz" for seed in (11, 13))]
     (scans / "cases.csv").write_text("\n".join(rows) + "\n")
