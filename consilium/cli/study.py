@@ -118,7 +118,7 @@ def init(
 ) -> None:
     """Create a study's directory: study.toml, keys, and a ledger of its own or one shared with other studies.
 
-    Example: consilium study init trial --name trial --labels background,lesion --grid 64,64,64 --queries 40 --quorum 5
+    Example: consilium study init trial --name trial --labels none,lesion --grid 64,64,64 --joint --queries 4 --quorum 5
     """
     from common.codecs.paper import codec_terms
     from common.data.grid import asked_at, patch_of

@@ -52,7 +52,10 @@ NAMES = ("north", "south", "west")
 QUERIES, PATIENTS = 4, 2
 MAIN = (sys.executable, "-c", "from consilium.cli.main import main; main()")
 EXCHANGED = (
-    ("--grid 32,48,32 --queries 16 --quorum 5", f"--grid 16,16,16 --spacing 2,2,2 --queries {QUERIES} --quorum 3"),
+    (
+        "--grid 32,48,32 --joint --queries 4 --quorum 5",
+        f"--grid 16,16,16 --spacing 2,2,2 --queries {QUERIES} --quorum 3",
+    ),
     ("--sites 8", "--sites 3"),
     ("--host pate.example.org --port 443", "--host 127.0.0.1 --port {port} --internal-port {internal}"),
 )
