@@ -7,17 +7,25 @@ import math
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from client.training.task import SiteReport, VoterReport
 from client.training.teacher_curves import TeacherCurves
 from client.training.teacher_curves import curves_of as teachers_curves
-from common.config import render_study
+from common.config import TrainingConfig, render_study
 from common.curves import FORMS, open_curves
 from common.errors import InvalidInput
 from common.events import EventLog, read_events
+from server.dashboard.event_fold import EventFold
+from server.postprocess import networks
+from server.protocols.public_start import pass_ends
+from server.protocols.query_protocol import NetworkTraining
 from server.study.study_curves import StudyCurves, curves_from_here
 from server.study.workspace import Workspace
 from tests.federation import make_study
@@ -72,6 +80,37 @@ def test_a_students_curves_are_its_losses_its_passes_and_the_public_scores_and_n
     for event in read_events(tmp_path / "events.jsonl"):
         curves.on_event(event)
     assert kept.points == EXPECTED
+
+
+def test_the_student_page_marks_the_passes_of_the_newest_training_alone(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events, fold = told(path), EventFold(path, study_id=make_study().id)
+    assert fold.step(threading.RLock())
+    assert (fold.losses, fold.passes) == ([(20, 0.9), (40, 0.4)], [20, 40])
+    events.emit("stage-started", stage="student", total=40)
+    assert fold.step(threading.RLock())
+    assert (fold.losses, fold.passes) == ([], [])
+
+
+@pytest.mark.parametrize(("steps", "ends"), [(10, (4, 7, 10)), (300, (100, 200, 300))])
+def test_passes_end_where_the_steps_of_the_recipe_are_split(steps: int, ends: tuple[int, ...]) -> None:
+    assert pass_ends(TrainingConfig(channels=(4, 8), steps=steps)) == ends
+
+
+def test_a_training_of_several_passes_tells_where_each_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(files: object, on_step: Callable[[int, float], None]) -> torch.nn.Module:
+        for step in range(1, 31):
+            on_step(step, 1 / step)
+        return torch.nn.Linear(1, 1)
+
+    training = NetworkTraining("inputs", train, steps=30, passes=(10, 30))
+    monkeypatch.setattr(networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda lesson, name: training))
+    monkeypatch.setattr(networks, "lesson_of", lambda released: None)
+    released = SimpleNamespace(public=SimpleNamespace(study=make_study()), student_dir=tmp_path / "student")
+    events = EventLog(tmp_path / "events.jsonl", study=make_study().id)
+    networks.fit_student(released, events=events)  # type: ignore[arg-type]
+    kinds = [(one["event"], one["step"]) for one in read_events(tmp_path / "events.jsonl") if "step" in one]
+    assert kinds == [("student-pass", 10), ("student-step", 20), ("student-step", 30), ("student-pass", 30)]
 
 
 def test_a_teachers_curves_are_its_losses_and_its_held_out_dice_and_a_private_training_has_no_loss() -> None:
