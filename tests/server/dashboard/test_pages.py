@@ -33,6 +33,7 @@ from server.dashboard.screens import NAVIGATION
 from server.ledger.server_ledger import Ledger
 from server.planning.planner import plan
 from server.postprocess.decisions import DecisionStore, Verdict, read_decisions, take_over
+from server.protocols.controls import CONTROLS
 from server.protocols.posterior import doubt_of
 from server.study.consent_text import for_site
 from tests.dashboard_study import QUERIES, SITES
@@ -190,9 +191,9 @@ def test_the_student_page_counts_the_labelled_cases_that_the_overview_speaks_of(
 
 def test_controls_of_one_network_are_shown_as_one():
     trained = {"zero_code": ("a" * 64, "t"), "shuffled_codes": ("b" * 64, "t"), "public_only": ("a" * 64, "t")}
-    shown = [(one.name, one.weights) for one in _controls(trained)]
+    shown = [(one.name, one.weights) for one in _controls(CONTROLS, trained)]
     assert shown == [("zero_code, public_only", "a" * 64), ("shuffled_codes", "b" * 64)]
-    assert [one.name for one in _controls({})] == ["zero_code", "shuffled_codes", "public_only"]
+    assert [one.name for one in _controls(CONTROLS, {})] == ["zero_code", "shuffled_codes", "public_only"]
 
 
 def test_only_an_operator_with_the_sessions_token_decides(signed_in, collected, state):
