@@ -31,7 +31,7 @@ from monai.transforms import NormalizeIntensity, Orientation, ResizeWithPadOrCro
 from nibabel.orientations import io_orientation
 
 from common.config import DataConfig
-from common.data import dicom, geometry
+from common.data import dicom, dicom_labels, geometry
 from common.data.dataset import Case
 from common.data.memory import free_memory_bytes
 from common.data.nifti import (
@@ -109,7 +109,7 @@ def load_example(case: Case, data: DataConfig) -> Example:
     if case.label is None:
         raise InvalidInput("case has no label map", remedy="add its label map, or leave the case out")
     volume = load_case(case, data)
-    scan = _scan(case.label, channels=1, room=_label_room(data, volume))
+    scan = _label_scan(case.label, data, volume)
     label, notes = _read_label(scan, data, volume=volume, mapping=dict(case.label_map))
     return Example(volume=volume, label=label, notes=(*volume.notes, *notes))
 
@@ -219,7 +219,7 @@ def load_label(
     Raises:
         InvalidInput: If values are unknown, the place is another than the image's, or the file is unreadable.
     """
-    scan = _scan(path, channels=1, room=_label_room(data, volume))
+    scan = _label_scan(path, data, volume)
     return _read_label(scan, data, volume=volume, mapping=mapping or {})[0]
 
 
@@ -240,7 +240,7 @@ def load_native_label(
     Raises:
         InvalidInput: As :func:`load_label`.
     """
-    scan = _scan(path, channels=1, room=_label_room(data, volume))
+    scan = _label_scan(path, data, volume)
     array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping or {})
     placed, _ = _onto_image(array, scan.affine, volume)
     labels: np.ndarray = placed[0].astype(np.uint8)
@@ -332,6 +332,15 @@ def _label_room(data: DataConfig, volume: Volume | None) -> VoxelRoom:
     most = room_for(data)
     voxels = most.voxels if volume is None else min(most.voxels, max(SMALL_VOXELS, 8 * math.prod(volume.native_shape)))
     return replace(most, voxels=voxels, ratio=GZIP_RATIO)
+
+
+def _label_scan(path: Path, data: DataConfig, volume: Volume | None) -> Scan:
+    """Read a label map's file; a DICOM Segmentation is put on its image's voxels."""
+    room = _label_room(data, volume)
+    if path.suffix.lower() != dicom_labels.ENDING:
+        return _scan(path, channels=1, room=room)
+    scan = dicom_labels.read_segmentation(path, room=room)
+    return scan if volume is None else dicom_labels.onto_image(scan, volume.native_affine, volume.native_shape)
 
 
 def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:

@@ -7,15 +7,19 @@ import json
 import shutil
 import subprocess
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from client.data.case_table import TableLayout
 from common.config import DataConfig, load_study
+from common.data.dicom import slices_of
+from common.data.dicom_seg import Algorithm, write_segmentation
 from common.data.input_ranges import InputRanges, input_ranges
-from common.data.volume import load_volume
+from common.data.volume import load_example, load_native_label, load_volume
 from common.errors import InvalidInput
 from common.models.student_bundle import export_bundle
 from consilium.cli.predict import app
@@ -279,3 +283,51 @@ def test_what_goes_with_images_is_refused_beside_a_study(
 ) -> None:
     done = RUN.invoke(app, [*more, "--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")])
     assert isinstance(done.exception, InvalidInput)
+
+
+DRAWN = DataConfig(labels=("background", "body", "core"), spacing_mm=STEP, grid=(16, 16, 16))
+
+
+def drawn() -> np.ndarray:
+    """Two structures on three of the ten slices; the file has no frame of the others."""
+    label = np.zeros(SHAPE, dtype=np.uint8)
+    label[3:8, 2:9, 4:6], label[4:7, 3:5, 6] = 1, 2
+    return label
+
+
+def labelled(root: Path, study: Path, label: np.ndarray) -> Path:
+    """A case table whose label is a Segmentation of the series."""
+    shutil.copytree(study / "a", root / "series")
+    write_segmentation(
+        root / "label.dcm",
+        label,
+        slices_of(root / "series"),
+        structures=("body", "core"),
+        algorithm=Algorithm("by hand", "a" * 64),
+    )
+    (root / "cases.csv").write_text("image,label,patient_id\nseries,label.dcm,p1\n")
+    return root
+
+
+def test_a_segmentation_in_a_case_table_is_the_label_map_that_was_drawn(study: Path, tmp_path: Path) -> None:
+    (case,) = TableLayout().read(labelled(tmp_path / "data", study, drawn())).labelled
+    assert case.label is not None
+    volume = load_volume(case.image, DRAWN)
+    found = load_native_label(case.label, DRAWN, volume=volume)
+    assert np.array_equal(found, drawn())
+    assert sorted(np.unique(load_example(case, DRAWN).label).tolist()) == [0, 1, 2]
+
+
+def test_a_segmentation_of_another_place_and_what_is_no_segmentation_are_refused(study: Path, tmp_path: Path) -> None:
+    data = labelled(tmp_path / "data", study, drawn())
+    volume = load_volume(data / "series", DRAWN)
+    for shift in ((0.0, 0.0, 1.0), (0.0, 30.0, 0.0)):
+        moved = volume.native_affine.copy()
+        moved[:3, 3] += shift
+        with pytest.raises(InvalidInput, match="other voxels than its image"):
+            load_native_label(data / "label.dcm", DRAWN, volume=replace(volume, native_affine=moved))
+    shutil.copy(next((data / "series").iterdir()), data / "slice.dcm")
+    (data / "noise.dcm").write_bytes(b"no DICOM" * 40)
+    for name in ("slice.dcm", "noise.dcm"):
+        with pytest.raises(InvalidInput, match="cannot be read as a label map"):
+            load_native_label(data / name, DRAWN, volume=volume)

@@ -1,0 +1,91 @@
+"""Reads a DICOM Segmentation as a label map, by highdicom, and puts it on its image's voxels.
+
+A segment's number is its value, and 0 is what no segment covers. Writers leave out slices without any structure, so the
+label map is placed by where its slices lie. Refuses what is no binary Segmentation, segments that overlap, and one
+whose voxels are not the image's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from common.data.dicom_study import highdicom
+from common.data.nifti import Scan, VoxelRoom
+from common.errors import InvalidInput
+
+ENDING = ".dcm"
+
+OFF_VOXELS = 0.05
+"""How far a voxel may lie from the image's, in voxels."""
+
+_LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+
+
+def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
+    """Read a Segmentation: segment numbers [1, i, j, k] with their affine in RAS+.
+
+    Args:
+        path: The file.
+        room: How many voxels it may have.
+
+    Returns:
+        The label map, on the slices that the file has.
+
+    Raises:
+        InvalidInput: As the module says, or if highdicom is not installed.
+    """
+    hd = highdicom()
+    try:
+        found = hd.seg.segread(path)
+        size = int(found.Rows) * int(found.Columns) * len(found.PerFrameFunctionalGroupsSequence)
+        if size > room.voxels * max(1, len(found.segment_numbers)):
+            raise InvalidInput("voxels in a DICOM Segmentation", value=size, limit=f"at most {room.voxels} a segment")
+        volume = found.get_volume(combine_segments=True, dtype=np.uint8)
+    except InvalidInput:
+        raise
+    except Exception as error:  # of a file that somebody else wrote, highdicom and pydicom raise anything
+        raise InvalidInput(
+            "DICOM file cannot be read as a label map",
+            value=type(error).__name__,
+            limit="a Segmentation on one stack of slices, whose segments do not overlap",
+            remedy="export it as DICOM-SEG again, or as NIfTI",
+        ) from error
+    affine = _LPS_TO_RAS @ np.asarray(volume.affine, dtype=np.float64)
+    return Scan(np.asarray(volume.array, dtype=np.float32)[None], affine)
+
+
+def onto_image(scan: Scan, affine: np.ndarray, shape: tuple[int, int, int]) -> Scan:
+    """Put a Segmentation on its image's voxels.
+
+    Args:
+        scan: What :func:`read_segmentation` returned.
+        affine: The image's affine in RAS+.
+        shape: The image's shape.
+
+    Returns:
+        The label map on the image's voxels; 0 where the file has no slice.
+
+    Raises:
+        InvalidInput: If a voxel that is in a structure is not one of the image's.
+    """
+    step = np.linalg.inv(affine) @ scan.affine
+    marked = np.argwhere(scan.array[0] > 0)
+    there = marked @ step[:3, :3].T + step[:3, 3]
+    voxels = np.rint(there).astype(int)
+    sizes = np.abs(np.linalg.det(step[:3, :3]))
+    fits = abs(sizes - 1) <= OFF_VOXELS and (
+        not len(marked)
+        or (np.abs(there - voxels).max() <= OFF_VOXELS and (voxels >= 0).all() and (voxels < np.array(shape)).all())
+    )
+    if not fits:
+        raise InvalidInput(
+            "DICOM Segmentation lies on other voxels than its image",
+            limit="the series that it was drawn on",
+            remedy="name the label of this image, or export both from one study",
+        )
+    array = np.zeros((1, *shape), dtype=np.float32)
+    array[0][tuple(voxels.T)] = scan.array[0][tuple(marked.T)]
+    return replace(scan, array=array, affine=affine)
