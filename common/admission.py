@@ -44,6 +44,7 @@ class KitFacts(Document):
     superlink: str
 
     def check(self) -> None:
+        """Refuse a site's name that is no single path segment."""
         check_name(self.site, what="site in the startup kit")
 
 
@@ -64,6 +65,7 @@ class StatedBooks(Document):
     protection: Annotated[Protection, FLAT]
 
     def check(self) -> None:
+        """Refuse an id that is not 32 hex digits, and a negative Σμ²."""
         ledger_id = self.ledger_id
         if len(ledger_id) != 32 or set(ledger_id) - set("0123456789abcdef") or self.mu_squared < 0:
             raise InvalidInput(

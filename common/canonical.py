@@ -350,14 +350,14 @@ def _no_float(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    if len(text) < 19:  # below 10^18 whatever they say
+    if len(text) < 19:  # at most 18 characters, so below 10^18
         return int(text)
     if len(text) > 20 or not -MAX_INTEGER <= (value := int(text)) <= MAX_INTEGER:
         raise ValueError("an integer of more than 64 bits in canonical JSON")
     return value
 
 
-_ATOMS, _LISTS, _MAPPINGS = (str, bool), (list, tuple), (dict, Mapping)  # a union of types is made at each call
+_ATOMS, _LISTS, _MAPPINGS = (str, bool), (list, tuple), (dict, Mapping)  # a union of types would be made at each call
 _RATIONAL_BITS = int((MAX_RATIONAL_DIGITS - 1) * 3.3219)
 _DECODER = json.JSONDecoder(parse_float=_no_float, parse_int=_integer, parse_constant=_no_float)
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -373,7 +373,7 @@ def _check(value: Json) -> None:
             raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
     elif isinstance(value, _LISTS):
         for item in value:
-            if type(item) is not str:  # most are: a call less for each
+            if type(item) is not str:  # most items are; this saves a call for each
                 _check(item)
     elif isinstance(value, _MAPPINGS):
         for key, item in value.items():

@@ -372,7 +372,7 @@ class Study:
         if 0 < self.pool.epsilon < self.privacy.epsilon:
             limit = f"at least the study's own ε, {epsilon_text(self.privacy.epsilon)}"
             raise InvalidInput("pool.epsilon", value=self.pool.epsilon, limit=limit, remedy="a larger one, or 0")
-        if self.pool.epsilon == self.privacy.epsilon:  # one way to say it, so that it is one study
+        if self.pool.epsilon == self.privacy.epsilon:  # both mean the same, so both have one id
             object.__setattr__(self, "pool", PoolConfig())
         if self.data.finer > 1 and (not terms.finer or self.codec.paired):
             limit = f"1 unless {asked_by_one_that('finer')}, without pairs"
@@ -554,7 +554,7 @@ def render_study(study: Study) -> str:
         lines += ["", f"[{section}]"]
         part = getattr(study, section)
         table = dataclasses.asdict(part) if isinstance(part, CollectionConfig) else part.to_table()
-        if section == "privacy":  # said even where it is open, which is not what is usual
+        if section == "privacy":  # written even for open studies, since new studies are usually sealed
             table = {**table, "aggregation": study.privacy.aggregation}
         for key, value in table.items():
             plain = list(value) if isinstance(value, tuple) else value

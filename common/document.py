@@ -249,7 +249,7 @@ class _Form:
         self._check_keys(data)
         made = {}
         for key, name, kind, read in self.reads:
-            if key not in data:  # one that may be missing
+            if key not in data:  # an optional field
                 continue
             value = data[key]
             if type(value) is not kind:
@@ -357,7 +357,7 @@ def _bare_kind(hint: Any, what: str) -> _Kind:
         return _Kind(str, lambda text: _member(hint, text, what), str)
     if isinstance(hint, type) and issubclass(hint, Document):
         form = _form(hint)
-        if hint.to_json is not Document.to_json:  # it has versions
+        if hint.to_json is not Document.to_json:  # a document of several versions converts itself
             return _Kind(dict, hint.from_json, hint.to_json)
         return _Kind(list if form.as_list else dict, form.read, form.write)
     raise TypeError(f"{what}: no JSON form for {hint}")

@@ -136,6 +136,7 @@ class DrawEvidence(Filed):
     sites: Annotated[tuple[SiteWords, ...], Count("sites of a draw", most=MAX_MEMBERS)]
 
     def check(self) -> None:
+        """Refuse sites that are not members, repeated queries, several mechanisms, and words of another roster."""
         self.roster.check()
         names = [words.site for words in self.sites]
         if len(set(names)) != len(names) or not set(names) <= set(self.roster.sites):

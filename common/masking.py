@@ -83,6 +83,7 @@ class MaskedRoster(Document):
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def check(self) -> None:
+        """Refuse members that are not sorted or repeated, and a mask key that occurs twice in any encoding."""
         if not all(one.site < other.site for one, other in pairwise(self.members)):
             raise InvalidInput("members of a roster", value=len(self.members), limit="each once, sorted by site")
         if len({point_of(member.mask.key) for member in self.members}) != len(self.members):

@@ -139,6 +139,7 @@ class Offer(Document):
     issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)] | None = None
 
     def check(self) -> None:
+        """Refuse editions and rounds out of bounds, a draw without peers, and repeated peers."""
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)
             Between("round of a query", 1, MAX_COUNTER)(query.round)
@@ -182,6 +183,7 @@ class OfferReply(Document):
         return self.reason == "accepted"
 
     def check(self) -> None:
+        """Refuse a head whose row and hash contradict each other."""
         _check_head(self.ledger_row, self.ledger_head)
 
 
@@ -210,6 +212,7 @@ class CodesRequest(Document):
     members: Annotated[tuple[Member, ...], Count("members of a roster", least=2, most=MAX_MEMBERS)] | None = None
 
     def check(self) -> None:
+        """Refuse repeated queries, and a draw without members."""
         _once("queries of a codes request", self.queries)
         if (self.draw is None) != (self.members is None):
             raise InvalidInput("draw of a codes request", limit="both a draw number and its members, or neither")
@@ -235,6 +238,7 @@ class CodesReply(Document):
     """In a sealed sum, the site's signatures over each query's words (:mod:`common.evidence`), in order."""
 
     def check(self) -> None:
+        """Refuse two codes of one query, and another number of signatures than codes."""
         _once("sealed codes of one query", [query for query, _ in self.codes])
         if self.signatures is not None and len(self.signatures) != len(self.codes):
             raise InvalidInput("signatures of a reply", value=len(self.signatures), limit="one a code, or none at all")
@@ -264,6 +268,7 @@ class ReceiptsReply(Document):
     status: str | None = None
 
     def check(self) -> None:
+        """Refuse a head whose row and hash contradict each other, and a status that is too long."""
         _check_head(self.ledger_row, self.ledger_head)
         if self.status is not None and len(self.status) > MAX_STATUS:
             raise InvalidInput("status of a site", value=len(self.status), limit=f"at most {MAX_STATUS} characters")

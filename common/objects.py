@@ -237,6 +237,6 @@ def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
         for file in files:
             file.unlink(missing_ok=True)
         for folder in folders:
-            with suppress(OSError):  # never made, or something else lies in it by now
+            with suppress(OSError):  # never made, or no longer empty
                 folder.rmdir()
         raise

@@ -330,7 +330,7 @@ class ProcessGroup:
         self._was_reaper = _adopt_orphans(True)
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(signum) != signal.SIG_IGN:  # nohup stays nohup
+                if signal.getsignal(signum) != signal.SIG_IGN:  # a signal that nohup ignores stays ignored
                     self._handlers[signum] = signal.signal(signum, self._on_signal)
         return self
 

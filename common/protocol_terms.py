@@ -89,7 +89,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
                 placed=False,
                 fitted=False,
                 rehearsal="server.protocols.appearance.rehearsed:begin",
-                spectrum=(0.318,) * 3 + (0.015,) * 3,  # three means and three spreads before anybody is asked
+                spectrum=(0.318,) * 3 + (0.015,) * 3,  # three means, three standard deviations, before any query
             ),
         ),
         "joint": ProtocolTerms(

@@ -182,7 +182,7 @@ class Supervisor:
             elif self._clock() - slot.started > slot.kept.steady_s:
                 slot.wait_s = slot.kept.first_s
             if not slot.was_ready:
-                return  # the first time in order; later each comes back by itself
+                return  # the first starts are in order; later each restarts by itself
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
         """Keep daemons running until interrupted (SIGINT, SIGTERM).
@@ -224,7 +224,7 @@ class Supervisor:
     def _ended(self, slot: _Slot, why: str, *, killed: bool) -> None:
         assert slot.daemon is not None
         spec = slot.daemon.spec
-        self._group.stop(slot.daemon)  # whatever it started
+        self._group.stop(slot.daemon)  # and what it started
         said = "" if killed else slot.kept.explain(plain_text(spec.log, since=slot.log_from))
         self._again(slot, spec, why, killed=killed, said=said)
 
@@ -322,11 +322,11 @@ def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
                 before = found.get(fact["daemon"])
                 why, said = (fact.get(name, "") for name in ("why", "said"))
                 if state == "starting" and before is not None and before.state == "ended":
-                    why, said = before.why, before.said  # it is being started again because of that
+                    why, said = before.why, before.said  # it restarts because of that
                 log = fact.get("log") or (before.log if before else "")
                 found[fact["daemon"]] = DaemonStanding(fact["daemon"], state, fact["time"], why, said, log)
                 ends[fact["daemon"]] = at
-            elif fact["event"] == "stopped":  # the keeper, and with it every daemon; started anew, a later fact says so
+            elif fact["event"] == "stopped":  # the keeper stopped, and every daemon; a later start is a later fact
                 found = {name: replace(one, since=fact["time"]) for name, one in found.items()}
     return [(ends[daemon], standing) for daemon, standing in found.items()]
 
@@ -351,7 +351,7 @@ def keeping(logs: Path) -> Iterator[None]:
             if not take(lock):
                 raise DaemonFailed(f"the daemons with logs in {logs} run already; to fix: end the other `up` first")
             lock.truncate(0)
-            os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # from which fact on
+            os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # later facts are this keeper's
         yield
 
 

@@ -69,7 +69,7 @@ def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndar
     peak = np.abs(wide[..., 1:]).max(axis=-1, keepdims=True)
     direction = wide[..., 1:] / np.where(peak > 0, peak, 1)
     norm = np.sqrt(np.square(direction).sum(axis=-1, keepdims=True))  # from 1 to √l, or 0 for the zero direction
-    # Summation, root, quotient and products err by less than (l/2 + 8)·2⁻⁵³ in all, and so does whoever checks.
+    # Sum, root, quotient and products err by less than (l/2 + 8)·2⁻⁵³ in all; a checker's own norm errs as much.
     room = 1 - (length + 16) * 2.0**-53
     scale = ball_radius(wide[..., :1], length=length) * room / np.where(norm > 0, norm, 1)
     return _towards_zero(direction * scale, inputs.dtype)

@@ -48,7 +48,7 @@ from common.config import CodecConfig
 from common.errors import InvalidInput
 
 STEPS, BATCH = 300, 8
-MAX_VOXELS = 1 << 22  # of the study's grid: every copy of every map is held at full resolution
+MAX_VOXELS = 1 << 22  # largest grid; every copy of every map is held at full resolution
 MAX_FEATURES = 1 << 18  # numbers of a pooled map: 4 voxels a block on the paper's grid, where the linear codec has 8
 LEARNING_RATE = 3e-3
 LINEAR_LEARNING_RATE = 1e-4

@@ -424,7 +424,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
                 raise InvalidInput("codec file", limit="an uncompressed npz")
-            if sum(info.file_size for info in archive.infolist()) > len(data):  # members that share their bytes
+            if sum(info.file_size for info in archive.infolist()) > len(data):  # overlapping members
                 raise InvalidInput("codec file", limit="members stored one after another without gaps")
             for info in archive.infolist():
                 with archive.open(info) as member:

@@ -313,7 +313,7 @@ def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: fl
     roots = np.sqrt(variances)
     noise = noise_std**2
     counts = np.arange(1, len(roots) + 1)
-    lowest = roots * (power + counts * noise) / np.cumsum(roots) - noise  # p_k were the first k coordinates active
+    lowest = roots * (power + counts * noise) / np.cumsum(roots) - noise  # p_k if the first k alone were active
     active = int(np.flatnonzero(lowest > 0)[-1]) + 1
     result: np.ndarray = np.zeros_like(roots)
     result[:active] = roots[:active] * (power + active * noise) / roots[:active].sum() - noise

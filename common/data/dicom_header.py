@@ -134,7 +134,7 @@ def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
             (length,) = struct.unpack("<I", stream.read(4).ljust(4, b"\0"))
         elif kind.isalpha() and kind.isupper():
             (length,) = struct.unpack("<H", head[6:])
-        else:  # without the kind
+        else:  # implicit value representation
             (length,) = struct.unpack("<I", head[4:])
         left -= length
         if left < 0:
@@ -221,7 +221,7 @@ class _Walk:
         if length == _UNDEFINED or kind == b"SQ":
             self._open(length)
             if kind == b"UN":
-                self._named = False  # PS3.5 6.2.2: what is unknown and of undefined length is coded without kinds
+                self._named = False  # PS3.5 6.2.2: UN of undefined length has implicit representations
             return False
         start = self._stream.tell()
         if length > self._size - start:

@@ -208,8 +208,12 @@ def _into_patient(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Anatomy:
-    """Approximate depth in mm (negative outside) of each voxel: in the whole body, before the cut, and in the bodies
-    beside.
+    """Approximate depth in mm (negative outside) of each voxel.
+
+    Attributes:
+        body: Depth in the whole body.
+        cut: Distance before the plane at which the brightness changes, which cuts the body in two.
+        beside: Depth in each body beside it.
     """
 
     body: Float[np.ndarray, "x y z"]

@@ -204,7 +204,7 @@ class Chain:
                 row = Row(*values)
                 check_link(self.role, row, self._last)
                 yield row
-                self._last = row  # only now: a row the reader refused stays unread
+                self._last = row  # after the yield: a row the reader refused stays unread
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise ledger_error(error, "the ledger file cannot be read") from error
 
@@ -225,7 +225,7 @@ class Chain:
         stamp: list[object] = [self._db.execute("PRAGMA data_version").fetchone()[0]]
         for file in self._files:
             with contextlib.suppress(FileNotFoundError):
-                found = os.stat(file)  # at every reading of a ledger: no Path is made for it
+                found = os.stat(file)  # called at every read, so it avoids making a Path
                 stamp += [file, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
         return tuple(stamp)
 

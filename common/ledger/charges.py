@@ -241,6 +241,7 @@ class Spend(Document):
         )
 
     def check(self) -> None:
+        """Refuse negative figures."""
         if self.mu_squared < 0 or self.releases < 0 or self.coordinates < 0:
             raise InvalidInput("totals", limit="0 or more")
 
@@ -278,6 +279,7 @@ class RosterRecord(Document):
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def check(self) -> None:
+        """Refuse a roster that is not sorted or names a site or a pool twice."""
         if check_roster(self.roster) != self.roster:
             raise InvalidInput("roster", limit="sorted by site")
 
@@ -424,6 +426,7 @@ class ReleaseRecord(Document):
         )
 
     def check(self) -> None:
+        """Refuse a wrong query id, roster or number of voters, and an open release without an answer."""
         check_query_id(self.query, self.query_id)
         if (self.roster is None) == (self.roster_sha256 is None):
             raise InvalidInput("roster of a release", limit="its sites, or the id of the row that names them")

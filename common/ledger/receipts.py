@@ -98,11 +98,13 @@ class Receipt(Signed):
     signature: str = ""
 
     def check(self) -> None:
+        """Refuse rosters in rows of their own in a receipt of schema 1 or 2."""
         by_hash = any(item.release.roster_sha256 is not None for item in self.releases)
         if self.schema < 3 and (by_hash or self.rosters is not None):
             raise InvalidInput("receipt schema", value=self.schema, limit="3, where rosters have rows of their own")
 
     def to_json(self) -> dict[str, Any]:
+        """Return the JSON form of the receipt's schema."""
         made: dict[str, Any] = Document.to_json(self)
         if self.schema == 2:
             rosters = [item["body"].pop("roster") for item in made["releases"]]
@@ -111,6 +113,17 @@ class Receipt(Signed):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
+        """Read the JSON form of any known schema.
+
+        Args:
+            data: The parsed JSON.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            InvalidInput: For anything else.
+        """
         if isinstance(data, dict) and (schema := data.get("schema")) != 1:
             if schema == 2:
                 data = _roster_in_each(data)

@@ -116,6 +116,7 @@ class StudyRecord(Document):
         return StudyTerms.from_json(self.study)
 
     def check(self) -> None:
+        """Refuse an id that is not the hash of the consent text."""
         if self.terms.id != self.study_id:
             raise InvalidInput("study id", value=self.study_id, limit="the hash of the consent text")
 
@@ -172,6 +173,7 @@ class RecoveredRecord(Document):
     """Head of the receipt, in the lost rows; None in rows of earlier versions."""
 
     def check(self) -> None:
+        """Refuse a hash that is not the release's."""
         if release_digest(self.release) != self.release_hash:
             raise InvalidInput("hash of a recovered release", limit="the hash of the release itself")
 
@@ -256,6 +258,7 @@ class ReservationRecord(Document):
     """Number of the sum that this pays for in a sealed study. Another sum is another charge."""
 
     def check(self) -> None:
+        """Refuse a wrong query id, a draw in an open study, and a sealed one without a draw."""
         check_query_id(self.query, self.query_id)
         if (self.draw is None) != (self.query.mechanism.colluders is None):
             raise InvalidInput(

@@ -94,7 +94,7 @@ class Releases:
         self._charges: list[Release] = []
         self._newest: dict[str, int] = {}  # by query: the place of its newest charge
         self._before: dict[int, int] = {}  # the place of the charge before this one, where a query was charged again
-        self._mechanisms: dict[Mechanism, Mechanism] = {}  # mostly the same: kept once
+        self._mechanisms: dict[Mechanism, Mechanism] = {}  # equal mechanisms share one object
         self._mark: tuple[int, dict[int, Release]] | None = None
 
     def __len__(self) -> int:

@@ -56,7 +56,7 @@ class Reservations(dict[str, Reservation]):
         super().__init__()
         self.receipted: dict[str, str] = {}
         self.codes: dict[str, Position] = {}
-        self._mechanisms: dict[Mechanism, Mechanism] = {}  # mostly the same: kept once
+        self._mechanisms: dict[Mechanism, Mechanism] = {}  # equal mechanisms share one object
 
     def hold(self, reservation: Reservation) -> None:
         """Enter an acceptance. It replaces an earlier one of the same query.

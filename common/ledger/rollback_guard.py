@@ -43,6 +43,7 @@ class KeptStanding(Document):
     marks: Annotated[tuple[tuple[Number, Sha256], ...], LATER] = field(default=(), kw_only=True)
 
     def check(self) -> None:
+        """Refuse a head of another kind of ledger, or one whose signature is not genuine."""
         if self.head.role != self.ROLE or not self.head.is_genuine():
             raise InvalidInput("head", limit=f"a {self.ROLE} ledger's, signed by its key")
 

@@ -82,6 +82,7 @@ class SignedHead(Document):
         return True
 
     def check(self) -> None:
+        """Refuse an unknown role and a row below 1."""
         if self.role not in ROLES or self.seq < 1:
             raise InvalidInput("signed head", value=(self.role, self.seq), limit="a role and a row from 1")
 

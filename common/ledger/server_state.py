@@ -143,7 +143,7 @@ class Books(RowState):
         """
         reused = (len(self.releases[query_id].roster) for query_id in self.reused.get(study_id, {}))
         recovered = (len(one.roster) for _, one in self.recovered.values() if one.study_id == study_id)
-        lost = (len(record.studies.get(study_id, {})) for record in self.lost.values())  # by pool, so none had more
+        lost = (len(record.studies.get(study_id, {})) for record in self.lost.values())  # by pool: an upper bound
         return max(self.releases.largest_roster(study_id), *reused, *recovered, *lost, 0)
 
     def limit(self, pool: str) -> Fraction:
@@ -383,7 +383,7 @@ class Books(RowState):
                 raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
             charge = planned
         self._apply(charge)
-        if roster != self._roster:  # mostly the one before: kept once
+        if roster != self._roster:  # mostly equal to the one before, then one object is kept
             self._roster = roster
         answer = AnswerRow(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
         of = row.seq, study.id, record.batch_id, record.query_id, mechanism, self._roster, record.voters

@@ -381,7 +381,7 @@ class SiteBooks(RowState):
             raise LedgerCorrupt("the receipt is of a roster that no receipt has shown") from None
         for record in (item.release for item in receipt.releases):
             reservation = self.reservations.get(record.query_id)
-            if reservation is None:  # never accepted, unless that row was lost: what was lost is charged already
+            if reservation is None:  # never accepted, or its row was lost and charged with the loss
                 lost -= self._costs(record.query.mechanism, study)[1]
                 if lost < 0:
                     raise LedgerCorrupt(
@@ -527,7 +527,7 @@ class SiteBooks(RowState):
         self.pending.discard(query.id)
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
         self.lost[study.id] = left.beyond(one)
-        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # where only the sum of the loss was known
+        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # if only the sum of the loss was known
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._hold(row, query, study, ledger, sealing_key, draw)

@@ -192,7 +192,7 @@ class TeacherBooks:
         return known is None or known < self.last_withdrawal or (record.dealt is not None and made not in self.dealt)
 
     def dealt_now(self, deal: str) -> str:
-        """Return the digest of the current seats of a deal."""
+        """Return the digest of the present seats of a deal, without withdrawn patients."""
         return seats_digest(deal, self.deals.taken(deal))
 
     def _draw(self, record: DrawnRecord) -> None:

@@ -27,7 +27,7 @@ Augment: TypeAlias = Callable[[Image, Target, int], tuple[Image, Target]]
 """Takes image, target and a seed below 2³², and returns both changed."""
 
 _ROTATE, _SHEAR, _SCALE = 0.25, 0.08, 0.15
-_MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # how often
+_MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # probabilities
 _GAMMA, _BRIGHT, _NOISE = (0.7, 1.5), 0.2, 0.15
 _FLOOR = 1e-7
 

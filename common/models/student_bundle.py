@@ -119,7 +119,7 @@ def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o6
         files: File contents by path.
         mode: Permissions of the files; 0o600 if only their owner may read them.
     """
-    fresh = directory.with_name(f".{directory.name}.tmp")  # one name, so that the next one clears what a crash left
+    fresh = directory.with_name(f".{directory.name}.tmp")  # fixed, so that the next export removes what a crash left
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         for name, content in files.items():

@@ -18,9 +18,9 @@ import mpmath
 from common.errors import InvalidInput
 
 _REACH = {
-    ("hospital", "replace-one"): (2, 0),  # all m codes turn round: 2·m
-    ("hospital", "zero-out"): (1, 0),  # all m codes against none: m
-    ("patient", "replace-one"): (0, 2),  # one voter of m turns round
+    ("hospital", "replace-one"): (2, 0),  # all m codes are reversed: 2·m
+    ("hospital", "zero-out"): (1, 0),  # all m codes become zero: m
+    ("patient", "replace-one"): (0, 2),  # one voter's code is reversed: 2
 }
 """Δ/C = a·m + b: the pair (a, b) for each unit and relation."""
 
@@ -138,7 +138,7 @@ def _rdp(mu: float, delta: float) -> float:
         alpha = 1 + beyond
         return float(alpha * mu * mu / 2 + mpmath.log(beyond / alpha) - (log(delta) + mpmath.log(alpha)) / beyond)
 
-    from scipy.optimize import minimize_scalar  # half a second, and nobody who does not ask waits for it
+    from scipy.optimize import minimize_scalar  # importing takes half a second, so it happens on first use
 
     middle = log(sqrt(2 * log(1 / delta)) / mu)
     found = minimize_scalar(at, bounds=(middle - 8, middle + 8), method="bounded", options={"xatol": 1e-10})

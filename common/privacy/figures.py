@@ -13,7 +13,7 @@ from math import isnan
 from common.canonical import check_integer
 from common.errors import InvalidInput
 
-_MOST_DECIMALS = 4  # of a percentage: closer to 100 % than that is written as 100 %
+_MOST_DECIMALS = 4  # most decimals of a percentage; anything closer to 100 % is written as 100 %
 _PLAIN_POWERS = range(-5, 16)  # powers of ten of the leading digit written without an exponent
 
 
@@ -37,7 +37,7 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
     value = _checked("epsilon to be written", epsilon)
     if value.is_infinite():
         return "∞"
-    # The shortest name rounded up is the exact value rounded up: a shorter decimal between them would be the name.
+    # Rounding up the shortest decimal of a float gives the exact value rounded up, since no shorter one is between.
     return _plain(_up(value, digits))
 
 
@@ -103,7 +103,7 @@ def percent_text(share: float) -> str:
     '85.2 %'
     """
     _checked("share to be written", share)
-    value = 100 * Decimal(share)  # exactly: nobody types a share
+    value = 100 * Decimal(share)  # the exact value, because shares are computed, not typed
     if value > 100:
         raise InvalidInput("share to be written", value=share, limit="0 to 1")
     for places in range(1, _MOST_DECIMALS + 1):

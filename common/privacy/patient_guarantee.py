@@ -278,7 +278,10 @@ def combine(
 
 
 def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[str, ...]) -> Combined:
-    """Return the releases' guarantee without the teachers' trainings, composed with the networks that may leave."""
+    """Return the releases' guarantee without the teachers' trainings.
+
+    If networks may leave the hospital, their trainings are composed with the releases.
+    """
     if adapted is None:
         return Combined(alone.epsilon, alone.delta, EXCHANGED, APART, reasons)
     both = _sum_up(adapted.epsilon, alone.epsilon), _sum_up(adapted.delta, alone.delta)

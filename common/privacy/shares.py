@@ -257,6 +257,6 @@ def norm_within(vector: Int64[np.ndarray, "l"], bound: int) -> bool:
 def _norm_squared(vector: Int64[np.ndarray, "l"]) -> int:
     """Return Σx² in exact integers, for entries below 2⁵⁴."""
     high, low = vector >> 27, vector & ((1 << 27) - 1)
-    products = (high * high, high * low, low * low)  # each below 2⁵⁴: summed in halves, nothing wraps
+    products = (high * high, high * low, low * low)  # each below 2⁵⁴; summed in halves, so none overflows
     sums = [int((part >> 27).sum()) * 2**27 + int((part & ((1 << 27) - 1)).sum()) for part in products]
     return sums[0] * 2**54 + sums[1] * 2**28 + sums[2]

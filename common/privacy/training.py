@@ -39,7 +39,7 @@ from common.privacy.mechanism import Unit
 MAX_STEPS = 1_000_000
 MIN_MULTIPLIER, MAX_MULTIPLIER = Fraction(1, 16), Fraction(10_000)
 _DIGITS = 4  # significant digits of a planned noise multiplier
-_FINE, _ROUGH = 1e-4, 2e-3  # grid of the privacy losses: for every ε that is stated, and to find where to look
+_FINE, _ROUGH = 1e-4, 2e-3  # grids of the privacy losses: for every stated ε, and for the search
 
 
 class Sampling(StrEnum):
@@ -329,7 +329,7 @@ def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighb
     if not poisson:
         moved = 4 if neighbours is Neighbours.REPLACE_ONE else 1
         return 0.0 if mu_squared == 0 else epsilon_exact(moved * mu_squared, delta)
-    import dp_accounting  # a second, which only a training with privacy of its own needs
+    import dp_accounting  # importing takes a second, so it happens on first use
     from dp_accounting.pld import PLDAccountant
 
     relation = {

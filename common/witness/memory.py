@@ -36,6 +36,7 @@ class KnownHead(Document):
     root: str
 
     def check(self) -> None:
+        """Refuse a root that is not 64 hex digits."""
         check_hash(self.root)
 
 

@@ -90,6 +90,7 @@ class WitnessRequest(Document):
     own_since: Annotated[tuple[Rows, ...], Count("sizes of a request", most=MAX_SIZES)]
 
     def check(self) -> None:
+        """Refuse notes that are too long."""
         for note in (self.note, self.own, *(head.note for head in self.heads)):
             _check_note(note)
 
@@ -106,6 +107,7 @@ class HeadSaid(Document):
     size: Rows
 
     def check(self) -> None:
+        """Refuse a signature line with a problem, and neither."""
         _check_line(self.line, self.problem)
 
 
@@ -122,6 +124,7 @@ class WitnessReply(Document):
     own_growths: Annotated[tuple[Growth, ...], Count("proofs of a reply", most=MAX_WITNESSES)]
 
     def check(self) -> None:
+        """Refuse a signature line with a problem, neither, and a note that is too long."""
         _check_line(self.line, self.problem)
         _check_note(self.own)
 
