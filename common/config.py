@@ -403,22 +403,25 @@ class Study:
         Args:
             labels: Names of the label values; the first is the background.
             grid: Voxels of every volume, three multiples of 8.
-            epsilon: What one unit may lose over the whole study, at ``delta``.
+            epsilon: ε that one unit may lose over the whole study, at ``delta``.
             delta: δ of the guarantee.
-            unit: Whose presence is hidden, ``"patient"`` or ``"hospital"``.
+            unit: Unit of privacy, ``"patient"`` or ``"hospital"``.
             quorum: Least number of sites in a release.
-            queries: How many sums are released in all; ``privacy.planned_queries`` of a study file.
+            queries: Number of releases in all; ``privacy.planned_queries`` of a study file.
             voters: Teachers of each site, trained on disjoint patients.
             name: Letters, digits, ``-``, ``_`` and ``.``.
             spacing_mm: Size of a voxel.
             channels: Names of an image's channels.
-            relation: Which two worlds are neighbours, ``"replace-one"`` or ``"zero-out"``.
-            aggregation: ``"open"`` or ``"sealed-sum"``; by default sealed from a quorum of three on, as a new study is.
-            codec: The codec and how volumes are asked about; a PCA codec and one query a volume by default.
-            student: The recipe that the student and its controls are trained by.
+            relation: Neighbouring relation, ``"replace-one"`` or ``"zero-out"``.
+            aggregation: ``"open"`` or ``"sealed-sum"``; if None, sealed from a quorum of three on.
+            codec: The codec and the query protocol; if None, a PCA codec and one query per volume.
+            student: Recipe of the student and its controls.
+
+        Returns:
+            The study.
 
         Raises:
-            InvalidInput: For terms that no study can have.
+            InvalidInput: If a term is outside its range, or two terms contradict each other.
         """
         data = {"labels": labels, "grid": grid, "spacing_mm": spacing_mm, "channels": channels}
         lists = {key: given if isinstance(given, str) else list(given) for key, given in data.items()}

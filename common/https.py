@@ -14,12 +14,15 @@ import urllib.request
 def opener(
     context: ssl.SSLContext | None = None, *, plain: bool = False, proxies: bool = True
 ) -> urllib.request.OpenerDirector:
-    """An opener that asks one address.
+    """Return an opener that requests exactly the given address.
 
     Args:
-        context: Whose certificates are believed; the system's authorities where there is none.
-        plain: Whether http is opened, too.
-        proxies: Whether a proxy is used that the environment names.
+        context: TLS context with trusted certificates; the system's authorities if None.
+        plain: True to open http too.
+        proxies: True to use the proxy that the environment names.
+
+    Returns:
+        The opener.
     """
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler(None if proxies else {}),

@@ -58,11 +58,13 @@ class ObjectsInMemory:
         self._objects: dict[str, bytes] = {}
 
     def put(self, data: bytes) -> str:
+        """Store bytes (:meth:`Objects.put`)."""
         name = sha256_bytes(data)
         self._objects[name] = bytes(data)
         return name
 
     def get(self, name: str) -> bytes:
+        """Return stored bytes (:meth:`Objects.get`)."""
         if name not in self._objects:
             raise InvalidInput("no public object has this hash here", value=name, remedy="publish it first")
         return self._objects[name]

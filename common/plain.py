@@ -90,6 +90,7 @@ class PlainFormatter(logging.Formatter):
         return plain(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record's lines, escaped."""
         return plain_lines(super().format(record))
 
 
@@ -103,6 +104,7 @@ class OnceASecond(logging.Filter):
         self._at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record may pass: it is above a warning, or its message did not pass in the last second."""
         now, said = time.monotonic(), str(record.msg)
         if record.levelno > logging.WARNING or now - self._at.get(said, -1.0) >= 1.0:
             self._at[said] = now

@@ -27,10 +27,13 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def check_agreement_key(text: object) -> str:
-    """Return ``text`` if it is a canonical X25519 public key (hex) of large order, else refuse it.
+    """Return a text if it is a canonical X25519 public key that is not of small order.
 
     Args:
-        text: A mask key, or a key that codes are sealed to: 64 lower-case hex digits.
+        text: A mask key or a sealing key: 64 lower-case hex digits.
+
+    Returns:
+        The text.
 
     Raises:
         InvalidInput: For another length or spelling, a number from 2²⁵⁵ − 19 on, or a point of small order.
@@ -41,10 +44,13 @@ def check_agreement_key(text: object) -> str:
 
 
 def check_identity_key(text: object) -> str:
-    """Return ``text`` if it is a canonical Ed25519 public key (hex) of large order, else refuse it.
+    """Return a text if it is a canonical Ed25519 public key that is not of small order.
 
     Args:
-        text: The key of a ledger, which signs its heads and all that its owner says: 64 lower-case hex digits.
+        text: A ledger's key: 64 lower-case hex digits.
+
+    Returns:
+        The text.
 
     Raises:
         InvalidInput: For another length or spelling, a number from 2²⁵⁵ − 19 on, or a point of small order.

@@ -86,20 +86,20 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
 
 
 def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str = "JSON", remedy: str = "") -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
-        data: The text, in UTF-8 where it is bytes.
+        data: The text; bytes are read as UTF-8.
         what: What it is, for the error.
-        value: Which one it is, for the error.
+        value: The value, for the error.
         limit: What is allowed, for the error.
         remedy: What to do, for the error.
 
     Returns:
-        Lists, mappings, texts, numbers, booleans and None, no deeper than :data:`MAX_DEPTH`.
+        Lists, mappings, texts, numbers, booleans and None, nested at most :data:`MAX_DEPTH` deep.
 
     Raises:
-        InvalidInput: If it is not JSON, or past one of this module's bounds.
+        InvalidInput: If it is no JSON, or exceeds a limit of this module.
     """
     if len(data) > MAX_JSON_BYTES:
         raise InvalidInput(f"size of {what}", value=len(data), limit=f"{MAX_JSON_BYTES} bytes", remedy=remedy)

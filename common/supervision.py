@@ -99,19 +99,19 @@ def all_of_a_study(
     log_to: Sequence[str] = (),
     show_log: bool = True,
 ) -> DaemonSpec:
-    """How to start all daemons of a further study as one: a `consilium` command that keeps them in its own folder.
+    """Return how to start all daemons of a further study as one daemon: a `consilium` command that keeps them running.
 
     Args:
         command: The words after `consilium`, such as ``server up DIRECTORY``.
         folder: The study's directory.
-        log: The name of the command's own log, in the folder's ``logs``.
-        ready: Whether all of them are ready.
-        ready_timeout_s: How long they may take to be.
-        log_to: Where its security events are sent, too.
-        show_log: Whether that log may be quoted.
+        log: Name of the command's own log in the folder's ``logs``.
+        ready: Returns True when all of them are ready.
+        ready_timeout_s: Seconds in which they must be ready.
+        log_to: Targets of its security events.
+        show_log: True if the log may be quoted in errors.
 
     Returns:
-        The daemon. Its stop waits for those that it keeps.
+        The daemon. Stopping it waits until the daemons that it keeps have stopped.
     """
     return DaemonSpec(
         role="study",

@@ -96,11 +96,14 @@ def check_object(content: bytes, *, kind: str, child: str) -> bytes:
 
 
 def body_in(objects: Sequence[bytes], ids: Sequence[str]) -> bytes:
-    """The body that a message's three objects carry.
+    """Return the body in a message's three objects.
 
     Args:
         objects: Bytes of the ``Message``, the ``RecordDict`` and the ``ConfigRecord``, in this order.
         ids: Their names, SHA-256 in hex.
+
+    Returns:
+        The body.
 
     Raises:
         InvalidInput: If they are anything but these three, each naming the next, with one body of bytes.

@@ -254,7 +254,8 @@ def coordinate_powers(
 
     Args:
         variances: Variances of the components, in descending order, positive.
-        config: The study's codec; with ``dimension`` just so many coordinates are used, by the rule for no noise.
+        config: The study's codec settings. If ``dimension`` is set, exactly that many coordinates are used, and the
+            power is divided as for no noise.
         noise_std: Planned noise on the mean code, in the code's units.
         power: Sum of the result, in squared units of the code.
 

@@ -42,18 +42,18 @@ def write_segmentation(
     structures: Sequence[str],
     algorithm: Algorithm,
 ) -> None:
-    """Write ``label_map`` as a binary DICOM Segmentation.
+    """Write a label map as a binary DICOM Segmentation.
 
     Args:
         path: The file to write.
-        label_map: Value v is structure v - 1 of ``structures``; i along a slice's columns, j along its rows, k over
+        label_map: Value v is structure v − 1 of ``structures``; i along a slice's columns, j along its rows, k over
             ``slices``.
         slices: The files of the series in the order of k.
-        structures: Names of the labels 1 and up.
-        algorithm: What found them.
+        structures: Names of the labels from 1 on.
+        algorithm: The algorithm that found them.
 
     Raises:
-        InvalidInput: If the label map is not on the slices' voxels, or the headers do not make a Segmentation.
+        InvalidInput: If the label map is not on the slices' voxels, or the headers do not suffice for a Segmentation.
     """
     dicom, hd = pydicom(), highdicom()
     source = [dicom.dcmread(file) for file in slices]

@@ -116,18 +116,18 @@ def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> Series:
 
 
 def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
-    """The one series to segment.
+    """Return the series to segment.
 
     Args:
-        series: Those of the study.
-        named: A series' UID, number or description; empty to take the only one of ``modality``.
-        modality: What the student was trained on, "MR".
+        series: All series of the study.
+        named: UID, number or description of a series; empty to take the only one of ``modality``.
+        modality: Modality that the student was trained on, "MR".
 
     Returns:
         The series.
 
     Raises:
-        InvalidInput: If none or several fit, naming them; or if the one that was named is of another modality or is one
+        InvalidInput: If no series or several fit, with their names; or if the named one has another modality or is one
             multi-frame file.
     """
     listed = "; ".join(one.name for one in series)

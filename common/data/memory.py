@@ -8,14 +8,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes of memory left: the smaller of the container's and the machine's; None if neither is known.
+    """Return the memory that is left: the smaller of the container's and the machine's.
 
     Args:
         root: Where control groups are mounted, of version 2 or 1.
-        meminfo: The machine's account of its memory.
+        meminfo: The machine's file about its memory.
 
     Returns:
-        Bytes; what a container uses for files that could be read again counts as free.
+        Bytes; None if neither is known. Memory in which a container caches files counts as free.
     """
     found = [free for free in (_machine(meminfo), *_container(root)) if free is not None]
     return min(found) if found else None

@@ -91,18 +91,18 @@ ANY_ROOM = VoxelRoom()
 
 
 def read_nifti(content: bytes, *, channels: int | None, room: VoxelRoom = ANY_ROOM) -> Scan:
-    """Read one file, its intensities scaled by slope and intercept.
+    """Read one file, with its intensities scaled by slope and intercept.
 
     Args:
         content: The file's bytes.
-        channels: How many it must hold; None for as many as it does.
-        room: How large it may be; held against its header before anything is unpacked.
+        channels: Number of channels it must have; None for any.
+        room: How large it may be. Its header is compared with this before anything is unpacked.
 
     Returns:
-        The voxels and where they lie.
+        The voxels and their place.
 
     Raises:
-        InvalidInput: With a reason and one remedy.
+        InvalidInput: If the file is refused, with the reason and one remedy.
     """
     refused = parsing("volume file is damaged", remedy="copy or export it again")
     with refused, np.errstate(all="ignore"):  # what is not finite is looked for and refused, not warned about

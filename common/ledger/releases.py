@@ -104,7 +104,7 @@ class Releases:
         return query_id in self._newest
 
     def __getitem__(self, query_id: str) -> Release:
-        """A query's newest charge; KeyError for one that was never charged."""
+        """Return a query's newest charge; KeyError if it was never charged."""
         return self._charges[self._newest[query_id]]
 
     def by_row(self, *, newest_first: bool = False) -> Iterator[tuple[int, Release]]:

@@ -112,7 +112,7 @@ def replace_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0
 
 
 def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """Write a bundle's files to a directory, replacing it, so that a crash never leaves a partial bundle there.
+    """Write a bundle's files to a directory, replacing it once all of them are written.
 
     Args:
         directory: The bundle's directory.

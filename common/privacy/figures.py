@@ -18,21 +18,24 @@ _PLAIN_POWERS = range(-5, 16)  # powers of ten of the leading digit written with
 
 
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
-    """Write ε in at most ``digits`` significant digits, rounded up, without trailing zeros.
+    """Return ε in at most ``digits`` significant digits, rounded up, without trailing zeros.
 
-    A float64 that a decimal of so few digits names prints as that decimal, as a person typed it: 1.1 → ``1.1``, though
-    the nearest float64 lies 9e-17 above it. Every other one prints as the least such decimal not below its exact value:
-    3.30134 → ``3.302``, 8.00000005 → ``8.001``. Read back as a float the text is therefore never below ``epsilon``.
+    A float that a decimal of at most so many digits names is printed as that decimal, as a person typed it: 1.1 gives
+    ``1.1``, although the nearest float is 9e-17 above it. Any other float is printed as the smallest such decimal that
+    is not below its exact value. Read back as a float, the text is therefore never below ``epsilon``.
 
     Args:
-        epsilon: ε, 0 or above; infinity prints as ``∞``.
-        digits: Significant digits, 1 to 15.
+        epsilon: ε, 0 or above; infinity is printed as ``∞``.
+        digits: Most significant digits, from 1 to 15.
 
     Returns:
-        A decimal less than a unit of its last possible digit above ε; with an exponent below 1e-5 and from 1e16 on.
+        The text, with an exponent below 1e-5 and from 1e16 on.
 
     Raises:
         InvalidInput: For NaN and negative numbers.
+
+    >>> epsilon_text(1.1), epsilon_text(3.30134), epsilon_text(8.00000005)
+    ('1.1', '3.302', '8.001')
     """
     value = _checked("epsilon to be written", epsilon)
     if value.is_infinite():
@@ -64,19 +67,22 @@ def delta_text(delta: float, digits: int = 3) -> str:
 
 
 def noise_text(noise: float | Fraction, digits: int = 6) -> str:
-    """A noise multiplier z, a σ or another size of noise in at most ``digits`` significant digits, rounded down.
+    """Return a noise multiplier z or a noise standard deviation in at most ``digits`` significant digits, rounded down.
 
-    1.200549 in five digits → ``1.2005``; 0.48001399 → ``0.480013``. The text is never above ``noise``, taken exactly.
+    The text is never above the exact value of ``noise``.
 
     Args:
-        noise: The size, 0 or above; a rational where it is known exactly.
-        digits: Significant digits, 1 to 15. Trailing zeros are left out.
+        noise: The size, 0 or above; a rational if it is known exactly.
+        digits: Most significant digits, from 1 to 15. Trailing zeros are left out.
 
     Returns:
-        A decimal, with an exponent below 1e-5 and from 1e16 on.
+        The text, with an exponent below 1e-5 and from 1e16 on.
 
     Raises:
         InvalidInput: For NaN, infinity and negative numbers.
+
+    >>> noise_text(1.200549, 5), noise_text(0.48001399)
+    ('1.2005', '0.480013')
     """
     if not isinstance(noise, Fraction) and _checked("noise to be written", noise).is_infinite():
         raise InvalidInput("noise to be written", value=noise, limit="a finite number, 0 or above")

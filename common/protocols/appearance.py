@@ -78,9 +78,11 @@ class AppearanceSite(SiteProtocol):
     """
 
     def describes(self, query: QuerySpec) -> bool:
+        """Return whether the query has a centre (:meth:`SiteProtocol.describes`)."""
         return query.centre != "zero"
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
+        """Return the encoder of the query's frame (:meth:`SiteProtocol.encoder`)."""
         frame = Frame.from_bytes(fetch(query.centre))
         channels, rest = divmod(frame.centre.shape[1], 2 * (codec.labels - 1))
         if (frame.codec, frame.volumes, rest) != (query.codec, 1, 0) or channels < 1:

@@ -21,9 +21,11 @@ class JointSite(SiteProtocol):
     """The site's half of the joint protocol; the query's centre is the hash of its frame."""
 
     def describes(self, query: QuerySpec) -> bool:
+        """Return whether the query has a centre (:meth:`SiteProtocol.describes`)."""
         return query.centre != "zero"
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
+        """Return the encoder of the query's frame (:meth:`SiteProtocol.encoder`)."""
         frame = Frame.from_bytes(fetch(query.centre))
         if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):
             raise InvalidInput("frame of a joint query", limit="the query's codec and volumes")
@@ -40,7 +42,9 @@ class FrameEncoder:
     frame: Frame
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
+        """Encode the sharpened prediction (:meth:`Encoder.of_volume`). # sensitive"""
         return self.codec.encode(self.frame.sharpen(probabilities))
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
+        """Combine the codes by the frame (:meth:`Encoder.of_voter`). # sensitive"""
         return self.frame.encode(codes)

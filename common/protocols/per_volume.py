@@ -20,9 +20,11 @@ class PerVolumeSite(SiteProtocol):
     """The site's half of the per-volume protocol; see :class:`~common.protocols.site_protocol.SiteProtocol`."""
 
     def describes(self, query: QuerySpec) -> bool:
+        """Return whether the query has one volume and no centre (:meth:`SiteProtocol.describes`)."""
         return query.centre == "zero" and len(query.volumes) == 1
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
+        """Return the codec as encoder (:meth:`SiteProtocol.encoder`)."""
         if codec.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
         return PlainEncoder(codec)
@@ -35,9 +37,11 @@ class PlainEncoder:
     codec: Codec
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
+        """Encode the prediction (:meth:`Encoder.of_volume`). # sensitive"""
         return self.codec.encode(probabilities)
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "l"]:
+        """Return the code of the only volume (:meth:`Encoder.of_voter`). # sensitive"""
         (code,) = codes
         result: np.ndarray = code
         return result

@@ -1,6 +1,7 @@
-"""Turns a voter's codes into the integers it sends: combined by the query's encoder, clipped and quantised. # sensitive
+"""Turns a voter's codes into the integers that it sends: combined by the query's encoder, clipped and quantised.
 
-The worker of a site and a study in memory (:mod:`consilium.memory`) call this same function.
+The worker of a site and a study in memory (:mod:`consilium.memory`) call this same function. The result is sensitive
+until noise is added. Refuses codes that are not finite or have another length.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from common.protocols.site_protocol import Encoder
 
 
 def vote_of(encoder: Encoder, codes: Sequence[Float[np.ndarray, "l"]], mechanism: Mechanism) -> Int64[np.ndarray, "d"]:
-    """One voter's vote on a query, as integers with Σq² ≤ R².
+    """Return one voter's vote on a query, as integers with Σq² ≤ R². # sensitive
 
     Args:
         encoder: The query's encoder, which joins the codes of all its volumes.

@@ -281,14 +281,21 @@ class Found:
 
 
 def log_record(found: Found, *, party: str, name: str, source: str, position: int) -> dict[str, Any]:
-    """The line's object; InvalidInput for what the schema does not allow.
+    """Return an event as the object of a log line.
 
     Args:
         found: The event.
         party: Who logs: ``site``, ``server`` or ``dashboard``.
-        name: The site's or the study's name.
-        source: Which record it was read from.
-        position: Where in it: with ``name`` and ``source`` the event's identity, the same whenever it is sent again.
+        name: Name of the site or the study.
+        source: Record from which the event was read.
+        position: Position in that record. With ``name`` and ``source`` it identifies the event, also if it is sent
+            again.
+
+    Returns:
+        The object.
+
+    Raises:
+        InvalidInput: If the schema does not allow the event.
     """
     kind = KINDS.get(found.event)
     if kind is None or party not in kind.parties:

@@ -78,6 +78,7 @@ class LedgerSource:
         self.name, self._path, self._role, self._read = "ledger", path, role, read
 
     def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+        """Return each row after a place (:meth:`Source.after`)."""
         if not self._path.exists():
             return
         try:
@@ -125,6 +126,7 @@ class LinesSource:
         self.name, self._path, self._read = name or path.name, path, read
 
     def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+        """Return each complete line after a place (:meth:`Source.after`)."""
         inode, offset = (int(place[0]), int(place[1])) if place else (0, 0)
         with contextlib.suppress(OSError):
             now = self._path.stat()

@@ -91,6 +91,7 @@ class RotatedFile:
         self._path, self._max_bytes, self._kept = path, max_bytes, kept
 
     def send(self, record: Mapping[str, Any]) -> None:
+        """Append one record as a line, after rotating the file if it would become too large."""
         line = line_of(record).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size + len(line) > self._max_bytes:
@@ -110,6 +111,7 @@ class LocalSyslog:
         self._path = path
 
     def send(self, record: Mapping[str, Any]) -> None:
+        """Send one record to the syslog daemon."""
         text = f"<{_priority(record)}>{IDENTIFIER}[{os.getpid()}]: {line_of(record)}"
         _datagram(self._path, text.encode())
 
@@ -121,6 +123,7 @@ class Journal:
         self._path = path
 
     def send(self, record: Mapping[str, Any]) -> None:
+        """Send one record to the journal."""
         fields = {
             "MESSAGE": line_of(record),
             "PRIORITY": SEVERITIES[record["severity"]],
@@ -145,6 +148,7 @@ class RemoteSyslog:
         self._connection: socket.socket | None = None
 
     def send(self, record: Mapping[str, Any]) -> None:
+        """Send one record, opening the connection if needed."""
         text = (
             f"<{_priority(record)}>1 {record['time']} {socket.gethostname()} {IDENTIFIER} {os.getpid()} "
             f"{record['event']} - {line_of(record)}"

@@ -61,14 +61,17 @@ class Countersigned:
 def countersigned(
     folder: Path, head: SignedHead, leaves: Sequence[bytes], *, signers: Iterable[str], witnesses: Mapping[str, str]
 ) -> Countersigned:
-    """Hold the notes in ``folder/witnesses`` against a ledger.
+    """Compare the notes in ``folder/witnesses`` with a ledger.
 
     Args:
-        folder: Where the ledger lies.
+        folder: Folder of the ledger.
         head: The ledger's newest head.
-        leaves: Hashes of its rows that heads count, in order; a site's blinded.
+        leaves: Leaves of its tree in order: hashes of the rows that heads count, blinded in a site's ledger.
         signers: Keys (hex) that ever signed this ledger's heads.
-        witnesses: By site: the key (hex) it signs by.
+        witnesses: Key (hex) of each witness, by site.
+
+    Returns:
+        Who countersigned which head, and what contradicts the ledger.
     """
     origin, keys = origin_of(head.role, head.ledger_id), tuple(signers)
     problems: list[str] = []
