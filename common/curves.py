@@ -1,8 +1,8 @@
 """Writes curves of a training to a folder for TensorBoard or MLflow, whose packages are optional extras.
 
-A package is imported only when curves are asked for. Everything is written to files below the folder: no server is
-contacted, and MLflow's usage reports are turned off before it is imported. Refuses a form that is not known, and says
-how to install a package that is missing.
+Called by the trainings of sites and server if `--metrics` is given; a package is imported only then. Everything is
+written to files below the folder: no server is contacted, and MLflow's usage reports are turned off before it is
+imported. Refuses an unknown form, and explains how to install a missing package.
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ from common.errors import InvalidInput
 
 
 class Curves(Protocol):
-    """Curves of one run, by name."""
+    """The curves of one run, by name."""
 
     def point(self, name: str, value: float, *, step: int) -> None:
-        """Add a point to a curve."""
+        """Add a point to a curve.
+
+        Args:
+            name: Name of the curve.
+            value: Value of the point.
+            step: Step of the training.
+        """
         ...
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Write everything that is still in memory."""
         ...
 
 
 class TensorBoardCurves:
-    """Curves as a TensorBoard log below ``folder``/``run``."""
+    """Curves as a TensorBoard log in ``folder``/``run``."""
 
     def __init__(self, folder: Path, run: str) -> None:
         writer = _imported("torch.utils.tensorboard", extra="tensorboard").SummaryWriter
@@ -66,9 +72,17 @@ FORMS: Mapping[str, Callable[[Path, str], Curves]] = {"tensorboard": TensorBoard
 
 
 def open_curves(asked: str, *, run: str) -> Curves:
-    """Begin the curves of ``run`` in the form and folder that ``asked`` names, such as ``tensorboard:runs``.
+    """Begin the curves of a run. Runs of several studies or sites in one folder are shown together.
 
-    Runs of several studies or sites in one folder are shown over each other.
+    Args:
+        asked: Form and folder, such as ``tensorboard:runs``.
+        run: Name of the run.
+
+    Returns:
+        The curves.
+
+    Raises:
+        InvalidInput: If the form is unknown, the folder cannot be created, or the package is not installed.
     """
     form, _, folder = asked.partition(":")
     if form not in FORMS or not folder:

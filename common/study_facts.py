@@ -1,7 +1,7 @@
-"""Works out once what a study spent, guarantees, was answered, has left and gained; every text of a study renders this.
+"""Computes what a study spent, guarantees, has left and gained, once for every text that shows it.
 
-The figures come from a ledger's books and from what was measured of the student. The command line, the consent text,
-the report, the certificate, the bundle, the metrics and the dashboard compute none of them a second time.
+The figures come from a ledger's totals and from the student's scores. The command line, the consent text, the report,
+the certificate, the bundle, the metrics and the dashboard take them from here and compute none themselves.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from common.worth import Worth
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """A declared pool of patients: what this study spent of it, and what all studies together did.
+    """A declared patient pool.
 
-    ``room`` is how many further queries of the study both budgets admit, by what the books show.
+    Attributes:
+        site: Name of the site.
+        pool: Name of the pool.
+        in_study: What this study spent of it.
+        for_life: What all studies together spent of it.
+        room: Number of further queries of the study that both budgets allow, by what the ledger shows.
     """
 
     site: str
@@ -33,17 +38,25 @@ class PoolFacts:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it takes no further query. What the books do not show can only have been spent on top."""
+        """True if the pool allows no further query. Charges that the ledger does not show could only make less
+        possible.
+        """
         return self.room == 0
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFacts:
-    """What holds of one study.
+    """The figures of one study.
 
-    ``spending`` is of the pool that the study cost most. ``planned`` is None where a consent text of another version
-    does not say. ``room`` is how many further queries the study's own budget admits; None, and no ``pools``, for a
-    study whose terms are not at hand. ``gain`` is the student's over its best control, None before it is measured.
+    Attributes:
+        study_id: Id of the study.
+        spending: Budget and spending of the pool on which the study spent most.
+        planned: Number of planned queries; None if a consent text of another version does not state it.
+        answers: Number of answers that the study may use.
+        lost_draws: In a sealed study, number of charged draws without an answer.
+        room: Number of further queries that the study's budget allows; None if its terms are not at hand.
+        pools: Facts of each pool by name; empty if the study's terms are not at hand.
+        gain: Gain of the student over its best control; None before it is measured.
     """
 
     study_id: str
@@ -60,17 +73,19 @@ class StudyFacts:
 
     @property
     def answers_left(self) -> int:
-        """Planned queries that have no answer yet."""
+        """Number of planned queries that have no answer yet."""
         return max(0, (self.planned or 0) - self.answers)
 
     @property
     def fit(self) -> int:
-        """How many further answers are known to fit the study's budget; none while more may have been spent."""
+        """Number of further answers that certainly fit the study's budget; 0 while more may have been
+        spent than shown.
+        """
         return 0 if self.spending.doubt else self.room or 0
 
     @property
     def answers_line(self) -> str:
-        """How many planned queries were answered and how many are left, in words."""
+        """Words on how many planned queries were answered and how many are left."""
         least = "at least " if self.spending.doubt else ""
         return f"answers {least}{self.answers} of {self.planned} planned, {self.answers_left} left"
 
@@ -83,10 +98,17 @@ class StudyFacts:
 def study_facts(
     study: Study, books: Books | None = None, *, doubt: str | None = None, gain: Worth | None = None
 ) -> StudyFacts:
-    """The facts of a study by a ledger's books; nothing was spent without books, or before it is on record in them.
+    """Return the figures of a study.
 
-    ``doubt``: why more may have been spent than the books show. A ``gain`` counts once the study has an answer: a copy
-    of a study's directory may hold the report of another run.
+    Args:
+        study: The study.
+        books: The ledger's totals; None if there is no ledger yet, so that nothing was spent.
+        doubt: Why more may have been spent than the ledger shows.
+        gain: Gain of the student. It is used only if the study has an answer, because a copy of a study's directory may
+            contain the report of another run.
+
+    Returns:
+        The figures.
     """
     privacy, books = study.privacy, books or Books()
     mechanism, protection = study_mechanism(study, dimension=1), privacy.protection
@@ -109,7 +131,21 @@ def study_facts(
 def recorded_facts(
     study_id: str, books: Books, *, planned: int | None, doubt: str | None = None, gain: Worth | None = None
 ) -> StudyFacts:
-    """The facts of a study that is on record in the books, by the terms that they hold; KeyError for any other."""
+    """Return the figures of a study in the ledger, by the terms that the ledger holds.
+
+    Args:
+        study_id: Id of the study.
+        books: The ledger's totals.
+        planned: Number of planned queries, if it is known.
+        doubt: Why more may have been spent than the ledger shows.
+        gain: Gain of the student; used only if the study has an answer.
+
+    Returns:
+        The figures, without ``room`` and ``pools``.
+
+    Raises:
+        KeyError: If the study is not in the ledger.
+    """
     answers, sealed = books.answers(study_id), books.studies[study_id].colluders is not None
     return StudyFacts(
         study_id=study_id,

@@ -73,7 +73,14 @@ class Books(RowState):
     # --- totals
 
     def answers(self, study_id: str) -> int:
-        """How many answers a study may use: its own, and those of other studies that it uses too."""
+        """Return the number of answers that a study may use: its own, and those of other studies that it uses too.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The number.
+        """
         return self._answers.get(study_id, 0)
 
     def spent(self, pool: str) -> Spend:
