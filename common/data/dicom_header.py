@@ -119,7 +119,9 @@ def _damaged() -> InvalidInput:
 
 
 def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
-    """Read group 2 to its end; return its transfer syntax, and whether there is such a group."""
+    """Read the file meta header (group 2) to its end; return its transfer syntax, and whether there is
+    such a header.
+    """
     syntax, left, known = "", META_BYTES, False
     while True:
         start = stream.tell()

@@ -216,7 +216,7 @@ class OpenLedger(ABC, Generic[B]):
             self._kept_at = self._books.row_count
 
     def _make_good_standing(self) -> None:
-        """Write the standing if a crash, or a version without standings, left it out."""
+        """Write the standing file if it is missing or outdated, after a crash or a version that wrote none."""
         path = kept_standing(self._chain.path)
         last = self._chain.last
         known = None if path is None else self.STANDING.load(path).position

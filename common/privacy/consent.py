@@ -87,8 +87,8 @@ def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
 
     Args:
         mu_squared: Σμ² of the releases so far.
-        sealed: True for a sealed study. Its carrier of masked codes is held off by ciphers, so the sentence then does
-            not claim a bound for computing power without limit.
+        sealed: True for a sealed study. The masks of codes rest on ciphers, so the sentence then does not claim that
+            the bound holds for unlimited computing power.
 
     Returns:
         The sentence.

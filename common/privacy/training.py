@@ -153,8 +153,8 @@ def epsilon_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) ->
 
     Poisson sampling gives an upper bound within about 1e-3 of the true curve (pessimistic discretisation at 1e-4). A
     fixed partition gives the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², and at four times that for replace-one.
-    Replace-one with Poisson sampling compares (1−q)N(0)+qN(+1) with (1−q)N(0)+qN(−1), which two add-remove steps do not
-    give.
+    For replace-one with Poisson sampling the two output distributions are (1−q)N(0)+qN(+1) and (1−q)N(0)+qN(−1). They
+    are compared directly, because composing two add-remove steps would not give this pair.
 
     Args:
         event: The training.

@@ -72,7 +72,7 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
 
 
 class HeadMemory:
-    """A party's folder of heads.
+    """The heads of ledgers that a party remembers, in one folder.
 
     Args:
         folder: The folder.
