@@ -1,9 +1,9 @@
 """Reads a folder with a table ``cases.csv`` that names every case's image, label and patient.
 
 Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM series), or one column ``image_NAME`` for
-each channel; ``label`` (NIfTI, or a DICOM Segmentation), ``patient_id`` and ``case_id`` if they are known. Paths are relative to the table. Labels are
-named by ``labels.tsv`` (``index``, ``name``) beside it; without it the label maps must use the study's numbers. Refuses
-a table without image columns, and one that names the patient of some rows only.
+each channel; ``label`` (NIfTI, or a DICOM Segmentation), ``patient_id`` and ``case_id`` if they are known. Paths are
+relative to the table. Labels are named by ``labels.tsv`` (``index``, ``name``) beside it; without it the label maps
+must use the study's numbers. Refuses a table without image columns, and one that names the patient of some rows only.
 """
 
 from __future__ import annotations
