@@ -15,10 +15,10 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 
 HEAD = """# Commands
 
-For everybody who types commands: each command with its options, as `--help` shows them. Results go to stdout, progress
-and errors to stderr; `--verbose` shows the traceback of an error. The runbook lists the
-[exit codes](runbook.md#exit-codes). Written by
-`python -m tests.command_reference`.
+For everybody who types commands. After this page you know every command with its options, as `--help` shows them.
+
+Results go to stdout, progress and errors to stderr; `--verbose` shows the traceback of an error. The runbook lists the
+[exit codes](runbook.md#exit-codes). Written by `python -m tests.command_reference`.
 """
 
 

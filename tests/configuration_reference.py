@@ -41,8 +41,11 @@ OF_A_DIRECTORY = {"server", "caps", "allow", "dataset", "share", "root", "holder
 
 HEAD = """# Configuration
 
-For people who edit `study.toml` or `site.toml`: every key, its type, its default and its meaning. Both files are
-TOML. An unknown key, a missing key or a value outside its limits is refused, with the key, the value and the limit.
+For people who edit `study.toml` or `site.toml`. After this page you know every key, its type, its default and its
+meaning.
+
+Both files are TOML. An unknown key, a missing key or a value outside its limits is refused, with the key, the value and
+the limit.
 Written by `python -m tests.configuration_reference`.
 
 ## study.toml

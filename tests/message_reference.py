@@ -26,8 +26,10 @@ CODES = {
 """Errors whose messages the page lists, with the exit code of a command that ends with one."""
 HEAD = """# Error messages
 
-For anybody who sees an error of a `consilium` command, of a daemon's log or of the dashboard: find its text below to
-learn what is allowed and what to do. Words in braces stand for values. A message reads
+For everybody who sees an error of a `consilium` command, of a daemon's log or of the dashboard. After this page you
+know what is allowed and what to do.
+
+Find the error's text below. Words in braces stand for values. A message reads
 `what happened: got VALUE; allowed: LIMIT; to fix: REMEDY`. The number in a heading is the command's
 [exit code](runbook.md#exit-codes). Where the last column is empty, give a value that is allowed.
 

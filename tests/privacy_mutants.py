@@ -45,6 +45,8 @@ def page(seen: Seen) -> str:
     lines = [
         "# Mutants of the privacy path",
         "",
+        "For auditors and contributors. After this page you know which test, and which audit, notices a wrong line.",
+        "",
         "A mutant is the production code with a line or two changed, so that a promise of "
         "[the proof](../privacy.md) no",
         "longer holds. `tests/mutation/privacy.py` lists them; `python -m tests.privacy_mutants --audit` runs",

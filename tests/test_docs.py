@@ -316,13 +316,14 @@ def test_decisions_are_numbered_one_after_the_other():
     assert [int(path.name.partition("-")[0]) for path in ADRS] == list(range(1, len(ADRS) + 1))
 
 
-def test_every_page_opens_with_whom_it_is_for():
-    """All but pages that are included or made from the source."""
+def test_every_page_opens_with_whom_it_is_for_and_what_they_can_do_after_it():
+    """``contributing.md`` includes CONTRIBUTING.md."""
     folders = [ROOT / "docs" / name for name in ("", "start", "concepts", "lab")]
     for path in (path for folder in folders for path in folder.glob("*.md")):
-        if path.stem not in {"contributing", "notebook", "privacy-mutants"}:
+        if path.name != "contributing.md":
             second = path.read_text(encoding="utf-8").split("\n\n")[1]
             assert second.startswith("For "), path.name
+            assert "After this page" in " ".join(second.split()), path.name
 
 
 @pytest.mark.parametrize("path", glossary_links.DOCUMENTS, ids=lambda path: path.stem)
