@@ -442,6 +442,31 @@ def test_receipts_that_contradicted_are_handed_over_for_a_recovery(world: World,
     assert site.ledger.receipts(evidence=True) == (known, contradicts)
 
 
+def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    """A ledger that was recovered without it falls short of what the site holds, and is refused."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    with pytest.raises(LedgerCorrupt):
+        site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+    ledger_world.rolled_back(world, old)  # and so b2 is forgotten too
+    world.reopen()
+    for receipts, batch, number in ((site.ledger.receipts(), "b3", 3), (site.ledger.receipts(evidence=True), "b4", 4)):
+        world.ledger.recover(receipts)
+        site.ledger.recover(world.ledger.ledger_id)
+        receipt = run_batch(world, site, batch, number)
+        if batch == "b3":
+            with pytest.raises(LedgerCorrupt):
+                site.ledger.record_receipt(receipt, public_key=key)
+        else:
+            site.ledger.record_receipt(receipt, public_key=key)
+    assert site.ledger.alarms() == ()
+    assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 4
+
+
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
     """Its teacher is there, so no step of it is left to be drawn for its charge."""
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
