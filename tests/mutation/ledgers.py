@@ -217,9 +217,9 @@ ROWS = (
     row(
         "texts",
         "what was planned is left, whatever the budgets admit",
-        SPENDING,
-        "min(study.privacy.planned_queries - answered, rooms[least - 1])",
-        "study.privacy.planned_queries - answered",
+        "common/study_facts.py",
+        "self.unanswered if self.quorum_room is None else min(self.unanswered, self.quorum_room)",
+        "self.unanswered",
         "tests/common/ledger/test_spending.py::test_what_is_left_is_planned_and_fits_the_budgets_of_a_quorum",
     ),
     # --- rounding
@@ -269,8 +269,8 @@ ROWS = (
         "witnesses",
         "a second ledger under one key is a new one",
         WITNESSING,
-        '"contradicts" if self.memory.other_ledger(note, key) else self.memory.judge(note, head.growths)',
-        "self.memory.judge(note, head.growths)",
+        "other = self.memory.other_ledger(note, key, name=name)",
+        "other = False",
         OF_WITNESSES + "test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_file_a_time",
     ),
     row(

@@ -85,11 +85,12 @@ def says_what_is_left(seen: View, truth: Truth) -> None:
     planned = study.privacy.planned_queries
     mechanism = study_mechanism(study, dimension=1)
     fields = {name: getattr(mechanism, name) for name in ("voters_per_site", "radius_int", "noise_std")}
-    least = max(study.privacy.quorum, study.privacy.colluders + 2 if study.privacy.sealed else 0)
+    quorum = max(study.privacy.quorum, study.privacy.colluders + 2 if study.privacy.sealed else 0)
     pools = [site.pool for site in seen.workspace.sites()]
     most = max(0, planned - status["answers"])
-    true = 0 if seen.life.doubt else truth.left(study.id, fields, pools, least=least, most=most)
-    said = f"answers {status['answers']} of {planned} planned, {'what is' if seen.life.doubt else true} left"
+    true = 0 if seen.life.doubt else truth.left(study.id, fields, pools, least=quorum, most=most)
+    least, rest = ("at least ", "what is left is not known") if seen.life.doubt else ("", f"{true} left")
+    said = f"answers {least}{status['answers']} of {planned} planned, {rest}"
     assert said in places.command(places.study_app, "status", root)
     pages = [seen.json(f"/api/{name}")["budget"]["answers_left"] for name in ("overview", "study")]
     assert [status["answers_left"], *pages] == [true] * 3
