@@ -76,7 +76,7 @@ test-experiment: $(DEV)  ## docs/paper-experiment.md as it is typed, with few sm
 test-docker: $(DEV)  ## the federation in containers, from nothing to a student; starts an engine if none answers
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/docker
 
-test-hospital: $(DEV)  ## with what hospitals run: rsyslog, journald, Slurm, Podman, squid; needs root and these; minutes
+test-hospital: $(DEV)  ## with what hospitals run: rsyslog, journald, Slurm, Podman, squid; needs root and these; docs/hospital-systems.md; minutes
 	$(BIN)/python -m pytest -m hospital tests/hospital
 
 test-parties: $(DEV)  ## what each party runs alone: the offline bundle on two machines, the systemd units; needs root
