@@ -185,9 +185,11 @@ class SitesOwnPage(OwnPage):
                 if votes:
                     arrays[name] = np.mean(votes, axis=0).argmax(axis=0).astype(np.uint8)
         found = {
-            name: mean_present(dice_per_class(drawn, example.label, data.members)) for name, drawn in arrays.items()
+            name: mean_present(dice_per_class(drawn, example.label, data.members))
+            for name, drawn in arrays.items()
+            if name in _SAID
         }
-        dice = {name: None if np.isnan(value) else float(value) for name, value in found.items() if name in _SAID}
+        dice = {name: None if np.isnan(value) else float(value) for name, value in found.items()}
         return ShownCase(arrays, data.labels, data.spacing_mm, dice)
 
 
