@@ -58,7 +58,9 @@ def told(root: Path, monkeypatch: pytest.MonkeyPatch, *, aggregation: str, longe
         return {
             "history": {sites for one in fold.histories.values() for sites in one.sites},
             "batches": [(batch.roster, batch.voters) for batch in fold.batches.values()],
-            "certificate": [(one["sites"], one["voters"]) for one in _history(opened, study)["releases"]],
+            "certificate": [
+                (one["sites"], one["voters"]) for one in _history(opened, study, opened.study_facts(study))["releases"]
+            ],
             "audit": [(one.roster, one.query) for one in life.releases],
             "answers": [([entry.site for entry in one.roster], one.voters) for one in opened.answers(study.id)],
         }

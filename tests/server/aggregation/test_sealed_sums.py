@@ -533,12 +533,13 @@ def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges
     for _ in fold.steps(RLock()):
         pass
     assert fold.problem is None
-    assert sum(batch.answers for batch in fold.batches.values()) == fold.answers == 3
+    assert sum(batch.answers for batch in fold.batches.values()) == fold.books.answers(world.study.id) == 3
     assert len(fold.points) == 5
     assert all(fold.last and batch.last_charge < fold.last.seq for batch in fold.batches.values())  # then come answers
-    history = _history(world.ledger, world.study)
+    facts = world.ledger.study_facts(world.study)
+    history = _history(world.ledger, world.study, facts)
     assert (history["answers"], history["lost_draws"]) == (3, 2)
-    assert world.ledger.study_facts(world.study).lost_draws == 2
+    assert facts.lost_draws == 2
 
 
 # --- an older copy of a site's ledger
