@@ -365,7 +365,7 @@ def test_nothing_that_a_server_signs_ends_a_worker_or_is_charged(spent: World, k
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
-@seeds((THOROUGH or 2_500) // BATCH)
+@seeds((THOROUGH or 1_000) // BATCH)
 def test_many_messages_end_no_worker_and_charge_nothing(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
 
@@ -568,7 +568,7 @@ def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
-@seeds((THOROUGH or 2_500) // 2 // BATCH)
+@seeds((THOROUGH or 1_000) // 2 // BATCH)
 def test_many_replies_end_no_run_and_charge_nothing(asking: World, kind: str, phase: str, seed: int) -> None:
     attack_core(asking, kind, seed, phase=PHASES[phase])
 
