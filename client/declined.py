@@ -68,12 +68,13 @@ class LastDeclined(Document):
 
 
 class Declined:
-    """What one worker has declined, under the deadlines of the study it serves.
+    """Remembers the newest offer that this worker declined, and tells which offers are stale.
 
     Args:
         collection: The study's deadlines.
-        path: File that keeps the newest declined offer; without one it is forgotten with this object.
-        now: Seconds since 1970 by this site's clock, in place of the time of an offer that cannot be read.
+        path: File that keeps the newest declined offer; without one it is lost when this object ends.
+        now: Seconds since 1970 by this site's clock. If the file cannot be read, the site acts as if it had declined an
+            offer made at this time.
     """
 
     def __init__(self, collection: CollectionConfig, *, path: Path | None = None, now: float = 0.0) -> None:

@@ -118,9 +118,9 @@ class Caps(StatedBudget):
 
 @dataclass(frozen=True, slots=True)
 class AllowLists:
-    """Content hashes that the site restricts itself to, beyond its consent to the study.
+    """Content hashes of what the site accepts, a restriction beyond its consent to the study.
 
-    An empty list allows everything that the study implies.
+    An empty list allows everything that the study uses.
 
     Attributes:
         studies: Ids of studies.
@@ -184,16 +184,16 @@ class SiteConfig:
         pool: Permanent name of the patient pool, to which budgets belong.
         data: Folder of the dataset.
         study: File of the study that the site consented to.
-        books: Directory, relative to this one, that keeps the pool's ledger with its key and standing, the pool's name
-            and caps, and how patients were dealt to voters. A site that joined another study of its pool names that
-            pool's directory here.
+        books: Directory, relative to this one, that keeps the pool's books: its ledger with the key and the standing
+            (the file that shows if the ledger is an older copy), the pool's name and caps, and which patient belongs to
+            which voter. A site that joined another study of its pool names that pool's directory here.
         server: What the site knows of the server.
         caps: The pool's own limits.
-        allow: Hashes that the site restricts itself to.
+        allow: Hashes of the studies, codecs and volumes that this site accepts.
         share: What the server's operator may know.
         dataset: How the data are read.
         root: The site's directory.
-        holder: The site that keeps the pool's ledger, if it is another one.
+        holder: Name of the site that keeps the pool's ledger; by default this site.
     """
 
     site: str

@@ -136,17 +136,21 @@ class DrawEvidence(Filed):
     sites: Annotated[tuple[SiteWords, ...], Count("sites of a draw", most=MAX_MEMBERS)]
 
     def check(self) -> None:
-        """Refuse sites that are not members, repeated queries, several mechanisms, and words of another roster."""
+        """Check that sites, queries and words belong to this draw.
+
+        Refuses a site that is not on the roster or occurs twice, a query that occurs twice, queries with different
+        mechanisms, and a site's words (its masked codes) that were sent for another roster.
+        """
         self.roster.check()
         names = [words.site for words in self.sites]
         if len(set(names)) != len(names) or not set(names) <= set(self.roster.sites):
-            raise InvalidInput("sites of the evidence", value=names[:8], limit="members of its roster, each once")
+            raise InvalidInput("sites of the evidence", value=names[:8], limit="sites of its roster, each once")
         if len({query.id for query in self.queries}) != len(self.queries):
-            raise InvalidInput("queries of the evidence", limit="each once")
+            raise InvalidInput("queries of the evidence", limit="no query twice")
         if len({query.mechanism for query in self.queries}) != 1:
-            raise InvalidInput("queries of the evidence", limit="of one mechanism, as one study's are")
+            raise InvalidInput("queries of the evidence", limit="queries of one mechanism, as all of a study are")
         if any(words.roster != self.roster.id for words in self.sites):
-            raise InvalidInput("words of the evidence", limit="of its own roster")
+            raise InvalidInput("words of the evidence", limit="words sent for its own roster")
 
     @property
     def id(self) -> str:

@@ -66,10 +66,10 @@ def region_members(regions: tuple[str, ...], labels: tuple[str, ...]) -> tuple[t
 
 
 def check_regions(regions: tuple[str, ...], labels: tuple[str, ...]) -> None:
-    """Check that every structure is in a region, and that no region has a name or a structure twice.
+    """Check that every structure is in a region, no two regions share a name, and no region lists a structure twice.
 
     Args:
-        regions: Texts ``"name = label + label"``; none is allowed.
+        regions: Texts ``"name = label + label"``; the tuple may be empty.
         labels: Names of the label values.
 
     Raises:
@@ -79,10 +79,12 @@ def check_regions(regions: tuple[str, ...], labels: tuple[str, ...]) -> None:
     for name, values in zip(names, members, strict=True):
         check_text(name, what="name in data.regions")
         if 0 in values or len(set(values)) != len(values):
-            raise InvalidInput("data.regions", value=name, limit="structures, none of them twice")
+            raise InvalidInput("data.regions", value=name, limit="names of structures, each listed once")
     lost = [label for value, label in enumerate(labels) if value and all(value not in own for own in members)]
     if regions and (lost or len(set(names)) != len(names)):
-        raise InvalidInput("data.regions", value=lost or names, limit="every structure in a region, no name twice")
+        raise InvalidInput(
+            "data.regions", value=lost or names, limit="every structure in a region, and no two regions of one name"
+        )
 
 
 def _value(name: str, labels: tuple[str, ...]) -> int:

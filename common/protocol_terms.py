@@ -24,8 +24,8 @@ class Prospects:
     """What the planner knows of a protocol that asks in rounds, measured on the tasks in docs/utility.md.
 
     Attributes:
-        asked: Words for the query.
-        told: Words for what teachers contribute.
+        asked: Text that names the query, for the plan.
+        told: Text that names what teachers contribute, for the plan.
         placed: True if it suits tasks whose public shapes overlap; False if it suits tasks whose shapes do not.
         fitted: True if the planner's formula for the gain was fitted on it.
         rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.
@@ -47,7 +47,7 @@ class ProtocolTerms:
     Attributes:
         site: ``module:class`` of the site's half, imported on first use.
         server: ``module:class`` of the server's half. A site never imports it.
-        said: How a study's file asks for it, if that is not ``codec.protocol``.
+        said: Line by which a study's file asks for it, if that is not ``codec.protocol``.
         codecs: Codecs that it can use; empty for all.
         framed: True if a query covers all public volumes and its codes are relative to a frame. Planned queries are
             then rounds, and a code's coordinates vary as the shapes do.
@@ -128,13 +128,14 @@ def protocol_name(codec: SaysProtocol) -> str:
     """Return the name of the protocol that a codec section asks for.
 
     Args:
-        codec: The section. ``joint`` distinguishes the two protocols of version 0.1.0.
+        codec: The section. ``joint = true`` is how version 0.1.0 asks for the joint protocol; later protocols are named
+            by ``protocol``.
 
     Returns:
         Key of :data:`PROTOCOLS`.
 
     Raises:
-        InvalidInput: If both keys are set.
+        InvalidInput: If ``joint`` and ``protocol`` are both set.
     """
     if codec.joint and codec.protocol:
         raise InvalidInput("codec.protocol", value=codec.protocol, limit=f"no protocol beside {asked_by('joint')}")

@@ -1,7 +1,8 @@
-"""Signs and checks the account of its state that a site's operator hands over, for example by mail.
+"""Signs and checks a site's status report, which `consilium site status --json` prints for its operator to hand over.
 
-The recipient knows the site's key from its admission, so the signature proves who made the account and when. The
-account is shown; nothing is decided by it. Refuses an account whose signature is not the site's.
+The operator sends it for example by mail. The recipient knows the site's key from its admission, so the signature
+proves who made the report and when. The report is shown; nothing is decided by it. Refuses a report whose signature is
+not the site's.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ def signed_account(facts: Mapping[str, Any], *, sign: Callable[[bytes], bytes], 
         now: Current time.
 
     Returns:
-        The account, JSON-ready.
+        The status report, JSON-ready.
     """
     said = {**facts, "time": format_time(now)}
     return {**said, "signature": sign(_statement(said)).hex()}
 
 
 def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
-    """Check the signature of an account.
+    """Check the signature of a status report.
 
     Args:
-        said: The account.
+        said: The report.
         key: The site's ledger key in hex.
 
     Returns:
         When it was signed.
 
     Raises:
-        InvalidInput: If the signature is not by this key over everything in it.
+        InvalidInput: If the signature is not by this key over everything in the report, or its time has no offset.
     """
     rest = {name: value for name, value in said.items() if name != "signature"}
     try:
@@ -54,12 +55,12 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
         time = datetime.fromisoformat(said["time"])
     except (InvalidSignature, InvalidInput, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidInput(
-            "signature of a site's account",
+            "signature of a site's status report",
             limit="that of the key the site was admitted with, over the file as it was printed",
             remedy="ask the site for what `consilium site status --json` prints, whole and unchanged",
         ) from error
     if time.tzinfo is None:
-        raise InvalidInput("time of a site's account", limit="with its offset from UTC")
+        raise InvalidInput("time in a site's status report", limit="a time with its offset from UTC, such as +00:00")
     return time
 
 

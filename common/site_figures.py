@@ -57,7 +57,9 @@ class SiteFigures(Signed, Filed):
     signature: str = ""
 
     def check_is_of(self, keys: Mapping[str, str], *, study: str, bundle: str, structures: Sequence[str]) -> None:
-        """Check that an admitted site signed these figures about exactly this student, each structure once.
+        """Check that an admitted site signed these figures, and that they are about this study and this student.
+
+        They may name only structures of the study, and none twice; a structure may be missing.
 
         Args:
             keys: Ledger keys (Ed25519, hex) by site.
@@ -66,7 +68,7 @@ class SiteFigures(Signed, Filed):
             structures: The study's structures.
 
         Raises:
-            InvalidInput: If a condition does not hold.
+            InvalidInput: If one of these does not hold.
         """
         check_said(self, keys, study=study, bundle=bundle, what="figures", option="--figures")
         names = [one.structure for one in self.dice]

@@ -1,6 +1,6 @@
 """Defines the ``[start]`` section of a study: the network that its teachers, its student and its controls begin from.
 
-The weights are given to the study, not made by it. Refuses a hash that is none, and a name without weights.
+The weights are given to the study, not made by it. Refuses a text that is not a SHA-256, and a name without weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class StartConfig:
-    """The given network, named by its weights. Hospitals read all of it on the consent sheet.
+    """The network that the study's teachers, student and controls begin from, if the consortium gives it one.
+
+    It is identified by the hash of its weights. Hospitals see all fields on the consent sheet.
 
     Attributes:
         weights: SHA-256 of the weights' file in hex; empty for a study that is given no network.

@@ -167,7 +167,9 @@ def utility(
     report: Annotated[
         bool,
         typer.Option(
-            "--report", help="Score the report's patients, which no recipe is chosen on; counted before it begins."
+            "--report",
+            help="Score the patients held back from the choice of recipes. The run is entered in the register of "
+            "reports before it begins.",
         ),
     ] = False,
     jobs: Jobs = None,

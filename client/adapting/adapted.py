@@ -1,4 +1,8 @@
-"""Describes the result of an adaptation: the chosen way and why, its scores, and what they do not show."""
+"""Describes the result of an adaptation: which network was chosen and why, its scores, and what they do not show.
+
+A *way* is one method of making the hospital's network, from the student or from its own patients alone
+(:mod:`client.adapting.ways`).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ LESS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One way's Dice, by networks that had not seen the patient.
+    """The Dice of one way, scored on each patient by a network that had not seen the patient.
 
     Attributes:
         way: The way.
@@ -55,15 +59,15 @@ class Adapted:
 
     Attributes:
         site: Name of the site.
-        way: The way that was taken.
-        forced: A person named the way.
+        way: The way that was chosen.
+        forced: True if a person named the way.
         patients: Number of patients.
         cases: Number of cases.
         folds: Folds of the cross-validation; 0 with too few patients.
         figures: Scores of every way; empty without cross-validation.
         by_choice: Dice of the choice itself, chosen without the patient it is scored on; the chosen way's own mean is
             too high because it was chosen on these scores. None if a person named the way.
-        ahead: Paired difference of the taken way over the student and over the own network.
+        ahead: Paired difference in Dice of the chosen way from the student, and from the hospital's own network.
         student: SHA-256 of the student's weights.
         bundle: The bundle's folder.
         report: The report's folder.
@@ -90,7 +94,7 @@ class Adapted:
 
     @property
     def why(self) -> str:
-        """Why the way was taken."""
+        """Why the way was chosen."""
         if self.forced:
             return "named by --way"
         if self.folds:
@@ -159,7 +163,7 @@ def shown(interval: Interval | None, *, sign: bool = False) -> str:
 
 
 def text(result: Adapted) -> str:
-    """Format the result for a person: every way's Dice, what was taken and why, and warnings.
+    """Format the result for a person: the Dice of each way, the way that was chosen and why, and the warnings.
 
     Args:
         result: The adaptation.

@@ -134,13 +134,13 @@ class Networks:
 
 
 def as_increments(show: OnStep) -> OnStep:
-    """Convert a callback that takes further steps into one that takes the number of the current step.
+    """Wrap a callback that expects the steps since its last call, so that it can be called with all steps so far.
 
     Args:
-        show: Called with further steps and the loss.
+        show: Called with the number of steps since its last call, and the loss.
 
     Returns:
-        A function of the current step and the loss.
+        A function of the number of steps so far, and the loss.
     """
     done = 0
 

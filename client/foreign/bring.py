@@ -86,12 +86,12 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was added.
+    """The teacher that was added, and what its trial run on a made-up volume showed.
 
     Attributes:
         declared: The declaration.
         shares: Share of each label in the answer to a made-up volume.
-        used: What the answer took.
+        used: The most processes, memory, disk and files that the program used while it computed this answer.
     """
 
     declared: Declared

@@ -1,8 +1,9 @@
 """Stores a site's codes, and the masked words of a sealed sum, before any of them leaves the site.
 
 Part of :class:`client.ledger.site_ledger.SiteLedger`; the worker calls it between computing and sending. Each query has
-one stored code, and each draw of a sealed sum one masked message; a retry sends the stored bytes. Refuses a second
-code for a query, a code beyond the clipping norm, and a second message under the same masks.
+one stored code. Each *draw* of a sealed sum, which is one attempt at it, has one masked message. A retry sends the
+stored bytes. Refuses a second code for a query, a code beyond the clipping norm, and a second message under the same
+masks.
 """
 
 from __future__ import annotations
@@ -150,7 +151,10 @@ class KeepsCodes(SiteFile):
         of = draw.batch, draw.number
         with self._writing():
             if self._books.sealed.is_disclosed(*of):
-                raise Refused("old-draw", "the mask key of this draw was disclosed to an auditor")
+                raise Refused(
+                    "old-draw",
+                    "the mask key of this draw was disclosed to an auditor, so nothing is masked with it again",
+                )
             if of not in self._books.sealed.nonces:
                 if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
                     raise Refused("old-draw", "one draw was offered under too many batches")
@@ -197,7 +201,9 @@ class KeepsCodes(SiteFile):
     ) -> None:
         code, share = self.code(query.id), share_std(query.mechanism, sites=len(roster.members))
         if self._books.sealed.is_disclosed(roster.batch, roster.draw):
-            raise Refused("old-draw", "the mask key of this draw was disclosed to an auditor")
+            raise Refused(
+                "old-draw", "the mask key of this draw was disclosed to an auditor, so nothing is masked with it again"
+            )
         if code is None:
             raise Refused("no-code", f"query {query.id[:12]} has no code to mask")
         data = make(code, query, share).astype("<u8").tobytes()

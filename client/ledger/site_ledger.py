@@ -87,15 +87,17 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             site: The site's name in the pool's declaration; by default the pool's name.
             signing_key: The key that signs rows; by default the one beside the file (``site-ledger.key``).
             clock: Source of the rows' time stamps.
-            restored: True if :meth:`charge_lost` is called next; then an older copy is opened too.
+            restored: True if :meth:`charge_lost` is called next; then an older copy of the ledger is opened too,
+                not refused.
 
         Returns:
             The open ledger.
 
         Raises:
-            InvalidInput: If the file is another pool's, or the pool's unit or relation changed.
-            LedgerCorrupt: If a row breaks the hash chain or a rule, if the file is missing while its standing exists,
-                or if the file is older than the standing beside it and ``restored`` is False.
+            InvalidInput: If the file is another pool's, or the pool's unit of privacy or neighbouring relation changed.
+            LedgerCorrupt: If a row breaks the hash chain or a rule; if the file is missing, but its standing (the small
+                file beside it that records the newest row) exists; or if the file lacks rows that the standing records
+                and ``restored`` is False.
         """
         check_ledger_name(pool, what="pool name")
         key = signing_key or _own_key(path)

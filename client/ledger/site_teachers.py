@@ -1,8 +1,8 @@
 """Records a site's teachers: what each training may spend, which teachers a worker loaded, and which patients left.
 
-Training, withdrawal and the worker call it. A patient appears as a keyed hash only, never by name. Withdrawing a
-patient deletes every code stored before. Refuses a training's end without its beginning, a patient in two slots, and
-two runs that draw the same steps.
+Training, withdrawal and the worker call it. A *deal* assigns patients to voters; each patient has a slot in it. A
+patient appears as a keyed hash only, never by name. Withdrawing a patient deletes every code stored before.
+Refuses a training's end without its beginning, a patient in two slots, and two runs that draw the same steps.
 """
 
 from __future__ import annotations
@@ -168,10 +168,10 @@ class KeepsTeachers(SiteFile):
                 self._append(DealRecord(deal, voters, missing))
 
     def deals_of_trainings(self, *, before: int) -> frozenset[str]:
-        """Return the deals used by the trainings recorded before a row.
+        """Return the deals (assignments of patients to voters) of all trainings recorded before a ledger row.
 
         Args:
-            before: Row number.
+            before: Number of that row.
 
         Returns:
             Names of the deals.

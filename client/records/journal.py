@@ -233,9 +233,9 @@ class TrainingJournal:
 
     @property
     def event(self) -> TrainingEvent:
-        """The event spent so far: the planned one with only the steps already drawn.
+        """The privacy event to charge so far: the planned event, with the steps already drawn in place of all steps.
 
-        Releases outside the steps count in full from the start.
+        The plan's other releases (``releases``) count from the start as if all had been made.
         """
         plan = self.plan.event
         return TrainingEvent(plan.sampling, plan.rate, plan.noise_multiplier, self.spent, plan.releases)

@@ -1,5 +1,7 @@
 """Opens a patient pool's ledger, finds the deals of its patients to voters, and lists the sites that share them.
 
+A *deal* assigns the pool's patients to voters. The *books* of a pool are its ledger, with key and standing, and
+its deals. The *standing* is a small file beside a ledger that shows if the ledger is an older copy.
 The worker and all commands of a site call it. A site that takes part in several studies has a directory for each. One
 directory keeps the ledger and the deals; the others joined it and are listed there in ``joined.json``. Refuses a ledger
 other than the one the consortium was told of, and a new ledger where the old one is missing, since it would start with
@@ -46,18 +48,21 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     path, stated = config.ledger_file, _stated_ledger(config)
     remedy = _BACK
     if not path.exists() and not standing_path(path).exists() and (config.joined or stated):
-        raise InvalidInput("books of the pool are gone", value=str(path), remedy=remedy)
+        raise InvalidInput("the pool's ledger is missing", value=str(path), remedy=remedy)
     ledger = SiteLedger.open(path, config.pool, caps=config.caps, site=config.holder, restored=restored)
     found = ledger.head().ledger_id
     if stated not in (None, found):
         ledger.close()
         raise InvalidInput(
-            "books of the pool", value=found, limit=f"{stated}, as the consortium was told", remedy=remedy
+            "ledger of the pool", value=found, limit=f"{stated}, as the consortium was told", remedy=remedy
         )
     return ledger
 
 
-_BACK = "put the ledger, its key and its standing back; for an older copy `consilium site recover --own-ledger`"
+_BACK = (
+    "put back the ledger, its key and its standing (the file site-ledger.standing); if you have only an older copy, "
+    "put it there and run `consilium site recover --own-ledger`"
+)
 
 
 def joined_study(config: SiteConfig) -> Study:
@@ -125,7 +130,7 @@ def read_books(config: SiteConfig) -> SiteLedger:
         InvalidInput: If it is missing; a site has one from its join request on.
     """
     if not config.ledger_file.exists():
-        raise InvalidInput("books of the pool are gone", value=str(config.ledger_file), remedy=_BACK)
+        raise InvalidInput("the pool's ledger is missing", value=str(config.ledger_file), remedy=_BACK)
     return SiteLedger.read(config.ledger_file)
 
 

@@ -1,9 +1,11 @@
 """Keeps a pool's slots files in agreement with its ledger.
 
-Training, withdrawal and the worker call it. A slots file contains the names and the key that hides them; the ledger has
-the patient of every slot, and every withdrawal, as keyed hashes. A file restored from a backup is updated from the
-ledger before use, so no patient moves to another voter and no withdrawn patient returns. Refuses a deal if the key is
-lost under which a patient was withdrawn, and, with unit patient, a teacher that was not trained on this deal.
+A *deal* assigns a pool's patients to voters. Each patient has a numbered *slot* in it, and each slot belongs to one
+voter. Training, withdrawal and the worker call this module. A slots file contains the patients' names, and the key
+under which the ledger hashes them; the ledger has the patient of every slot, and every withdrawal, as keyed hashes. A
+file restored from a backup is updated from the ledger before use, so no patient moves to another voter and no withdrawn
+patient returns. Refuses to deal if a patient was withdrawn under a key that is now lost. In a study of unit patient it
+also refuses a teacher that was trained on another deal.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def join_site(
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
         raise InvalidInput(
-            "books of the pool", value=str(first.ledger_file), remedy="put the ledger back where its site.toml says"
+            "the pool's ledger is missing", value=str(first.ledger_file), remedy="put it back in its place"
         )
     open_books(load_site(books)).close()  # an older copy of the ledger is refused here
     text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))

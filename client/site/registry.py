@@ -60,7 +60,9 @@ class Registry:
         return cls(folder / "pools.json")
 
     def check(self, *, pool: str, data: Path, directory: Path) -> None:
-        """Refuse a second ledger for a pool, or for a pool over the same data.
+        """Refuse a second ledger for the same pool, or for another pool whose data folder overlaps with this one.
+
+        Two folders overlap if they are equal or one contains the other.
 
         Args:
             pool: Name of the pool.
@@ -68,7 +70,7 @@ class Registry:
             directory: Directory that would keep the ledger.
 
         Raises:
-            InvalidInput: If another directory keeps one.
+            InvalidInput: If another directory already keeps such a ledger.
         """
         here, place = str(directory.resolve()), data.resolve()
         for kept in self._read():

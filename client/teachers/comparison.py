@@ -74,8 +74,8 @@ class Gone:
 
     Attributes:
         structure: Name of the structure.
-        cases: Cases in which either map contains the structure.
-        missed: Cases with Dice 0.
+        cases: Number of cases in which the structure is in the student's label map or in the hospital's.
+        missed: Number of these in which the student has Dice 0.
     """
 
     structure: str

@@ -70,7 +70,9 @@ def plan_site(
     slots = load_or_deal(slots_file or teachers / "slots.json", scans, voters=voters, seed=seed)
     _refuse_regrouped(scans, slots)
     if private is not None and len(slots.order) < voters:
-        raise InvalidInput("patients for private training", value=len(slots.order), limit=f"one for {voters} voters")
+        raise InvalidInput(
+            "patients for private training", value=len(slots.order), limit=f"at least {voters}, one for each voter"
+        )
     tasks = []
     for voter in range(voters):
         patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))

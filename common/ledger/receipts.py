@@ -76,7 +76,7 @@ class Receipt(Signed):
         previous: The last row that the site's previous receipt covered.
         links: The facts that make up each row's hash, from the row after ``previous`` to the head.
         head: The signed head of the transaction.
-        rosters: Rosters that are shown with a receipt of schema 3.
+        rosters: Rosters that a receipt of schema 3 shows to the site; None if it shows none.
         schema: 1, 2 or 3; see the module.
         signature: Signature by the server's key.
     """
@@ -167,9 +167,10 @@ class Receipt(Signed):
 
     @property
     def losses(self) -> int:
-        """Number of rows since the previous receipt in which a restored server ledger charged what its copy had lost.
+        """Number of rows of kind ``lost`` since the previous receipt.
 
-        A row's hash covers its kind, so the server cannot claim different kinds of one row towards two sites.
+        In such a row a server that restored an older copy of its ledger charges what the copy lacked. A row's hash
+        covers its kind, so the server cannot show a row to one site as ``lost`` and to another as something else.
         """
         return sum(link.kind == "lost" for link in self.links)
 

@@ -84,7 +84,7 @@ class Books(RowState):
         return self._answers.get(study_id, 0)
 
     def spent(self, pool: str) -> Spend:
-        """Return the total of all releases that a pool took part in, under the pool's own protection.
+        """Return what all releases cost a pool in total, computed with the unit and relation that the pool declared.
 
         Args:
             pool: Name of the pool.
@@ -95,7 +95,7 @@ class Books(RowState):
         return self._spent.get(pool, NOTHING)
 
     def spent_in(self, study_id: str, pool: str) -> Spend:
-        """Return the total of a study's releases that a pool took part in, under the study's protection.
+        """Return what a study's releases cost a pool in total, computed with the study's unit and relation.
 
         Args:
             study_id: The study's id.
@@ -465,9 +465,11 @@ class Books(RowState):
             if not self.releases.answered(query_id):
                 raise InvalidInput("reused answer", value=query_id, limit="a query that is already answered")
             if query_id in known or self.releases[query_id].study_id == record.study_id:
-                raise InvalidInput("reused answer", value=query_id, limit="an answer of another study, named once")
+                raise InvalidInput(
+                    "reused answer", value=query_id, limit="an answer of another study, each listed once"
+                )
             if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:
-                raise InvalidInput("roster of a reused answer", limit="the study's quorum")
+                raise InvalidInput("roster of a reused answer", limit="at least as many sites as the study's quorum")
             planned = charge or self.plan_reuse(query_id, study_id=record.study_id)
             if isinstance(planned, Obstacle):
                 raise InvalidInput(f"the reused answer passes a limit ({planned.reason}) of pool {planned.pool!r}")

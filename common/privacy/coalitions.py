@@ -19,10 +19,10 @@ from common.privacy.mechanism import AccountantName, Budget, Protection
 
 
 def mu_squared_against(mu_squared: Fraction, *, sites: int, colluders: int, knowing: int) -> Fraction:
-    """Return the Σμ² of sealed sums against a party that knows ``knowing`` shares of the noise.
+    """Return the Σμ² of sealed sums against a party that knows c of the K shares of the noise (``knowing``).
 
-    If c is below t, the cost against the party is higher on larger rosters; if c is above t, it is higher on smaller
-    ones. A bound for rosters of different sizes therefore uses the largest roster if c < t and the smallest if c > t.
+    The charge allowed for t colluders (``colluders``). The result grows with K if c < t and falls with K if c > t. To
+    bound rosters of different sizes, use the largest one if c < t and the smallest one if c > t.
 
     Args:
         mu_squared: Σμ² as charged, with t colluders allowed for.

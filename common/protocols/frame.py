@@ -11,7 +11,7 @@ A joint study asks for a few releases about N volumes together instead of N rele
 A frame is public: it is made from public images, a public network, the codec and released answers. It is sent by
 content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the one vector is clipped to C whatever
 the frame holds. The server plans frames; sites encode with them. Refuses shapes that do not fit, numbers that are not
-finite, bases that are not orthonormal, and bytes that a frame would not have written.
+finite, bases that are not orthonormal, and bytes other than :meth:`Frame.to_bytes` writes.
 """
 
 from __future__ import annotations
@@ -276,19 +276,19 @@ class Frame:
             The frame.
 
         Raises:
-            InvalidInput: If the bytes are not exactly those that a frame writes.
+            InvalidInput: If the bytes are not exactly those that :meth:`to_bytes` returns for the frame in them.
         """
         header, arrays = unpack(data)
         fields = checked_fields(header, {"codec": str, "name": str, "schema": int, "temperature": str})
         if fields["name"] != FRAME or arrays.keys() != _DTYPES.keys():
-            raise InvalidInput("frame of a joint query", value=fields["name"], limit="a file a frame wrote")
+            raise InvalidInput("frame of a joint query", value=fields["name"], limit="a file that contains a frame")
         if any(arrays[name].dtype != dtype for name, dtype in _DTYPES.items()):
             raise InvalidInput("frame of a joint query", limit="a float32 basis, everything else float64")
-        with parsing("frame of a joint query", limit="arrays a frame wrote"):
+        with parsing("frame of a joint query", limit="the arrays of a frame"):
             frame = cls(codec=fields["codec"], temperature=parse_float(fields["temperature"]), **arrays)
             same = frame.to_bytes() == data
         if not same:
-            raise InvalidInput("frame of a joint query", limit="exactly the bytes a frame writes")
+            raise InvalidInput("frame of a joint query", limit="a file exactly as this version writes it")
         return frame
 
     def _flat(self, rows: slice | Bool[np.ndarray, "k"]) -> Float[np.ndarray, "r nm"]:

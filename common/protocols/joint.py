@@ -1,6 +1,7 @@
 """The site's half of a joint query: sharpens predictions, and combines the codes of all volumes by the query's frame.
 
-Called by the site's worker. Refuses frames of another codec, of other volumes or of another dimension.
+A *frame* is the public centre, axes and weights of one round. Called by the site's worker. Refuses a frame made for
+another codec, another number of volumes or another dimension.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class JointSite(SiteProtocol):
         """Return the encoder of the query's frame (:meth:`SiteProtocol.encoder`)."""
         frame = Frame.from_bytes(fetch(query.centre))
         if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):
-            raise InvalidInput("frame of a joint query", limit="the query's codec and volumes")
+            raise InvalidInput(
+                "frame of a joint query", limit="one made for the query's codec and its number of volumes"
+            )
         if frame.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
         return FrameEncoder(codec, frame)

@@ -23,13 +23,13 @@ OpenSources = Callable[[Path], tuple[str, list[Source]]]
 
 
 def follower(directory: Path, *, party: str, open_sources: OpenSources, targets: Sequence[str]) -> LogFollower:
-    """Return the follower of a party's directory.
+    """Return the object that sends new entries of a party's records to the targets.
 
     Args:
         directory: The party's directory.
         party: ``site``, ``server`` or ``dashboard``.
         open_sources: Opens the directory's records.
-        targets: Words for the targets.
+        targets: The targets as written after ``--to``.
 
     Returns:
         The follower.
@@ -43,7 +43,10 @@ def follower(directory: Path, *, party: str, open_sources: OpenSources, targets:
 
 
 def follow_program(party: str, open_sources: OpenSources) -> None:
-    """Run ``python -m MODULE DIR --to TARGET …``: follow until SIGTERM or SIGINT. An error is printed in one line.
+    """The main function of the program ``python -m MODULE DIR --to TARGET …``.
+
+    It parses the command line and sends new entries of the directory's records to the targets until SIGTERM or SIGINT.
+    If a target or the directory is refused, it prints the error in one line and exits.
 
     Args:
         party: ``site``, ``server`` or ``dashboard``.
@@ -72,7 +75,7 @@ def log_daemon(directory: Path, *, module: str, name: str, targets: Sequence[str
         directory: The party's directory.
         module: Module of the log program.
         name: Name of the daemon.
-        targets: Words for the targets.
+        targets: The targets as written after ``--to``.
 
     Returns:
         The daemon.

@@ -213,9 +213,10 @@ def _upper_products(rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "p"]:
 
 
 def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
-    """Yield Σ v_j·v_(j+s) over alternating blocks of s, which is standard normal given the later factors.
+    """For each lag s, yield two sums of products v_j·v_(j+s), each divided by the norm of its v_(j+s).
 
-    Each value is used once.
+    The coordinates j are split into blocks of length s; one sum is over the even blocks, the other over the odd ones.
+    So no coordinate is both a v_j and a v_(j+s) of one sum, and given the v_(j+s) the result is standard normal.
     """
     size = vectors.shape[1]
     for lag in range(1, min(size, _MOST_LAGS + 1)):

@@ -1,7 +1,8 @@
 """Runs one life of a study in a folder with production's pipeline, aggregator, workers and both kinds of ledger.
 
+A *life* is one complete run of the study. Its *world* prescribes what each voter answers.
 ``consilium.audit.run`` calls it. Only the transport and the teachers are replaced: messages go directly to the workers'
-``handle``, and a voter answers as its world prescribes. Results are read from the SQLite files by plain SQL,
+``handle``, and a voter answers as the world prescribes. Results are read from the SQLite files by plain SQL,
 independently of the objects that wrote them. Refuses only what production refuses: an error that ends a life is part of
 the result.
 """
@@ -52,13 +53,13 @@ class Service:
     """A study's server and its sites, set up as in production.
 
     Args:
-        root: Folder of this life.
+        root: Folder of this life, which is one run of the study.
         subject: The study to audit.
-        world: What each voter answers.
+        world: Prescribes what each voter answers.
         sites: Number of sites; by default all of the subject's.
         server_limits: The pools' budgets in the server's ledger; by default the subject's.
         site_limits: The pools' budgets in the sites' ledgers; by default the subject's.
-        batch_size: Queries of an offer; by default the study's.
+        batch_size: Number of queries in an offer; by default the study's.
     """
 
     def __init__(
@@ -363,15 +364,15 @@ class Service:
         return self.root / self.sites[index].name / "site-ledger.sqlite"
 
     def key_file(self, site: str) -> Path:
-        """Return the file of a site's ledger key.
+        """Return the path of a site's ledger key, and create its folder.
 
-        The key is made first, because the server must know it before anything is asked.
+        The constructor creates the key there, because the server must know its public half before it asks a query.
 
         Args:
             site: Name of the site.
 
         Returns:
-            The path; its folder is created.
+            The path.
         """
         path = self.root / site / "site-ledger.key"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -412,7 +413,7 @@ class AuditedRelease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charged:
-    """One row that charges: a release, or a draw of a sealed sum with or without an answer."""
+    """A ledger row with a charge, for a release or for a draw (one attempt at a sealed sum) that may have no answer."""
 
     study: str
     noise_std: float
@@ -440,11 +441,11 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """Everything that the server's and the sites' ledgers contain after a life.
+    """What the ledgers of the server and of the sites contain after a life, one complete run of the study.
 
     Attributes:
         releases: The releases.
-        charged: The rows that charge.
+        charged: The ledger rows that charge a release or a draw.
         sites: Content of each site's file, by name.
         spent: Σμ² of each site's pool by the server's ledger.
         epsilon: ε of each study by the server's ledger.

@@ -26,8 +26,8 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="FORM:FOLDER",
-        help="Also write the training's curves below this folder, as tensorboard or mlflow, an optional extra each. "
-        "Nothing is sent anywhere.",
+        help="Also write the training's curves into FOLDER. FORM is tensorboard or mlflow; either package must be "
+        "installed in addition. Nothing is sent anywhere.",
     ),
 ]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -41,8 +41,8 @@ UnitOption = Annotated[
     Unit,
     typer.Option(
         "--unit",
-        help="Whom the guarantee hides. `study init` and `plan` take a whole hospital unless told, `demo` and "
-        "`simulate`, which deal patients to several voters a site, a patient.",
+        help="Whom the guarantee protects: a patient or a whole hospital. If not given: hospital for `study init` and "
+        "`plan`; patient for `demo` and `simulate`, where a hospital has several voters.",
     ),
 ]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]

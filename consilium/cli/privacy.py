@@ -37,7 +37,7 @@ Gate = Annotated[
     AccountantName | None,
     typer.Option("--accountant", help="Accountant that decides whether a release fits the budget [exact]."),
 ]
-UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guarantee hides [hospital].")]
+UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guarantee protects [hospital].")]
 RelationOption = Annotated[Relation | None, typer.Option("--relation", help="Neighbouring relation [replace-one].")]
 Voters = Annotated[int | None, typer.Option("--voters", help="Teachers a hospital, m [1].")]
 Aggregation = Annotated[

@@ -57,7 +57,11 @@ SharedLedger = Annotated[
     ),
 ]
 StandingFile = Annotated[
-    Path | None, typer.Option(help="Keep the new ledger's standing in this file, best on another disk.")
+    Path | None,
+    typer.Option(
+        help="File for the new ledger's standing, which shows if the ledger is replaced by an older copy. Best on "
+        "another disk."
+    ),
 ]
 StartNetwork = Annotated[
     Path | None,

@@ -310,13 +310,13 @@ def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x 
 
 def _check_in_memory(study: Study, codec: Codec) -> None:
     """Refuse a study that needs files, and a codec of another study."""
-    files = "`consilium simulate`, which lives a study in a folder"
+    files = "use `consilium simulate`, which runs a study in a folder"
     if study.codec.paired:
-        raise InvalidInput("codec.paired", value=study.codec.paired, limit="0 in memory", remedy=files)
+        raise InvalidInput("codec.paired", value=study.codec.paired, limit="0 for a study in memory", remedy=files)
     if study.data.finer > 1:
-        raise InvalidInput("data.finer", value=study.data.finer, limit="1 in memory", remedy=files)
+        raise InvalidInput("data.finer", value=study.data.finer, limit="1 for a study in memory", remedy=files)
     if study.start.weights:
-        raise InvalidInput("start.weights", value=study.start.weights, limit="no given network in memory", remedy=files)
+        raise InvalidInput("start.weights", value=study.start.weights, limit="none for a study in memory", remedy=files)
     theirs = (codec.name, codec.radius, codec.labels, tuple(codec.grid))
     ours = (study.codec.name, study.codec.radius, len(study.data.labels), study.data.grid)
     if theirs != ours:

@@ -1,5 +1,6 @@
 """Has the sites countersign the heads of the server's ledger and of each other's ledgers.
 
+A *head* is the signed hash of a ledger's newest row. A site that countersigned one notices if those rows later change.
 ``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online, up to three times,
 until nothing new is said: first for its signature on the server's head, then with the other sites' heads and
 signatures. It charges nothing and delays nothing. A site that is offline or contradicts a head is logged as an event.
@@ -41,8 +42,9 @@ class SiteKnown(Document):
     Attributes:
         own: Name under which the head of the site's own ledger is stored: its origin, or another name if another site's
             ledger has the same origin; empty if the site shares no head.
-        held_row: Newest row of the server's ledger of which it holds a receipt.
-        sizes: By that name, the number of rows of the head that it countersigned last.
+        held_row: Newest row of the server's ledger for which the site holds a receipt.
+        sizes: For each ledger, by the name its head is stored under, the number of rows of the head that this site
+            countersigned last.
     """
 
     own: str = ""
@@ -163,8 +165,8 @@ class Witnesses:
     def _name(self, site: Site, note: CheckpointNote) -> str:
         """Return the name under which the head of a site's own ledger is stored.
 
-        It is the head's origin, unless another site's ledger has the same one. Ledger ids are random, so the site that
-        comes second must have copied it.
+        Usually it is the origin that the head names. If another site's ledger already has this origin, it is the origin
+        with part of this site's key. Ledger ids are random, so this site must have copied the other's.
         """
         taken = any(one.own == note.origin for name, one in self._known.items() if name != site.name)
         return apart(note.origin, site.answer_key) if taken else note.origin

@@ -234,7 +234,7 @@ class ServerFile(OpenLedger[Books]):
             raise LedgerCorrupt(f"more may have been spent than the ledger shows: {problem}")
 
     def lost(self) -> dict[str, Spend]:
-        """Return, by pool, what was charged because an older copy had lost it and no receipt covered it."""
+        """Return, by pool, what recovery charged for releases that an older copy lacked and that no receipt proved."""
         self._catch_up()
         found: dict[str, Spend] = {}
         for record in self._books.lost.values():

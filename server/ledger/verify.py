@@ -9,7 +9,8 @@ steps; the code repeats their numbers:
 4. Every rule and total: no budget was exceeded at any row.
 5. Every answer against its charge.
 6. The end of the file, against the standing beside it and the heads or receipts that others kept (``witnesses``). No
-   file can show by itself that its end was cut off together with its signatures.
+   file can show by itself that its end was cut off together with its signatures. A *head* is the signed hash of a
+   ledger's newest row; the *standing* is a small file beside the ledger that records the newest head.
 
 The report names the first bad row. It refuses to judge rows after that one.
 """
@@ -174,8 +175,8 @@ def verify(
         public_key: Key that must have signed the heads, or any key it was rotated from or to.
         server_key: For a site's ledger, the server's public key, or several after a rotation; receipts are checked
             against it.
-        witnesses: Heads that somebody kept. Every one that belongs to this ledger must be in it, and so must the
-            standing's if one lies beside the file.
+        witnesses: Signed heads that somebody kept. Each one of this ledger must be found in it. The head in the
+            standing beside the file, if there is one, must be found too.
 
     Returns:
         The report. Problems are reported in it, not raised.

@@ -191,7 +191,7 @@ def joint_frame(
     Args:
         start: The public start.
         codec: The study's codec.
-        kernel: Its tangent kernel [k, k], whose leading directions the frame uses.
+        kernel: The public start's tangent kernel [k, k]. The frame's directions are its leading eigenvectors.
         noise_std: Noise on each coordinate of the mean code.
         radius: Clipping norm C.
     """
@@ -221,7 +221,7 @@ def read_start(weights: bytes, study: Study) -> torch.nn.Module:
 
 
 def given_model(public: Public) -> torch.nn.Module | None:
-    """The network that the study was given to begin from; None where it was given none."""
+    """Return the network that the study's consortium gave it to begin from; None if it gave none."""
     weights = public.given_start()
     return None if weights is None else read_start(weights, public.study).eval()
 

@@ -50,7 +50,7 @@ class PublicCases:
 
 
 class Begin(Protocol):
-    """How a protocol begins, before any hospital is asked, on public cases."""
+    """Makes from public cases what a protocol has before any hospital is asked: the public start and a control."""
 
     def __call__(
         self,
@@ -131,10 +131,10 @@ def rehearse(
 
 
 def _begin(protocol: str) -> Begin:
-    """Return how the protocol of this name begins; InvalidInput for one that was never measured."""
+    """Return the function that makes a protocol's public start and control; InvalidInput if it cannot be rehearsed."""
     prospects = terms_of(protocol).prospects
     if prospects is None:
-        raise InvalidInput("protocol to rehearse", value=protocol, limit="one that the planner recommends")
+        raise InvalidInput("protocol to rehearse", value=protocol, limit="a protocol that the planner can recommend")
     found: Begin = registered(prospects.rehearsal)
     return found
 

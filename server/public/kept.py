@@ -96,11 +96,11 @@ def read_record(path: Path, *, remedy: str) -> Any:
 
 
 def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
-    """Parse the content of such a file.
+    """Parse the content of a small JSON file of a study's directory.
 
     Args:
-        content: Its bytes; None if it is missing.
-        name: Its name, for the error.
+        content: The file's bytes; None if it is missing.
+        name: The file's name, for the error.
         remedy: What to do if it is missing or invalid.
 
     Raises:

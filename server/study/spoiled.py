@@ -1,9 +1,9 @@
 """Stops a sealed study after a spoiled draw until a person decides whether to continue with these sites.
 
-The aggregator, the pipeline and the status use it. A sum that honest sites cannot have produced does not show who
-spoiled it. Each further draw charges the whole roster, so one dishonest site could spend the whole budget of the study.
-No site is asked again until a person at the server has decided (`consilium study resume --despite-spoiled`), and every
-later spoiled draw needs a new decision.
+The aggregator, the pipeline and the status use it. A *draw* is one attempt at a sealed sum; it is *spoiled* if honest
+sites cannot have produced its sum. The sum does not show who spoiled it. Each further draw charges the whole
+roster, so one dishonest site could spend the whole budget of the study. No site is asked again until a person at the
+server has decided (`consilium study resume --despite-spoiled`), and every later spoiled draw needs a new decision.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_answered(workspace: Workspace, ledger: Ledger, study: Study) -> None:
 
 
 def accept_spoiled(workspace: Workspace) -> None:
-    """Record that a person chose to continue after all draws that are spoiled so far."""
+    """Record that a person chose to continue the study in spite of all draws spoiled so far."""
     with Ledger.open(workspace.ledger_file) as ledger:
         spoiled = spoiled_draws(ledger, workspace.study())
     if spoiled:

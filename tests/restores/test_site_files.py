@@ -153,7 +153,7 @@ class Person:
         elif "site.toml cannot be read" in text:
             self.did.add("put a file back")
             shutil.copy(self.first / "site.toml", site / "site.toml")
-        elif ("the site ledger" in text and "is gone" in text) or "books of the pool are gone" in text:
+        elif ("the site ledger" in text and "is gone" in text) or "the pool's ledger is missing" in text:
             self.did.add("put a file back")
             shutil.copy(self.first / "site-ledger.sqlite", site / "site-ledger.sqlite")
         elif "recover --own-ledger" in text:

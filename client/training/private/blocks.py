@@ -1,8 +1,9 @@
 """Finds the blocks of a MONAI U-Net and the order in which they are computed, for DP-MAC.
 
-A block is a convolution with its norm and activation, or a MONAI unit of several. Every block but the last has one
-coordinate z_k, its output; the last block gives the logits. One pass on shapes only finds the graph. Refuses a network
-with weights outside such blocks, with a block that is used twice, or whose last block is not its output.
+A block is a convolution with its norm and activation, or a MONAI unit of several. The output of every block but the
+last is a coordinate z_k, an auxiliary variable of the method; the last block gives the logits. The graph is found by
+one pass that computes shapes only. Refuses a network with weights outside such blocks, with a block that is used twice,
+or whose last block is not its output.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Blocks:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The blocks that have a coordinate: all but the last."""
+        """The hidden blocks, whose output is a coordinate z_k: all but the last."""
         return self.names[:-1]
 
     def parts(self, clip: float) -> Parts:
@@ -74,7 +75,7 @@ class Blocks:
         return _run(self.model, self.names, weights, patches, visit)
 
     def shapes(self, patches: torch.Size) -> dict[str, torch.Size]:
-        """Return the shape of every hidden block's coordinate; no values are computed.
+        """Return the shape of each block's output, for all blocks but the last; no values are computed.
 
         Args:
             patches: Shape of the images, [k, c, x, y, z].
@@ -99,7 +100,8 @@ def blocks_of(model: torch.nn.Module) -> Blocks:
         Its blocks in the order in which they are computed.
 
     Raises:
-        InvalidInput: If its blocks form no graph with a coordinate at every hidden block.
+        InvalidInput: If there are fewer than two blocks, a weight is outside them, a block is not used exactly once, or
+            the last block's output is not the network's.
     """
     outermost: list[str] = []
     for name, module in model.named_modules():

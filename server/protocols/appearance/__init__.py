@@ -1,3 +1,4 @@
-"""The appearance query: asks in a few numbers how structures look, and labels public volumes by that and public
-shapes.
+"""The appearance query: hospitals answer with a few numbers on how each structure looks.
+
+The server labels the public volumes from these numbers and from public shapes.
 """
