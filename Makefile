@@ -16,7 +16,7 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo bench test test-research test-slow test-gpu test-large test-sensitivity test-fuzz test-faults test-experiment test-docker test-hospital test-parties check docs docker-image docker-demo docker-down bundle clean
+.PHONY: help venv demo bench test test-research test-slow test-gpu test-large test-sensitivity test-audit test-fuzz test-faults test-experiment test-docker test-hospital test-parties check docs docker-image docker-demo docker-down bundle clean
 
 help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -62,6 +62,9 @@ bench: $(DEV)  ## speed and size by part (PARTS="core ledger"), held against wha
 
 test-sensitivity: $(DEV)  ## one patient's reach from file to sum, every exchange in every configuration; ten minutes
 	CONSILIUM_SENSITIVITY=all $(BIN)/python -m pytest tests/sensitivity
+
+test-audit: $(DEV)  ## twenty audits of each broken production and of what is not broken; half an hour
+	CONSILIUM_AUDITS=20 $(BIN)/python -m pytest -m slow tests/consilium/audit tests/common/privacy/test_noise_audit.py
 
 test-fuzz: $(DEV)  ## 20,000 messages of every kind at worker and core, 20,000 damaged images, ten minutes of files at every parser; half an hour
 	CONSILIUM_FUZZ=20000 $(BIN)/python -m pytest tests/attacks/test_schema_fuzz.py tests/common/data/test_mutations.py

@@ -257,13 +257,13 @@ def some(found: Iterator[Case], count: int, *, seed: int) -> list[Case]:
 def test_every_file_of_a_site_put_back_at_any_point_of_a_life_keeps_every_promise(life: Life) -> None:
     """With CONSILIUM_RESTORES=all every set of one or two parts, else some of one."""
     found = cases(PARTS, life.moments, most=2 if ALL else 1)
-    tried(life, list(found) if ALL else some(found, 28, seed=3))
+    tried(life, list(found) if ALL else some(found, 14, seed=3))
 
 
 @pytest.mark.slow
 def test_all_of_teachers_put_back_together_keeps_every_promise(life: Life) -> None:
     found = together(life.moments)
-    tried(life, list(found) if ALL else some(found, 16, seed=4))
+    tried(life, list(found) if ALL else some(found, 8, seed=4))
 
 
 def test_a_site_whose_ledger_and_standing_are_both_gone_is_told_what_to_put_back(life: Life) -> None:

@@ -52,8 +52,8 @@ CONFIGURATIONS: tuple[Choice, ...] = (*covering(PLAIN_AXES), *covering(PRIVATE_A
 FAST = (0, len(tuple(covering(PLAIN_AXES))))
 """The first configuration without and the first with private training, which meet every exchange; others a share."""
 
-SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 4
-"""The slow configurations try every fourth exchange, each another share; `make test-sensitivity` all of them in all."""
+SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 8
+"""The slow configurations try every eighth exchange; `make test-sensitivity` all of them in all."""
 
 GONE = {"cannot be read", "not finite", "labels of another study", "label elsewhere", "label gone", "not listed"}
 """Exchanges after which nothing of the patient can be used."""
@@ -139,7 +139,7 @@ def exchanges(index: int) -> list[str]:
     if choice["scans of a patient"] == 1 and layout in ("msd", "nnunet"):
         idle |= {"a scan more", "filed under other names"}
     meant = [name for name in EXCHANGES if name not in idle]
-    return meant if index in FAST else meant[index % SHARE :: SHARE]
+    return meant if index in FAST else meant[index % min(SHARE, 4) :: SHARE]
 
 
 @pytest.mark.parametrize("index", [number(index, fast=()) for index in range(len(CONFIGURATIONS))])

@@ -1,14 +1,15 @@
 """The audit alarms on broken mechanisms and not on the true one.
 
 Mutations patch the production objects themselves (the sampler inside ``noisy_sum``, the norm tests, calibration), so
-what the suite shows is the audit's power over this code. The repetitions are marked slow: twenty of each mutation,
-eight of the true mechanism.
+what the suite shows is the audit's power over this code. The repetitions are marked slow; `make test-audit` makes
+twenty of each.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -34,6 +35,7 @@ from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.release import noisy_sum
 
+AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "4"))
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 PATIENT = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
 
@@ -186,19 +188,17 @@ def test_each_broken_mechanism_raises_an_alarm(name: str, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_audits_of_the_true_mechanism_raise_no_alarm() -> None:
-    assert [run(study(), all_tests=True).alarms for _ in range(8)] == [()] * 8
+    assert [run(study(), all_tests=True).alarms for _ in range(AUDITS)] == [()] * AUDITS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_at_least_nineteen_of_twenty_audits_of_each_broken_mechanism_raise_an_alarm(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_audits_but_one_of_each_broken_mechanism_raise_an_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alarms = 0
-    for _ in range(20):
+    for _ in range(AUDITS):
         with monkeypatch.context() as patch:
             alarms += run(MUTATIONS[name](patch)).exceeded
-    assert alarms >= 19
+    assert alarms >= AUDITS - 1
 
 
 @pytest.mark.slow

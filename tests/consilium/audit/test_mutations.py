@@ -1,4 +1,4 @@
-"""What the audit's power is: production's own objects broken one way at a time, and twenty audits of each.
+"""What the audit's power is: production's own objects broken one way at a time, and several audits of each.
 
 A mutation patches the object that runs (the aggregator's sampler, a ledger's books, the worker's clip) and is put in
 before anything of a study exists. The audits run in two processes, each with its own broken objects.
@@ -47,9 +47,11 @@ from server.ledger.server_ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 Sampler = Callable[[int, Fraction], np.ndarray]
-AUDITS = 20
-EXACT_AUDITS = 4
-"""Audits of a break of the books. The audit compares books exactly, so every audit finds it, or none does."""
+AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "4"))
+"""Audits of each broken production; `make test-audit` makes twenty. All but one must raise an alarm."""
+
+EXACT = ("books", "life")
+"""Parts of an audit that compare exactly. Every audit finds a break there, or none does."""
 
 
 def of_two_queries(sites: int, **more: object) -> Subject:
@@ -503,7 +505,7 @@ class Mutation:
     @property
     def audits(self) -> int:
         """How often it is audited, half of them in each process."""
-        return min(self.at_most, EXACT_AUDITS if self.part in ("books", "life") else AUDITS)
+        return min(self.at_most, 4 if self.part in EXACT else AUDITS)
 
 
 HALF = reach(lambda real, _: real // 2 if real % 2 == 0 else real)
@@ -614,12 +616,12 @@ def two_processes() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_at_least_nineteen_of_twenty_audits_of_each_broken_production_raise_an_alarm(
+def test_all_audits_but_one_of_each_broken_production_raise_an_alarm(
     name: str, two_processes: ProcessPoolExecutor
 ) -> None:
     halves = [two_processes.submit(alarms_of, name, MUTATIONS[name].audits // 2) for _ in range(2)]
     alarms = [bool(alarm) for half in halves for alarm in half.result()]
-    assert sum(alarms) >= 0.95 * len(alarms)
+    assert sum(alarms) >= len(alarms) - (MUTATIONS[name].part not in EXACT)
 
 
 @pytest.mark.parametrize(
@@ -639,7 +641,7 @@ def test_a_broken_production_raises_an_alarm(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("subject", "audits"), [(single, 8), (rounds, 8), (alone, 4), (three, 4), (voters, 4), (sealed, 4)]
+    ("subject", "audits"), [(single, 4), (rounds, 4), (alone, 4), (three, 4), (voters, 4), (sealed, 4)]
 )
 def test_audits_of_production_as_it_is_raise_no_alarm(
     subject: Callable[[], Subject], audits: int, two_processes: ProcessPoolExecutor
