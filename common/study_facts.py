@@ -6,12 +6,12 @@ the certificate, the bundle, the metrics and the dashboard take them from here a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from common.config import Study
-from common.ledger.charges import charge_of
+from common.ledger.charges import StudyTerms, charge_of
 from common.ledger.server_state import Books
 from common.ledger.spending import Spending, of_pool, of_pool_in_study, of_study
 from common.study_mechanism import study_mechanism
@@ -55,6 +55,8 @@ class StudyFacts:
         answers: Number of answers that the study may use.
         lost_draws: In a sealed study, number of charged draws without an answer.
         room: Number of further queries that the study's budget allows; None if its terms are not at hand.
+        quorum_room: Number of further queries that the budgets of a quorum of the sites' pools allow; None if the
+            study's terms are not at hand.
         pools: Facts of each pool by name; empty if the study's terms are not at hand.
         gain: Gain of the student over its best control; None before it is measured.
     """
@@ -65,6 +67,7 @@ class StudyFacts:
     answers: int = 0
     lost_draws: int = 0
     room: int | None = None
+    quorum_room: int | None = None
     pools: Mapping[str, PoolFacts] = field(default_factory=dict)
     gain: Worth | None = None
 
@@ -72,9 +75,18 @@ class StudyFacts:
         object.__setattr__(self, "pools", MappingProxyType(dict(self.pools)))
 
     @property
-    def answers_left(self) -> int:
-        """Number of planned queries that have no answer yet."""
+    def unanswered(self) -> int:
+        """Number of planned queries that have no answer yet, whether or not the budgets allow them."""
         return max(0, (self.planned or 0) - self.answers)
+
+    @property
+    def answers_left(self) -> int:
+        """Number of planned queries without an answer that the budgets still allow; 0 while more may have been spent
+        than shown. Answers of other studies that could be reused do not count.
+        """
+        if self.spending.doubt:
+            return 0
+        return self.unanswered if self.quorum_room is None else min(self.unanswered, self.quorum_room)
 
     @property
     def fit(self) -> int:
@@ -86,8 +98,11 @@ class StudyFacts:
     @property
     def answers_line(self) -> str:
         """Words on how many planned queries were answered and how many are left."""
-        least = "at least " if self.spending.doubt else ""
-        return f"answers {least}{self.answers} of {self.planned} planned, {self.answers_left} left"
+        if self.spending.doubt:
+            return f"answers at least {self.answers} of {self.planned} planned, what is left is not known"
+        without = self.unanswered - self.answers_left
+        no_room = f"; the budgets have no room for {without} more" if without else ""
+        return f"answers {self.answers} of {self.planned} planned, {self.answers_left} left{no_room}"
 
     @property
     def gain_line(self) -> str:
@@ -96,7 +111,12 @@ class StudyFacts:
 
 
 def study_facts(
-    study: Study, books: Books | None = None, *, doubt: str | None = None, gain: Worth | None = None
+    study: Study,
+    books: Books | None = None,
+    *,
+    doubt: str | None = None,
+    gain: Worth | None = None,
+    asked: Collection[str] | None = None,
 ) -> StudyFacts:
     """Return the figures of a study.
 
@@ -106,6 +126,8 @@ def study_facts(
         doubt: Why more may have been spent than the ledger shows.
         gain: Gain of the student. It is used only if the study has an answer, because a copy of a study's directory may
             contain the report of another run.
+        asked: Pools of the study's sites; by default all that are declared. If there are fewer than the quorum, pools
+            that took part before may take part again, and others count as unspent.
 
     Returns:
         The figures.
@@ -122,10 +144,17 @@ def study_facts(
         return PoolFacts(books.pools[pool].site, pool, inside, life, room)
 
     pools = {pool: of(pool) for pool in sorted(books.pools)}
+    unspent, least = Spending.of(privacy).room(cost), StudyTerms.of(study).least_roster
+    able = list(pools if asked is None else asked)
+    if len(able) < least:
+        able += [pool for pool in books.study_pools(study.id) if pool not in able]
+    rooms = [pools[pool].room if pool in pools else unspent for pool in able] + [unspent] * (least - len(able))
+    quorum_room = sorted(rooms, reverse=True)[least - 1]
     if study.id not in books.studies:
-        return StudyFacts(study.id, Spending.of(privacy, doubt=doubt), privacy.planned_queries, pools=pools)
+        spending = Spending.of(privacy, doubt=doubt)
+        return StudyFacts(study.id, spending, privacy.planned_queries, quorum_room=quorum_room, pools=pools)
     found = recorded_facts(study.id, books, planned=privacy.planned_queries, doubt=doubt, gain=gain)
-    return replace(found, room=found.spending.room(cost), pools=pools)
+    return replace(found, room=found.spending.room(cost), quorum_room=quorum_room, pools=pools)
 
 
 def recorded_facts(

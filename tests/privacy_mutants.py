@@ -14,10 +14,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from common.canonical import canonical_bytes, sha256_bytes
-from tests.mutation.privacy import AUDIT, ROWS, Row
+from tests.mutation import ledgers, privacy
+from tests.mutation.privacy import AUDIT, Row
 from tests.mutation.runner import BROKEN, KILLED, SURVIVED, outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
+ROWS = (*privacy.ROWS, *ledgers.ROWS)
 RECORD = ROOT / "benchmarks" / "results" / "privacy" / "mutants.json"
 TABLE = ROOT / "docs" / "lab" / "privacy-mutants.md"
 TIMEOUT_S, AT_ONCE = 600, 12
@@ -49,8 +51,8 @@ def page(seen: Seen) -> str:
         "",
         "A mutant is the production code with a line or two changed, so that a promise of "
         "[the proof](../privacy.md) no",
-        "longer holds. `tests/mutation/privacy.py` lists them; `python -m tests.privacy_mutants --audit` runs",
-        "them and writes this page.",
+        "longer holds. `tests/mutation/privacy.py` and `tests/mutation/ledgers.py` list them;",
+        "`python -m tests.privacy_mutants --audit` runs them and writes this page.",
         "",
         "- **Test**: this test fails when the line is changed. A slow test runs a sample anew",
         "  (`tests/test_privacy_mutants.py`).",

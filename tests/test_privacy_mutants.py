@@ -11,8 +11,8 @@ import pytest
 import ruff
 
 from tests import privacy_mutants
-from tests.mutation.privacy import ROWS
 from tests.mutation.runner import KILLED, outcomes
+from tests.privacy_mutants import ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = {row.area: row.mutant for row in reversed(ROWS)}

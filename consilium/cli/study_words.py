@@ -86,7 +86,7 @@ def print_end(workspace: Workspace, *, as_json: bool) -> None:
     standing = print_status(workspace, as_json=as_json)
     if not as_json and workspace.bundle_dir.exists():
         _print_worth(workspace, warned=bool(standing.warnings))
-    if standing.facts.answers_left and not standing.running and not workspace.stop_file.exists():
+    if standing.facts.unanswered and not standing.running and not workspace.stop_file.exists():
         raise AnswersMissing(standing)
 
 

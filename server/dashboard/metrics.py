@@ -97,6 +97,11 @@ def _of_the_study(view: Overview) -> Iterator[Metric]:
         value=float(view.budget.doubt is not None),
     )
     yield GaugeMetricFamily("pate_study_queries_planned", "Planned queries", value=view.planned)
+    yield GaugeMetricFamily(
+        "pate_study_answers_left",
+        "Planned queries without an answer, as far as the budgets admit them; 0 while the ledger is in doubt",
+        value=view.budget.answers_left,
+    )
     yield GaugeMetricFamily("pate_run_active", "1 while a run goes on", value=float(view.run.state == "running"))
     progress = GaugeMetricFamily("pate_stage_progress_ratio", "Share of a stage that is done", labels=["stage"])
     for stage in view.run.stages:

@@ -53,7 +53,7 @@ class Follower:
         self.problem: str | None = None
         self._sites: tuple[Site, ...] = ()
         self._small: tuple[tuple[int, ...], ...] = ()
-        self._facts: tuple[tuple[int, str | None, Worth | None], StudyFacts] | None = None
+        self._facts: tuple[tuple[int, str | None, Worth | None, tuple[str, ...]], StudyFacts] | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -83,9 +83,10 @@ class Follower:
     def facts(self) -> StudyFacts:
         """Return the study's facts, from the ledger as far as it was read."""
         measured = read_measured(self.workspace.root, self.study.id)
-        seen = self.version, self.doubt, None if measured is None else measured.worth
+        asked = tuple(site.pool for site in self.sites)
+        seen = self.version, self.doubt, None if measured is None else measured.worth, asked
         if self._facts is None or self._facts[0] != seen:
-            self._facts = seen, study_facts(self.study, self.ledger.books, doubt=seen[1], gain=seen[2])
+            self._facts = seen, study_facts(self.study, self.ledger.books, doubt=seen[1], gain=seen[2], asked=asked)
         return self._facts[1]
 
     @property

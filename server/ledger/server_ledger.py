@@ -21,7 +21,7 @@ time, and each reads what the others wrote before it decides.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -324,10 +324,12 @@ class Ledger(AnswersQueries):
         self._catch_up()
         return tuple(self._books.studies.values())
 
-    def study_facts(self, study: Study, *, gain: Worth | None = None) -> StudyFacts:
-        """What the study spent, was answered and has left, and what it spent of every pool."""
+    def study_facts(
+        self, study: Study, *, gain: Worth | None = None, asked: Collection[str] | None = None
+    ) -> StudyFacts:
+        """What the study spent, was answered and has left of the pools ``asked``, and what it spent of every pool."""
         self._catch_up()
-        return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain)
+        return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain, asked=asked)
 
     def study_spending(self, study_id: str) -> Spending:
         """Return what a study has spent on the pool it cost most, and what is guaranteed to that pool.

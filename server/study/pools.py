@@ -44,6 +44,8 @@ class Room:
     @property
     def sentence(self) -> str:
         """The same as a sentence."""
+        if not self.wanted:
+            return f"pool {self.pool} of {self.site}: what this study may spend of it is spent"
         share = f"room for {self.releases} of the {self.wanted} releases that this study may need"
         return f"pool {self.pool} of {self.site}: {share if self.releases else 'its budget for life is spent'}"
 

@@ -57,7 +57,8 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
     """
     study = workspace.study()
     found = read_measured(workspace.root, study.id)
-    return ledger.study_facts(study, gain=None if found is None else found.worth)
+    asked = [site.pool for site in workspace.registered()]
+    return ledger.study_facts(study, gain=None if found is None else found.worth, asked=asked)
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:

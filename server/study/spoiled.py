@@ -30,9 +30,10 @@ def budget_state(ledger: Ledger, study: Study) -> str:
     charged = max((pool.in_study.spend.releases for pool in facts.pools.values()), default=0)
     spending = facts.spending
     least = "at least " if spending.doubt else ""
+    left = "an unknown number" if spending.doubt else max(0, min(privacy.charges - charged, facts.room or 0))
     return (
         f"the study has {facts.answers} of {privacy.planned_queries} answers and "
-        f"{max(0, privacy.charges - charged)} of {privacy.charges} charges left, "
+        f"{left} of {privacy.charges} charges left, "
         f"{least}ε = {epsilon_text(spending.spent.epsilon)} of {epsilon_text(privacy.epsilon)} spent "
         f"({privacy.accountant})"
     )

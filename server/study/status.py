@@ -340,7 +340,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
     run = run_state(workspace)
     enough = len(pools) >= study.privacy.quorum  # otherwise sites are missing, not budgets
     out_of_budget = enough and sum(not pool.exhausted for pool in pools.values()) < study.privacy.quorum
-    done = not facts.answers_left
+    done = not facts.unanswered
     return StudyStatus(
         study=study,
         state=_state(run, done=done, student=workspace.bundle_dir.exists(), out_of_budget=out_of_budget),

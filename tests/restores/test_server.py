@@ -8,6 +8,7 @@ after a restore, not from what the product found.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -21,6 +22,13 @@ SHARES = 4 if os.environ.get("CONSILIUM_RESTORES") == "all" else 1
 """Of four shares of all sets of parts, one is looked at by default."""
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "ledger-tried.md"
+
+
+def every_set(moments: list[Moment[Facts]]) -> Iterator[Case]:
+    return chain(cases(PARTS, moments), mixed(PARTS[:3], moments))
+
+
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> list[Moment[Facts]]:
     return live(tmp_path_factory.mktemp("life"))
@@ -32,6 +40,11 @@ def test_every_file_of_a_study_is_a_part_or_named_as_harmless(moments: list[Mome
     last = files(moments[-1].folder)
     assert [part.name for part in PARTS if not any(map(part.holds, last))] == []
     assert unclassified(moments[-1].folder, PARTS[1:], HARMLESS) == ["ledger.sqlite"], "a file of no part is noticed"
+
+
+def test_the_page_says_how_many_restores_there_are(moments: list[Moment[Facts]]) -> None:
+    count = sum(1 for _ in chain(cases(PARTS, moments, most=1), every_set(moments)))
+    assert f" {count:,} restores of a server," in PAGE.read_text(encoding="utf-8")
 
 
 def test_some_restores_make_no_draw_free(moments: list[Moment[Facts]], tmp_path: Path) -> None:
@@ -54,6 +67,6 @@ def test_no_restore_of_one_part_makes_a_draw_free(moments: list[Moment[Facts]], 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
 def test_no_restore_of_any_parts_makes_a_draw_free(moments: list[Moment[Facts]], tmp_path: Path, share: int) -> None:
-    chosen = islice(chain(cases(PARTS, moments), mixed(PARTS[:3], moments)), share, None, 4)
+    chosen = islice(every_set(moments), share, None, 4)
     outcomes = look_at(chosen, PARTS, moments, tmp_path / "study", partial(look, tmp_path, moments))
     print(outcomes)

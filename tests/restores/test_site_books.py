@@ -20,6 +20,7 @@ from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, r
 from tests.restores.site_life import HARMLESS, PARTS, Facts, hear, live, look, revived
 
 DRAWN = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "ledger-tried.md"
 Lived = tuple[World, list[Moment[Facts]]]
 
 
@@ -33,6 +34,11 @@ def test_every_file_of_a_sites_books_is_a_part_or_named_as_harmless(lived: Lived
         assert unclassified(moment.folder, PARTS, HARMLESS) == []
     last = files(lived[1][-1].folder)
     assert [part.name for part in PARTS if not any(map(part.holds, last))] == []
+
+
+def test_the_page_says_how_many_restores_there_are(lived: Lived) -> None:
+    count = sum(1 for chosen in (cases, mixed) for _ in chosen(PARTS, lived[1]))
+    assert f" {count} of a site's books," in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

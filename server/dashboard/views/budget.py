@@ -51,7 +51,7 @@ class BudgetView:
         relation: Neighbouring relation.
         share: Share spent of Σμ², the quantity that adds up and that the gate compares.
         releases: Number of releases charged.
-        answers_left: Further answers at the planned noise; 0 if there is ``doubt``.
+        answers_left: Further answers that the study can get, or that the pool's budget covers; 0 if there is ``doubt``.
         readings: ε by every accountant.
         doubt: Why more may have been spent, if so.
         warning: States that the budget was exceeded, if so.
@@ -79,7 +79,7 @@ class BudgetView:
 
 def study_budget(facts: StudyFacts) -> BudgetView:
     """Return the study's own budget as pages show it."""
-    return _budget("study", None, facts.spending, room=facts.room or 0)
+    return _budget("study", None, facts.spending, room=facts.answers_left, done=not facts.unanswered)
 
 
 def pool_budget(facts: PoolFacts) -> BudgetView:
@@ -107,7 +107,7 @@ def mechanism_of(study: Study) -> Mechanism:
     return study_mechanism(study, dimension=1)
 
 
-def _budget(name: str, pool: str | None, spending: Spending, *, room: int) -> BudgetView:
+def _budget(name: str, pool: str | None, spending: Spending, *, room: int, done: bool = False) -> BudgetView:
     budget, protection = spending.budget, spending.protection
     return BudgetView(
         name=name,
@@ -128,17 +128,20 @@ def _budget(name: str, pool: str | None, spending: Spending, *, room: int) -> Bu
         ),
         doubt=spending.doubt,
         warning=None if spending.doubt else spending.warning,
-        words=_budget_words(spending, room),
+        words=_budget_words(spending, room, done=done),
     )
 
 
-def _budget_words(spending: Spending, left: int) -> str:
+def _budget_words(spending: Spending, left: int, *, done: bool) -> str:
     epsilon, budget = epsilon_text(spending.spent.epsilon), epsilon_text(spending.budget.epsilon)
     if spending.doubt is not None:
         return f"at least ε {epsilon} of {budget} spent; what is left is not known, for {spending.doubt}"
     spent = f"ε {epsilon} of {budget} spent"
-    if spending.passed:
-        return f"{spent}: past its budget, nothing more is released"
-    if left == 0:
-        return f"{spent}; no further answer fits"
-    return f"{spent}; {left:,} more {'answer fits' if left == 1 else 'answers fit'}"
+    if left:
+        fit = f"{left:,} more {'answer fits' if left == 1 else 'answers fit'}"
+        return f"{spent} by the pool it cost most; {fit} the others" if spending.passed else f"{spent}; {fit}"
+    if done:
+        return f"{spent}; every planned answer is there"
+    return (
+        f"{spent}: past its budget, nothing more is released" if spending.passed else f"{spent}; no further answer fits"
+    )

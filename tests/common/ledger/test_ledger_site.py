@@ -23,6 +23,7 @@ from common.ledger.receipts import Receipt, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget
+from common.privacy.training import Sampling, TrainingEvent
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
@@ -427,6 +428,56 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
     with pytest.raises(LedgerCorrupt, match="lacks charges"):
         site.ledger.record_receipt(receipt, public_key=world.key.public_key())
     assert len(site.ledger.alarms()) == 1
+
+
+def test_receipts_that_contradicted_are_handed_over_for_a_recovery(world: World, site: Hospital) -> None:
+    """They charge too: what the server released while nobody knew of the rollback must not be forgotten."""
+    known = run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(known, public_key=world.key.public_key())
+    world.release(queries(9), batch="b2")
+    contradicts = receipt_for(world, "b2")
+    with pytest.raises(LedgerCorrupt, match="never accepted"):
+        site.ledger.record_receipt(contradicts, public_key=world.key.public_key())
+    assert site.ledger.receipts() == (known,)
+    assert site.ledger.receipts(evidence=True) == (known, contradicts)
+
+
+def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    """A ledger that was recovered without it falls short of what the site holds, and is refused."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    with pytest.raises(LedgerCorrupt):
+        site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+    ledger_world.rolled_back(world, old)  # and so b2 is forgotten too
+    world.reopen()
+    for receipts, batch, number in ((site.ledger.receipts(), "b3", 3), (site.ledger.receipts(evidence=True), "b4", 4)):
+        world.ledger.recover(receipts)
+        site.ledger.recover(world.ledger.ledger_id)
+        receipt = run_batch(world, site, batch, number)
+        if batch == "b3":
+            with pytest.raises(LedgerCorrupt):
+                site.ledger.record_receipt(receipt, public_key=key)
+        else:
+            site.ledger.record_receipt(receipt, public_key=key)
+    assert site.ledger.alarms() == ()
+    assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 4
+
+
+def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
+    """Its teacher is there, so no step of it is left to be drawn for its charge."""
+    event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
+    site.ledger.record_training("a" * 64, voter=0, deal="d" * 64, strategy="dp-sgd", event=event)
+    site.ledger.record_drawn("a" * 64, 2, after=0)
+    assert site.ledger.drawn("a" * 64) == 2
+    site.ledger.record_trained("a" * 64, "b" * 64)
+    site.reopen()
+    assert site.ledger.drawn("a" * 64) == 4
+    with pytest.raises(Refused, match="another run"):
+        site.ledger.record_drawn("a" * 64, 3, after=2)
 
 
 def test_evidence_that_comes_again_is_kept_once(world: World, site: Hospital) -> None:

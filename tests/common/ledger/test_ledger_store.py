@@ -30,6 +30,7 @@ from common.ledger.charges import (
     charge_of,
 )
 from common.ledger.receipts import Receipt
+from common.ledger.records import ReuseRecord
 from common.ledger.rows import Position
 from common.privacy.accounting import MAX_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
@@ -47,6 +48,7 @@ from tests.common.ledger.ledger_world import (
     make_query,
     make_study,
     roster_of,
+    write_raw,
 )
 
 MECHANISM = make_mechanism(room_for=10)
@@ -381,6 +383,20 @@ def test_a_stricter_study_cannot_reuse_what_its_own_budget_does_not_cover(world:
     result = world.release(queries(1, 2), study=strict.id)
     assert result.answers == ()
     assert world.ledger.answers(strict.id) == ()
+
+
+def test_an_answer_of_fewer_sites_than_a_studys_quorum_is_not_reused_by_it(world: World) -> None:
+    """Neither when it is asked for, nor by a row that says so."""
+    world.release(queries(1), sites=SITES[:2])
+    larger = make_study("larger", quorum=3)
+    world.ledger.register_study(larger)
+    rows = world.ledger.row_count
+    with pytest.raises(QuorumNotReached, match="answered by 2 sites"):
+        world.release(queries(1), study=larger.id)
+    with pytest.raises(LedgerCorrupt, match="roster of a reused answer"), world.ledger._writing():
+        write_raw(world.ledger, "reuse", ReuseRecord(larger.id, (queries(1)[0].id,)).to_json())
+    assert world.ledger.row_count == rows
+    assert world.ledger.answers(larger.id) == ()
 
 
 def test_answers_are_read_only_and_independent_of_the_callers_array(world: World) -> None:

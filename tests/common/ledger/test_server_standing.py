@@ -374,6 +374,21 @@ def test_two_lost_lines_that_look_alike_are_both_charged(world: World, tmp_path:
     assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 6
 
 
+def test_the_standing_beside_a_copy_and_one_of_another_line_are_both_charged(world: World, tmp_path: Path) -> None:
+    old = saved(world, tmp_path / "old")
+    for name, number in (("first", 1), ("second", 2)):
+        rolled_back(world, old)
+        world.reopen()
+        world.release([make_query(number, MECHANISM)], batch=name)
+        saved(world, tmp_path / name)
+    put_back(world, old / "ledger.sqlite")  # the second's standing still lies beside it
+    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
+        restored.recover([], standing=ServerStanding.load(tmp_path / "first" / "ledger.standing"))
+    world.reopen()
+    assert len(world.answers.drawn) == 2
+    assert world.ledger.spent(POOL).releases == world.ledger.spent(POOL, world.study.id).releases == 2
+
+
 def test_a_standing_without_marks_is_charged_whole(world: World, tmp_path: Path) -> None:
     """As a version before 0.3.0 wrote it: where it parted from the ledger nobody can know."""
     world.release([make_query(9, MECHANISM)], batch="b0")

@@ -6,6 +6,7 @@ The oracle is the analytic Gaussian formula in scipy, on how often noise was dra
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, sqrt
 from pathlib import Path
@@ -18,16 +19,19 @@ from scipy.stats import norm
 from common.config import parse_study
 from common.ledger.charges import StudyTerms
 from common.ledger.spending import Spending
+from common.study_mechanism import study_mechanism
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.study.templates import template
 from tests.common.ledger.ledger_world import (
     BUDGET,
+    SITES,
     World,
     batch_receipts,
     make_mechanism,
     make_query,
     make_study,
+    put_back,
     rolled_back,
     saved,
 )
@@ -67,6 +71,39 @@ def test_where_recovered_charges_pass_a_budget_what_was_spent_is_guaranteed(worl
     assert found.odds_guaranteed == found.odds_spent == pytest.approx(norm.cdf(mu_of(18) / 2), rel=1e-9)
     assert "More was spent than the budget of ε = 8" in (found.warning or "")
     assert found.groups()[0].epsilon == found.spent.epsilon
+
+
+def test_what_is_left_is_planned_and_fits_the_budgets_of_a_quorum(tmp_path: Path) -> None:
+    """Ten answers are planned and paid for; three are drawn twice, so that only four of the missing seven fit."""
+    study = make_study(planned_queries=10)
+    mechanism, pools = study_mechanism(study, dimension=4), [f"{site}-mri" for site in SITES]
+    world = World.create(tmp_path, study=study)
+
+    def left(of: Sequence[str] = pools) -> int:
+        return world.ledger.study_facts(study, asked=of).answers_left
+
+    old = saved(world, tmp_path / "monday")
+    assert left() == 10
+    world.release([make_query(n, mechanism) for n in range(3)], batch="b1")
+    assert left() == 7
+    receipts = batch_receipts(world.ledger, "b1")
+    rolled_back(world, old)
+    world.reopen()
+    world.release([make_query(n, mechanism) for n in range(3)], batch="b2")
+    world.ledger.recover(receipts)
+    assert left() == left([]) == left(["new-mri"]) == 4
+    assert left(["new-mri", "other-mri"]) == 7, "two hospitals that nobody has asked yet"
+    assert (
+        "3 of 10 planned, 4 left; the budgets have no room for 3 more" in world.ledger.study_facts(study).answers_line
+    )
+    world.release([make_query(n, mechanism) for n in range(3, 5)], batch="b3", sites=SITES[:2])
+    assert [world.ledger.study_facts(study).pools[pool].room for pool in pools] == [2, 2, 4]
+    assert left() == 2
+    put_back(world, tmp_path / "monday" / "ledger.sqlite")
+    with Ledger.open(world.path) as older:
+        facts = older.study_facts(study, asked=pools)
+    assert (facts.answers_left, facts.unanswered) == (0, 10), "more may have been spent than is known"
+    assert "what is left is not known" in facts.answers_line
 
 
 def test_within_a_budget_the_budget_is_guaranteed(world: World) -> None:

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from math import exp, sqrt
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
@@ -20,7 +21,7 @@ from common.privacy.consent import (
     spent_sentence,
     warn_about,
 )
-from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.mechanism import SAMPLER_DELTA, AccountantName, Budget, Protection, Relation, Unit
 
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 ZERO_OUT = Protection(Unit.HOSPITAL, Relation.ZERO_OUT)
@@ -57,6 +58,16 @@ def test_the_best_guess_is_what_integrating_both_densities_gives(epsilon: float,
     found = guess_right_at_most(max_mu_squared(AccountantName.EXACT, Budget(epsilon, delta)))
     assert found == pytest.approx(1 - overlap / 2, abs=1e-6)
     assert found >= 1 - overlap / 2 - 1e-6
+
+
+@pytest.mark.parametrize("mu_squared", [Fraction(1, 10**9), Fraction(1, 7), Fraction(3), Fraction(41, 3), Fraction(60)])
+def test_the_odds_are_never_below_those_of_the_exact_formula_with_the_samplers_share(mu_squared: Fraction) -> None:
+    """Φ(μ/2) and half of what the sampler may be told from a Gaussian by, in fifty digits."""
+    with mpmath.workdps(50):
+        mu = mpmath.sqrt(mpmath.mpf(mu_squared.numerator) / mu_squared.denominator)
+        exact = mpmath.ncdf(mu / 2) + mpmath.mpf(SAMPLER_DELTA.numerator) / SAMPLER_DELTA.denominator / 2
+        found = mpmath.mpf(guess_right_at_most(mu_squared))
+        assert exact <= found <= exact + mpmath.mpf(10) ** -9
 
 
 def test_the_best_attacker_on_a_simulated_gaussian_reaches_the_bound_and_does_not_pass_it() -> None:

@@ -158,6 +158,19 @@ def test_a_fork_that_is_as_long_or_longer_is_an_alarm_and_stops_every_answer(wor
     assert world.ledger.answers(world.study.id) == ()
 
 
+def test_the_first_head_a_site_is_shown_must_have_the_row_of_its_receipt(world: Federation) -> None:
+    """It has countersigned nothing yet, and the head is signed by the ledger's own key: only its receipt tells."""
+    copy_now(world)
+    world.core().run(world.transport)
+    held = max(ledger.held(world.ledger.ledger_id).seq for ledger in world.site_ledgers.values())
+    assert held > 0
+    with fork(world, rows=held) as forked:
+        countersign(world, forked)
+        assert [site for site, _ in told(world, "witness-disagrees")] == [f"site-{i}" for i in range(SITES)]
+    assert told(world, "witnessed") == []
+    assert all(world.workers[site.node_id]._witness.memory.server_forked for site in world.sites)
+
+
 def test_a_shorter_ledger_is_not_countersigned_and_is_told_of(world: Federation) -> None:
     copy_now(world)
     for number in range(3):

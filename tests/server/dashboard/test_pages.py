@@ -74,7 +74,7 @@ def test_the_first_page_says_what_is_spent_and_left_for_the_study_and_every_site
     facts = client.get("/api/overview").json()
     text = client.get("/").text
     assert f"<strong>{QUERIES}</strong> of {QUERIES} planned answers" in text
-    assert "more fit the budget" in text
+    assert "every planned answer is there" in text
     for site in facts["sites"]:
         assert site["name"] in text
         assert site["budget"]["words"].replace("ε ", "ε\N{NO-BREAK SPACE}") in text

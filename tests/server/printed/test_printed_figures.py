@@ -21,7 +21,7 @@ from common.errors import InvalidInput
 from common.ledger.rows import Row
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
-from common.study_mechanism import sealed_sentences
+from common.study_mechanism import sealed_sentences, study_mechanism
 from consilium.cli.main import app
 from consilium.reports.publication import publish_student
 from server.dashboard import api, health, pages, sign_in
@@ -74,7 +74,27 @@ def hold(life: Life, folder: Path) -> int:
             says_at_least(seen)
         if truth.worst(study) > truth.studies[study].limit and not life.doubt:
             says_more_was_spent(seen)
+        says_what_is_left(seen, truth)
     return compared
+
+
+def says_what_is_left(seen: View, truth: Truth) -> None:
+    """One number wherever what is left stands: planned answers that are missing, as far as the budgets admit them."""
+    study, root = seen.workspace.study(), seen.workspace.root
+    status = json.loads(places.command(places.study_app, "status", root, "--json"))
+    planned = study.privacy.planned_queries
+    mechanism = study_mechanism(study, dimension=1)
+    fields = {name: getattr(mechanism, name) for name in ("voters_per_site", "radius_int", "noise_std")}
+    quorum = max(study.privacy.quorum, study.privacy.colluders + 2 if study.privacy.sealed else 0)
+    pools = [site.pool for site in seen.workspace.sites()]
+    most = max(0, planned - status["answers"])
+    true = 0 if seen.life.doubt else truth.left(study.id, fields, pools, least=quorum, most=most)
+    least, rest = ("at least ", "what is left is not known") if seen.life.doubt else ("", f"{true} left")
+    said = f"answers {least}{status['answers']} of {planned} planned, {rest}"
+    assert said in places.command(places.study_app, "status", root)
+    pages = [seen.json(f"/api/{name}")["budget"]["answers_left"] for name in ("overview", "study")]
+    assert [status["answers_left"], *pages] == [true] * 3
+    assert f"pate_study_answers_left {float(true)}\n" in seen.text("/metrics")
 
 
 def says_at_least(seen: View) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -143,6 +144,24 @@ class Truth:
             if pools:
                 of = self.pools[pool]
                 self.spent[pool] += cost(mechanism, unit=of.unit, relation=of.relation, study_unit=own.unit)
+
+    def left(self, study: str, mechanism: dict[str, Any], pools: Sequence[str], *, least: int, most: int) -> int:
+        """How many more releases fit: one after another, each of every pool that can still pay, while that is ``least``
+        of them; ``most`` at most."""
+        own = self.studies[study]
+        spent = {pool: (self.spent[pool], self.spent_in[study][pool]) for pool in pools}
+        inside = cost(mechanism, unit=own.unit, relation=own.relation, study_unit=own.unit)
+        for number in range(most):
+            after = {}
+            for pool, (all_of_it, of_it) in spent.items():
+                of = self.pools[pool]
+                more = all_of_it + cost(mechanism, unit=of.unit, relation=of.relation, study_unit=own.unit)
+                if more <= of.limit * Fraction(1 + 1e-9) and of_it + inside <= own.limit * Fraction(1 + 1e-9):
+                    after[pool] = (more, of_it + inside)
+            if len(after) < least:
+                return number
+            spent = after
+        return most
 
     def worst(self, study: str) -> Fraction:
         return max(self.spent_in[study].values(), default=Fraction(0))
