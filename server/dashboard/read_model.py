@@ -17,7 +17,7 @@ from common.study_facts import StudyFacts, study_facts
 from common.worth import Worth
 from server.dashboard.event_fold import EventFold
 from server.dashboard.ledger_fold import STANDING_MISSING, LedgerFold, file_stamp
-from server.study.read_facts import read_measured
+from server.study.read_facts import measured_files, read_measured
 from server.study.run_state import lives
 from server.study.workspace import Site, Workspace
 
@@ -53,6 +53,7 @@ class Follower:
         self.problem: str | None = None
         self._sites: tuple[Site, ...] = ()
         self._small: tuple[tuple[int, ...], ...] = ()
+        self._gain: Worth | None = None
         self._facts: tuple[tuple[int, str | None, Worth | None, tuple[str, ...]], StudyFacts] | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,9 +83,8 @@ class Follower:
 
     def facts(self) -> StudyFacts:
         """Return the study's facts, from the ledger as far as it was read."""
-        measured = read_measured(self.workspace.root, self.study.id)
         asked = tuple(site.pool for site in self.sites)
-        seen = self.version, self.doubt, None if measured is None else measured.worth, asked
+        seen = self.version, self.doubt, self._gain, asked
         if self._facts is None or self._facts[0] != seen:
             self._facts = seen, study_facts(self.study, self.ledger.books, doubt=seen[1], gain=seen[2], asked=asked)
         return self._facts[1]
@@ -148,13 +148,17 @@ class Follower:
             self._thread.join(timeout=5.0)
 
     def _read_small(self) -> bool:
-        stamp = tuple(file_stamp(self.workspace.root / name) for name in ("sites.json", "public.json", "codec.json"))
+        root = self.workspace.root
+        small = (root / "sites.json", root / "public.json", root / "codec.json", *measured_files(root))
+        stamp = tuple(map(file_stamp, small))
         if stamp == self._small:
             return False
         try:
-            sites = self.workspace.sites() if (self.workspace.root / "sites.json").exists() else ()
+            sites = self.workspace.sites() if small[0].exists() else ()
         except (InvalidInput, OSError):
             return False  # it is being replaced at the moment; the next look finds it complete
+        measured = read_measured(root, self.study.id)
         with self.lock:
             self._small, self._sites = stamp, sites
+            self._gain = None if measured is None else measured.worth
         return True

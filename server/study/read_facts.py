@@ -75,6 +75,11 @@ def facts_of(workspace: Workspace) -> StudyFacts:
     return study_facts(workspace.study())
 
 
+def measured_files(root: Path) -> tuple[Path, ...]:
+    """Return the files in which :func:`read_measured` looks for the scores of the study in ``root``."""
+    return root / "report.json", root.parent / "report.json"
+
+
 def read_measured(root: Path, study_id: str) -> Measured | None:
     """Return the scores of this study's student and controls; None if nobody measured them.
 
@@ -82,7 +87,7 @@ def read_measured(root: Path, study_id: str) -> Measured | None:
         root: The study's directory.
         study_id: Its id; a report of another study is ignored.
     """
-    for path in (root / "report.json", root.parent / "report.json"):
+    for path in measured_files(root):
         try:
             found = parse_json(read_regular(path, most_bytes=MAX_BYTES), what="report of a study")
             if found["study"]["id"] == study_id:
