@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from client.site.peers import PeersView, PeerTrust
 from client.site.peers import look as look_at_peers
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import Study
-from common.data.dataset import Case
+from common.data.dataset import Case, Dataset
 from common.errors import InvalidInput
 from common.hospital_page import (
     HospitalFacts,
@@ -45,6 +45,9 @@ MOST_ANSWERS = 50
 """Batches on the page; the ledger has them all."""
 
 MOST_CASES = 200
+
+KEPT_CASES = 4
+"""Predicted cases in memory: those that were shown last. One of a large study is tens of megabytes."""
 
 Sheet = Callable[[Study, int | None], str]
 """The consent sheet of a study, for so many patients."""
@@ -129,30 +132,33 @@ class SitesOwnPage(OwnPage):
                 alarms=alarms,
                 networks=tuple(OwnNetwork(name, _SAID[name]) for name in self._networks()),
                 pause=_command(self._directory, study, ended=state == "pause"),
-                cases=min(len(self._cases), MOST_CASES) if self._networks() else 0,
+                cases=len(self._cases) if self._networks() else 0,
             )
 
     def case(self, number: int) -> ShownCase:
-        if not 0 <= number < min(len(self._cases), MOST_CASES):
-            limit = f"1 to {min(len(self._cases), MOST_CASES)}"
+        if not 0 <= number < len(self._cases):
+            limit = f"1 to {len(self._cases)}"
             raise InvalidInput("case", value=number + 1, limit=limit, remedy="`consilium site doctor --data`")
         return self._shown(number)
 
     @cached_property
-    def _cases(self) -> tuple[Case, ...]:
-        """Labelled cases of the site's dataset, by its index; none where it cannot be read."""
+    def _dataset(self) -> Dataset | None:
+        """The site's dataset by its index; None if it cannot be read."""
         try:
-            return indexed(self._config.path(self._config.data), self._study.data, self._config.dataset).labelled
-        except (InvalidInput, OSError):
-            return ()
-
-    @cached_property
-    def _patients(self) -> int | None:
-        try:
-            dataset = indexed(self._config.path(self._config.data), self._study.data, self._config.dataset)
+            return indexed(self._config.path(self._config.data), self._study.data, self._config.dataset)
         except (InvalidInput, OSError):
             return None
-        return len({dataset.patient_of(case.id) for case in dataset.labelled})
+
+    @property
+    def _cases(self) -> tuple[Case, ...]:
+        """The labelled cases that can be shown: at most :data:`MOST_CASES`."""
+        return () if self._dataset is None else self._dataset.labelled[:MOST_CASES]
+
+    @property
+    def _patients(self) -> int | None:
+        """Number of patients with a labelled case; None if the dataset cannot be read."""
+        found = self._dataset
+        return None if found is None else len({found.patient_of(case.id) for case in found.labelled})
 
     def _networks(self) -> dict[str, Path]:
         """Where networks that can be shown side by side lie."""
@@ -164,7 +170,7 @@ class SitesOwnPage(OwnPage):
         there = {name: path for name, path in places.items() if path.is_dir()}
         return there if {STUDENT, ADAPTED} & there.keys() else {}
 
-    @cache  # noqa: B019  the page lives as long as its process
+    @lru_cache(maxsize=KEPT_CASES)  # noqa: B019  the page lives as long as its process
     def _shown(self, number: int) -> ShownCase:
         from client.teachers.teacher import Teachers  # torch
         from common.data.volume import load_example
