@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from client.training.task import SiteReport
 from common.curves import Curves, open_curves
@@ -39,8 +39,5 @@ def curves_of(asked: str | None, *, run: str) -> Iterator[TeacherCurves | None]:
     if asked is None:
         yield None
         return
-    curves = open_curves(asked, run=run)
-    try:
+    with closing(open_curves(asked, run=run)) as curves:
         yield TeacherCurves(curves)
-    finally:
-        curves.close()

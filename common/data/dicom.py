@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from common.data.dicom_header import read_pixels
-from common.data.geometry import check_affine
+from common.data.geometry import LPS_TO_RAS, check_affine
 from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
 from common.errors import InvalidInput
 
 GAP_TOLERANCE = 0.01  # of the slice spacing
 _POSITION, _ORIENTATION = "0020|0032", "0020|0037"
-_LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
@@ -63,7 +62,7 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
     direction = np.array(image.GetDirection()).reshape(3, 3)
     affine[:3, :3] = direction * np.array(image.GetSpacing())
     affine[:3, 3] = image.GetOrigin()
-    affine = _LPS_TO_RAS @ affine
+    affine = LPS_TO_RAS @ affine
     check_affine(affine)
     array = sitk.GetArrayFromImage(image).transpose(2, 1, 0)[None]
     return Scan(array=np.ascontiguousarray(array, dtype=np.float32), affine=affine)

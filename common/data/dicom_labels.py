@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from common.data.dicom_study import highdicom
+from common.data.geometry import LPS_TO_RAS
 from common.data.nifti import Scan, VoxelRoom
 from common.errors import InvalidInput
 
@@ -20,8 +21,6 @@ ENDING = ".dcm"
 
 OFF_VOXELS = 0.05
 """How far a voxel may lie from the image's, in voxels."""
-
-_LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
@@ -53,7 +52,7 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
             limit="a Segmentation on one stack of slices, whose segments do not overlap",
             remedy="export it as DICOM-SEG again, or as NIfTI",
         ) from error
-    affine = _LPS_TO_RAS @ np.asarray(volume.affine, dtype=np.float64)
+    affine = LPS_TO_RAS @ np.asarray(volume.affine, dtype=np.float64)
     return Scan(np.asarray(volume.array, dtype=np.float32)[None], affine)
 
 

@@ -31,6 +31,9 @@ _UNIT_NAMES = {1: "metre", 3: "micrometre"}
 
 Affine = Float[np.ndarray, "4 4"]
 
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""Turns DICOM's coordinates (left, posterior, superior) into NIfTI's."""
+
 
 def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
     """Return the affine voxel → mm in RAS+ that a header means, and the corrections that were made.

@@ -7,7 +7,7 @@ what was released with noise, so these curves cost no budget.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from common.curves import Curves, open_curves
@@ -39,11 +39,8 @@ def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves |
     if asked is None:
         yield None
         return
-    curves = open_curves(asked, run=workspace.study().name)
-    try:
+    with closing(open_curves(asked, run=workspace.study().name)) as curves:
         yield StudyCurves(curves)
-    finally:
-        curves.close()
 
 
 @contextmanager
