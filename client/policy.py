@@ -92,7 +92,9 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Caps(StatedBudget):
-    """The site's own limits for its patient pool, checked in its own ledger whatever the server's ledger says.
+    """The site's own limits for its patient pool.
+
+    The site checks them in its own ledger, so a wrong or dishonest server cannot exceed them.
 
     Attributes:
         epsilon: ε that the pool may ever spend.

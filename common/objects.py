@@ -219,7 +219,10 @@ def shared(folder: Path) -> bool:
 
 @contextmanager
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
-    """Remove, if the block fails, what it made in a directory, above it, or as one of some files.
+    """Undo the block's new files and folders if the block fails.
+
+    Removed are what the block made in a directory, that directory and its parents if the block made them, and further
+    files that the block made.
 
     Args:
         directory: The directory.

@@ -13,7 +13,8 @@ FOLDER = "adapted"
 """Folder of adaptations, below the site's directory."""
 
 TRAININGS = "trainings"
-"""Folder of trainings below :data:`FOLDER`; each file is named by a hash of what the training depends on."""
+"""Folder below :data:`FOLDER` of trainings that a later run resumes. A training's file is named by the hash of its data
+and settings."""
 
 NAME = "has-seen-patients-must-not-leave"
 """Name of an adapted bundle's folder; the site's name follows."""

@@ -221,7 +221,11 @@ def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str,
 
 
 def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the values and names on which the dataset's tables agree. 0 is background even if no table says so."""
+    """Return the label values and their names from all tables. If no table names value 0, it is background.
+
+    Raises:
+        InvalidInput: If two tables give one value different names.
+    """
     names: dict[int, str] = {}
     for table in tables:
         for value, name in read_label_table(table).items():

@@ -118,7 +118,11 @@ class SiteFile(OpenLedger[SiteBooks]):
         return RestoredRecord(pool, studies, books.declared.queries_per_day, pending=(), kept_row=0)
 
     def _beyond(self, standing: SiteLedgerStanding) -> RestoredRecord:
-        """Return a charge of what the standing spent after the last row it shares with this ledger."""
+        """Return the charge for what this ledger has lost.
+
+        The standing and this ledger have their first rows in common. The charge is what the standing says was spent
+        after the last row in common.
+        """
         fork, today = self._fork(standing), self._chain.today
         before = self._at(fork)
         return RestoredRecord(

@@ -415,7 +415,7 @@ def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
 
 
 def _weights(teachers: Path, voter: int) -> str | None:
-    """Return the SHA-256 of a voter's weights file, whatever its record says; None if it cannot be read."""
+    """Return the SHA-256 of the voter's weights file as it is now on disk; None if the file cannot be read."""
     try:
         return sha256_file(teachers / f"voter-{voter:03d}" / "weights.pt")
     except OSError:
