@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.rollback_guard import standing_path
 from common.objects import read_regular
 from common.reading import parse_json
 from common.study_facts import StudyFacts, study_facts
@@ -62,12 +63,13 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:
-    """Return a study's facts from its directory; without a ledger nothing was spent.
+    """Return a study's facts from its directory.
 
-    An unreadable ledger is reported as a doubt.
+    If there is neither a ledger nor its standing, nothing was spent yet. If the ledger cannot be read, or is missing
+    beside its standing, the spending is 0 and its ``doubt`` gives the reason.
     """
     try:
-        if workspace.ledger_file.exists():
+        if workspace.ledger_file.exists() or standing_path(workspace.ledger_file).exists():
             with Ledger.open(workspace.ledger_file) as ledger:
                 return facts_in(ledger, workspace)
     except (LedgerCorrupt, InvalidInput, StorageFailed) as error:

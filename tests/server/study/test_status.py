@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
 from common.ledger.keys import create_signing_key
+from common.ledger.rollback_guard import standing_path
 from common.ledger.server_state import Books
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import study_app
@@ -35,6 +36,7 @@ from server.operations.supervisor import (
 )
 from server.study import create_study as setup
 from server.study.locks import StudyBusy
+from server.study.read_facts import facts_of
 from server.study.run_state import run_state
 from server.study.status import study_status
 from server.study.workspace import Endpoint, Workspace
@@ -305,3 +307,14 @@ def test_a_joint_query_on_a_grid_that_is_too_fine_for_it_is_refused_when_the_stu
     assert "voxels of the volumes of one query" in str(done.exception)
     assert not (tmp_path / "joint").exists()
     assert CliRunner().invoke(study_app, ["init", str(tmp_path / "each"), *words]).exit_code == 0
+
+
+def test_a_study_whose_ledger_is_gone_is_not_shown_as_one_that_spent_nothing(workspace: Workspace) -> None:
+    """Its standing is still there: the file was lost, and with it what was spent."""
+    for suffix in ("", "-wal", "-shm"):
+        workspace.ledger_file.with_name(workspace.ledger_file.name + suffix).unlink(missing_ok=True)
+    assert facts_of(workspace).spending.doubt is not None
+    told = CliRunner().invoke(study_app, ["show", str(workspace.root)]).output
+    assert "nothing is known to be guaranteed" in " ".join(told.split())
+    standing_path(workspace.ledger_file).unlink()
+    assert facts_of(workspace).spending.doubt is None
