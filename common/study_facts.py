@@ -81,8 +81,9 @@ class StudyFacts:
 
     @property
     def answers_left(self) -> int:
-        """Number of planned queries without an answer that the budgets still allow; 0 while more may have been spent
-        than shown. Answers of other studies that could be reused do not count.
+        """Number of planned queries without an answer that a quorum's pools can still pay for, by the study's budget
+        and by each pool's budget for life. It is 0 if the ledger is in doubt. Without the study's terms all unanswered
+        queries count. An answer of another study that could be reused does not.
         """
         if self.spending.doubt:
             return 0

@@ -47,13 +47,13 @@ MOST_ANSWERS = 50
 MOST_CASES = 200
 
 KEPT_CASES = 4
-"""Predicted cases in memory: those that were shown last. One of a large study is tens of megabytes."""
+"""Number of cases, those shown last, whose predictions stay in memory. A large case takes tens of megabytes."""
 
 Sheet = Callable[[Study, int | None], str]
-"""The consent sheet of a study, for so many patients."""
+"""Returns the consent sheet of a study; the number is that of the site's patients, None if it is not known."""
 
 TrainingLines = Callable[[dict[str, object]], list[str]]
-"""Sentences about private trainings, of a ledger's summary."""
+"""Returns sentences about private trainings, from a summary of the site's ledger."""
 
 STUDENT, OWN, ADAPTED = "student", "own", "adapted"
 _SAID = {
@@ -66,6 +66,9 @@ _READ = "`consilium site status`, then docs/ledger.md; nothing is answered until
 
 class SitesOwnPage(OwnPage):
     """The page of the site in one directory.
+
+    The dataset's index and the predictions that are in memory are not read again: start the page anew after the data or
+    a network changed.
 
     Args:
         site_dir: The site's directory.

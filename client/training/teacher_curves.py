@@ -1,7 +1,8 @@
 """Writes the curves of a site's own training to a folder at the hospital: each teacher's loss, and Dice at its end.
 
-They are made of patients' data and are under no ε, so they stay where they are written and nothing sends them. A
-private training has no loss: it is no part of what was paid for.
+The curves are made of patients' data and no ε covers them, so they stay where they are written, and nothing sends them.
+The loss of a private training is not written, because its privacy charge does not cover it. Its Dice on held-out cases
+is.
 """
 
 from __future__ import annotations

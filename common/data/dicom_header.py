@@ -8,10 +8,11 @@ first, in this order:
 1. The file meta header (group 2) has at most :data:`META_BYTES`, and the file is not deflated as a whole.
 2. The elements up to the pixels are at most :data:`MAX_ELEMENTS`, nested at most :data:`MAX_DEPTH` deep, and end
    within the file.
-3. Rows and columns are stated exactly once.
-4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces, which together are no longer than twice the pixels.
+3. Rows and columns are stated, and no fact that is read here is stated twice.
+4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces, which together are no longer than twice the pixels and
+   64 KiB for each frame.
 5. A run-length coded frame has one piece, whose header names the planes that the pixels have.
-6. A JPEG, JPEG-LS or JPEG 2000 frame has the rows and columns of the file's header.
+6. A JPEG, JPEG-LS or JPEG 2000 frame has the rows, columns and samples of the file's header.
 
 Reads no value about a patient. Messages name no file. Refuses a file that fails a check.
 """

@@ -1,8 +1,8 @@
 """Reads a DICOM Segmentation as a label map, by highdicom, and puts it on its image's voxels.
 
-A segment's number is its value, and 0 is what no segment covers. Writers leave out slices without any structure, so the
-label map is placed by where its slices lie. Refuses what is no binary Segmentation, segments that overlap, and one
-whose voxels are not the image's.
+A voxel's value is the number of its segment, or 0 if no segment covers it. Writers leave out slices without any
+structure, so the positions of the slices say where the label map lies. Called for labels of a case table. Refuses a
+file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its image's voxel grid.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def onto_image(scan: Scan, affine: np.ndarray, shape: tuple[int, int, int]) -> S
         The label map on the image's voxels; 0 where the file has no slice.
 
     Raises:
-        InvalidInput: If a voxel that is in a structure is not one of the image's.
+        InvalidInput: If the volumes of the voxels differ by more than 5 %, or if a voxel in a structure is more than
+            0.05 voxels from one of the image's, or outside the image.
     """
     step = np.linalg.inv(affine) @ scan.affine
     marked = np.argwhere(scan.array[0] > 0)

@@ -1,7 +1,8 @@
 """Reads the network that a study is to begin from: a MONAI bundle, or a file of the student's own network's weights.
 
-Nothing in a bundle is executed. Refuses a network that has seen patients without a guarantee, and one that does not fit
-the study: other labels, channels, or another network than the student's.
+Nothing in a bundle is executed. Refuses a bundle that is marked as adapted to a hospital's patients, one with other
+labels or channels than the study, and weights that do not fit the student's network. Where the weights of a bare file
+come from is not checked.
 """
 
 from __future__ import annotations
