@@ -101,9 +101,10 @@ class StudyFacts:
         """Words on how many planned queries were answered and how many are left."""
         if self.spending.doubt:
             return f"answers at least {self.answers} of {self.planned} planned, what is left is not known"
-        without = self.unanswered - self.answers_left
-        no_room = f"; the budgets have no room for {without} more" if without else ""
-        return f"answers {self.answers} of {self.planned} planned, {self.answers_left} left{no_room}"
+        said = f"answers {self.answers} of {self.planned} planned"
+        if self.answers_left < self.unanswered:
+            return f"{said}; the budgets have room for {self.answers_left} of the {self.unanswered} left"
+        return f"{said}, {self.unanswered} left"
 
     @property
     def gain_line(self) -> str:

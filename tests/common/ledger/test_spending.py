@@ -93,9 +93,7 @@ def test_what_is_left_is_planned_and_fits_the_budgets_of_a_quorum(tmp_path: Path
     world.ledger.recover(receipts)
     assert left() == left([]) == left(["new-mri"]) == 4
     assert left(["new-mri", "other-mri"]) == 7, "two hospitals that nobody has asked yet"
-    assert (
-        "3 of 10 planned, 4 left; the budgets have no room for 3 more" in world.ledger.study_facts(study).answers_line
-    )
+    assert "3 of 10 planned; the budgets have room for 4 of the 7 left" in world.ledger.study_facts(study).answers_line
     world.release([make_query(n, mechanism) for n in range(3, 5)], batch="b3", sites=SITES[:2])
     assert [world.ledger.study_facts(study).pools[pool].room for pool in pools] == [2, 2, 4]
     assert left() == 2

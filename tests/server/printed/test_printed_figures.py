@@ -89,8 +89,11 @@ def says_what_is_left(seen: View, truth: Truth) -> None:
     pools = [site.pool for site in seen.workspace.sites()]
     most = max(0, planned - status["answers"])
     true = 0 if seen.life.doubt else truth.left(study.id, fields, pools, least=quorum, most=most)
-    least, rest = ("at least ", "what is left is not known") if seen.life.doubt else ("", f"{true} left")
-    said = f"answers {least}{status['answers']} of {planned} planned, {rest}"
+    said = f"answers {status['answers']} of {planned} planned"
+    if seen.life.doubt:
+        said = f"answers at least {status['answers']} of {planned} planned, what is left is not known"
+    else:
+        said += f", {most} left" if true == most else f"; the budgets have room for {true} of the {most} left"
     assert said in places.command(places.study_app, "status", root)
     pages = [seen.json(f"/api/{name}")["budget"]["answers_left"] for name in ("overview", "study")]
     assert [status["answers_left"], *pages] == [true] * 3
