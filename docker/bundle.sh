@@ -19,7 +19,7 @@ done
 "$docker" save "consilium-site:$tag" | gzip -1 >"$out/images-site.tar.gz"
 "$docker" run --rm --network none --entrypoint sh "consilium-site:$tag" -c 'cd /opt/consilium/package && tar -c -- *.whl' |
   tar -x --no-same-owner -C "$out"
-cp constraints.txt docker/requirements-party.txt docker/server.yml docker/site.yml README.md LICENSE "$out/"
+cp constraints.txt docker/requirements-party.txt docker/server.yml docker/behind.yml docker/site.yml README.md LICENSE "$out/"
 cp -r docker/systemd docs "$out/"
 docker/sign.sh "$out" ${SIGNING_KEY:+"$SIGNING_KEY"}
 echo "$out: $(du -sh "$out" | cut -f1); check it as docs/deployment.md says"

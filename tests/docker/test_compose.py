@@ -157,6 +157,19 @@ def test_of_superlink_the_gateway_has_a_socket_and_no_network_or_address() -> No
         assert not [mount for mount in services["gateway"]["volumes"] if not mount.endswith(":ro")]
 
 
+def test_of_a_study_behind_its_port_the_gateway_has_objects_nodes_and_socket() -> None:
+    """At the paths that `provision server --behind`, typed in the server's container, has written down for it."""
+    text = (ROOT / "docker" / "behind.yml").read_text(encoding="utf-8")
+    services = yaml.safe_load(re.sub(r"\$\{(\w+)(:\?[^}]*)?\}", r"$\1", text))["services"]
+    study = Workspace(Path("/study/$BEHIND"))
+    assert list(services) == ["gateway"]
+    assert services["gateway"]["volumes"] == [
+        f"$STUDY_DIR/$BEHIND/{folder.name}:{folder}:ro" for folder in (study.objects_dir, study.gateway_dir)
+    ]
+    assert study.fleet_dir.is_relative_to(study.gateway_dir)
+    assert study.nodes_file.is_relative_to(study.gateway_dir)
+
+
 @pytest.mark.parametrize("study", [".", "studies/second"])
 def test_what_the_dashboard_of_a_folder_must_not_see_is_hidden_from_it(study: str) -> None:
     text = (ROOT / "docker" / "server.yml").read_text(encoding="utf-8").replace("${STUDY:-.}", study)

@@ -243,6 +243,39 @@ def test_two_parties_with_the_bundle_alone_connect_in_ten_minutes_and_answer_a_s
     status = json.loads(server.compose("exec", "-T", "server", "consilium", "study", "status", "/study", "--json"))
     assert status["answers"] == status["planned_queries"] == QUERIES
     server.compose("exec", "-T", "server", "consilium", "verify", "/study/ledger.sqlite")
+    a_second_study_at_the_same_port(server, site)
+
+
+def a_second_study_at_the_same_port(server: Host, site: Host) -> None:
+    """The one gateway serves it: its site's doctor is admitted there, and the first study's sites stay online."""
+    run, second = ("run", "--rm", "-T", *ONE_THREAD), "/study/studies/second"
+    plan = ["--name", "second", "--ledger", "/study", "--delta", "1e-3"]
+    server.compose(*run, "server", "study", "init", second, *plan, *PLAN.split())
+    server.compose(*run, "server", "study", "publish", second, "--images", "/study/split/public/images")
+    server.compose(
+        *run, "server", "codec", "fit", second, "--label-maps", "/study/split/public/label-maps", "--sites", "1"
+    )
+    server.compose(*run, "server", "provision", "server", second, "--behind", "/study")
+    server.environment |= {"BEHIND": "studies/second"}
+    server.compose("--file", "behind.yml", "up", "-d", "gateway")
+    first = dict(server.environment)
+    server.environment |= {"STUDY": "studies/second", "COMPOSE_PROJECT_NAME": "second"}
+    server.compose("up", "-d", "server", "superlink")
+    server.compose(*run, "server", "provision", "kit", second, "north", "--out", f"{second}/kits/north")
+    shutil.copytree(server.folder / "study" / "studies" / "second" / "kits" / "north", site.folder / "bundle" / "kit-2")
+    kit = ("--volume", f"{site.folder}/bundle/kit-2:/kit:ro")
+    said = site.compose(*run, *kit, "worker", "site", "join", "--from", "/site", "--kit", "/kit")
+    request = shutil.copy(site.folder / "site" / "studies" / "second" / "request.json", server.folder / "study")
+    os.chown(request, server.owner, server.owner)
+    whom = ("--site", "north", "--pool", "north", "--fingerprint", said.splitlines()[-1])
+    server.compose(*run, "operator", "provision", "approve", second, "/study/request.json", *whom)
+    doctor = site.compose(*run, "worker", "site", "doctor", "--site-dir", "/site/studies/second", check=False)
+    failed = [line.split()[1] for line in doctor.splitlines() if line.startswith("FAIL")]
+    assert failed == ["teachers:"], doctor
+    server.environment.clear()
+    server.environment.update(first)
+    listed = server.compose(*run, "operator", "provision", "list", "/study")
+    assert "north: admitted, online" in listed
 
 
 def reached(host: Host, service: str, address: str) -> list[int]:
