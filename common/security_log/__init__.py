@@ -1,3 +1,4 @@
-"""Security events for a hospital's or a consortium's log system: what is logged, from which records, to
-which target.
+"""Sends security events to the log system of a hospital or a consortium.
+
+``events`` defines the events, ``follow`` reads them from existing records, ``sinks`` sends them to the targets.
 """

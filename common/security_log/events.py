@@ -1,10 +1,10 @@
 """Defines the security log's schema: every kind of event, its severity, its fields, and the form of each field.
 
-Followers and the dashboard make lines with it. An event is one JSON object per line. It is made from existing records
-(a ledger's rows, the event log, the daemons' logs), so only what happened is logged. Every field has a strict form: a
-hash, a name from the study's lists, a word of the protocol, a count, an address or a staff member's sign-in name. No
-field takes free text, so a line cannot contain a note, path, error text, case or patient. Refuses unknown kinds,
-missing or additional fields, and values of another form.
+The followers (:mod:`common.security_log.follow`) make log lines with it. An event is one JSON object on one line. It is
+made from records that exist already: the rows of a ledger, the lines of the event log, the daemons' logs. Every field
+has a strict form: a hash, a name from the study's lists, a word of the protocol, a count, an address or a staff
+member's sign-in name. No field takes free text, so a line cannot contain a note, path, error text, case or patient.
+:func:`log_record` refuses unknown kinds, missing or additional fields, and values of another form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMS = {
     "amount": r"[0-9]{1,1024}(/[0-9]{1,1024})?",
     "count": None,
 }
-"""The form of each kind of field: an expression that must match the whole text, or None for an integer from 0."""
+"""Form of a field's value, by name: a regular expression that must match the whole text; None for an integer >= 0."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class SecurityKind:
 
     Attributes:
         severity: Key of :data:`SEVERITIES`.
-        parties: Who logs it: ``site``, ``server`` or ``dashboard``.
+        parties: Parties that log it: ``site``, ``server`` or ``dashboard``.
         said: What happened, in one sentence.
-        stated: Form of each field; a name that ends in ``?`` is optional.
+        stated: Key of :data:`FORMS` for each field; a field whose name ends in ``?`` is optional.
     """
 
     severity: str
@@ -55,7 +55,7 @@ class SecurityKind:
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """Form of each field, including optional ones."""
+        """Key of :data:`FORMS` for each field, including optional ones."""
         return {name.removesuffix("?"): form for name, form in self.stated.items()}
 
     @cached_property
@@ -69,13 +69,13 @@ _SITE, _SERVER, _BOTH, _DASHBOARD = ("site",), ("server",), ("site", "server"), 
 KINDS: dict[str, SecurityKind] = {
     # agreements and keys
     "ledger-begun": SecurityKind("notice", _BOTH, "A ledger was made.", {"ledger": "name"}),
-    "study-registered": SecurityKind("notice", _SERVER, "A study's terms were put on record.", {"study": "hash"}),
+    "study-registered": SecurityKind("notice", _SERVER, "A study's terms were recorded.", {"study": "hash"}),
     "study-consented": SecurityKind(
         "notice", _SITE, "This site consented to a study.", {"study": "hash", "pool": "name"}
     ),
     "pool-declared": SecurityKind("notice", _BOTH, "A pool's budget was declared or tightened.", {"pool": "name"}),
     "pool-books-named": SecurityKind(
-        "notice", _SERVER, "A pool was tied to the site ledger that keeps its books.", {"pool": "name"}
+        "notice", _SERVER, "A pool was assigned to the site ledger that records its spending.", {"pool": "name"}
     ),
     "key-changed": SecurityKind("notice", _BOTH, "The ledger's signing key was changed.", {"key": "hash"}),
     "sealing-key-taken": SecurityKind(
@@ -85,9 +85,12 @@ KINDS: dict[str, SecurityKind] = {
         "notice", _SITE, "A person confirmed another hospital's key.", {"study": "hash", "peer": "name"}
     ),
     "peer-distrusted": SecurityKind(
-        "warning", _SITE, "A person took a confirmation back.", {"study": "hash", "peer": "name"}
+        "warning",
+        _SITE,
+        "A person withdrew the confirmation of another hospital's key.",
+        {"study": "hash", "peer": "name"},
     ),
-    "note-written": SecurityKind("info", _BOTH, "A note was put on record; its text stays in the ledger.", {}),
+    "note-written": SecurityKind("info", _BOTH, "A note was recorded; its text stays in the ledger.", {}),
     # offers and charges
     "offer-answered": SecurityKind(
         "info",
@@ -110,7 +113,7 @@ KINDS: dict[str, SecurityKind] = {
         },
     ),
     "charge-reused": SecurityKind(
-        "notice", _SERVER, "A study took stored answers of another.", {"study": "hash", "queries": "count"}
+        "notice", _SERVER, "A study reused the stored answers of another study.", {"study": "hash", "queries": "count"}
     ),
     "charge-recovered": SecurityKind(
         "warning",
@@ -141,10 +144,13 @@ KINDS: dict[str, SecurityKind] = {
         {"training": "hash", "strategy": "word", "private": "word"},
     ),
     "training-finished": SecurityKind(
-        "info", _SITE, "A training made a teacher.", {"training": "hash", "teacher": "hash"}
+        "info", _SITE, "A training run produced a teacher.", {"training": "hash", "teacher": "hash"}
     ),
     "teacher-brought": SecurityKind(
-        "notice", _SITE, "The hospital brought a teacher of its own.", {"teacher": "hash", "brought": "word"}
+        "notice",
+        _SITE,
+        "The hospital installed a teacher that it had trained elsewhere.",
+        {"teacher": "hash", "brought": "word"},
     ),
     "teachers-loaded": SecurityKind("info", _SITE, "The worker loaded teachers.", {"teachers": "hash"}),
     # what leaves
@@ -152,7 +158,7 @@ KINDS: dict[str, SecurityKind] = {
         "info", _SITE, "Codes left the site.", {"batch": "short", "attempt": "count", "codes": "count"}
     ),
     "answer-stored": SecurityKind(
-        "info", _SERVER, "A sealed draw's noisy sum was stored.", {"query": "hash", "draw": "count"}
+        "info", _SERVER, "The noisy sum of a draw was stored.", {"query": "hash", "draw": "count"}
     ),
     "draw-lost": SecurityKind(
         "warning",
@@ -176,7 +182,7 @@ KINDS: dict[str, SecurityKind] = {
     "verdict-taken": SecurityKind(
         "notice",
         _SERVER,
-        "A hospital's verdict on the student was taken in.",
+        "A hospital's verdict on the student was received.",
         {"site": "name", "word": "word", "bundle": "hash"},
     ),
     # vetoes, alarms, recoveries
@@ -204,13 +210,13 @@ KINDS: dict[str, SecurityKind] = {
     "witness-missing": SecurityKind(
         "warning",
         _BOTH,
-        "A head was not countersigned by a site that should have, or by so many peers.",
+        "A site, or some of the peers, did not countersign the head of a ledger.",
         {"site?": "name", "reason?": "word", "row?": "count", "ledger?": "name", "peers?": "count"},
     ),
     "witness-disagrees": SecurityKind(
         "alert",
         _BOTH,
-        "Two histories of a ledger were signed: a witness knows another one.",
+        "A witness holds a signed history of a ledger that differs from this one.",
         {"site?": "name", "row": "count", "ledgers?": "count"},
     ),
     "receipts-missing": SecurityKind("warning", _SERVER, "A site did not confirm its receipts.", {"site": "name"}),
@@ -218,29 +224,35 @@ KINDS: dict[str, SecurityKind] = {
         "warning", _SERVER, "A site has not confirmed all its peers.", {"site": "name", "peers": "count"}
     ),
     "ledger-restored": SecurityKind(
-        "alert", _BOTH, "An older copy of the ledger was restored, and its lost charges entered.", {}
+        "alert", _BOTH, "An older copy of the ledger was restored, and its missing charges were entered.", {}
     ),
     "ledger-changed": SecurityKind(
-        "alert", _BOTH, "The ledger is not the one logged before: restored, forked or damaged.", {"row": "count"}
+        "alert",
+        _BOTH,
+        "The ledger differs from the one logged before: it was restored, forked or damaged.",
+        {"row": "count"},
     ),
-    "unreadable": SecurityKind("error", _BOTH, "A record could not be put into this log's form.", {}),
+    "unreadable": SecurityKind("error", _BOTH, "A record could not be converted to this log's schema.", {}),
     # processes and requests
     "run-started": SecurityKind("info", _SERVER, "A run began.", {"run": "name"}),
-    "run-finished": SecurityKind("info", _SERVER, "A run ended well.", {"run": "name"}),
-    "run-failed": SecurityKind("error", _SERVER, "A run ended badly.", {"run": "name"}),
+    "run-finished": SecurityKind("info", _SERVER, "A run finished.", {"run": "name"}),
+    "run-failed": SecurityKind("error", _SERVER, "A run failed.", {"run": "name"}),
     "stop-requested": SecurityKind("notice", _SERVER, "Somebody asked the run to stop.", {"run": "name"}),
     "message-refused": SecurityKind(
-        "warning", _SITE, "A message was refused, or a part of one.", {"cause": "word", "part?": "word"}
+        "warning", _SITE, "A message or a part of a message was refused.", {"cause": "word", "part?": "word"}
     ),
     "message-failed": SecurityKind("error", _SITE, "A message could not be handled.", {"cause": "word"}),
     "request-refused": SecurityKind(
-        "warning", _SERVER, "The gateway turned a request away.", {"reason": "word", "peer": "address", "more": "count"}
+        "warning", _SERVER, "The gateway refused a request.", {"reason": "word", "peer": "address", "more": "count"}
     ),
     "connection-refused": SecurityKind(
-        "alert", _SERVER, "Another user of this machine tried to reach the core.", {"uid": "count", "gid": "count"}
+        "alert",
+        _SERVER,
+        "Another user of this machine tried to connect to the server core.",
+        {"uid": "count", "gid": "count"},
     ),
-    "certificate-renewed": SecurityKind("info", _SERVER, "The gateway took a new certificate.", {}),
-    "certificate-unusable": SecurityKind("error", _SERVER, "The gateway could not take a new certificate.", {}),
+    "certificate-renewed": SecurityKind("info", _SERVER, "The gateway loaded a new certificate.", {}),
+    "certificate-unusable": SecurityKind("error", _SERVER, "The gateway could not load a new certificate.", {}),
     "daemon-started": SecurityKind("info", _BOTH, "A daemon was started.", {"daemon": "word", "pid": "count"}),
     "daemon-ready": SecurityKind("info", _BOTH, "A daemon is ready.", {"daemon": "word", "pid": "count"}),
     "daemon-ended": SecurityKind("warning", _BOTH, "A daemon ended and is started again.", {"daemon": "word"}),
@@ -257,7 +269,7 @@ KINDS: dict[str, SecurityKind] = {
     "sign-in-delayed": SecurityKind(
         "warning",
         _DASHBOARD,
-        "A sign-in was put off after wrong ones.",
+        "A sign-in was delayed after failed ones.",
         {"user?": "user", "by": "word", "address": "address"},
     ),
     "sign-out": SecurityKind("info", _DASHBOARD, "Somebody signed out.", {"user": "user", "address": "address"}),
@@ -273,7 +285,13 @@ KINDS: dict[str, SecurityKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An event from a source: its kind (key of :data:`KINDS`), its time in UTC as a ledger writes it, and its facts."""
+    """An event read from a source.
+
+    Attributes:
+        event: Its kind, a key of :data:`KINDS`.
+        time: Its time in UTC, in the ledgers' format ``2026-01-31T12:00:00.000000Z``.
+        facts: Its fields by name.
+    """
 
     event: str
     time: str
@@ -281,15 +299,15 @@ class Found:
 
 
 def log_record(found: Found, *, party: str, name: str, source: str, position: int) -> dict[str, Any]:
-    """Return an event as the object of a log line.
+    """Return an event as the JSON object of a log line.
 
     Args:
         found: The event.
-        party: Who logs: ``site``, ``server`` or ``dashboard``.
+        party: Party that logs the event: ``site``, ``server`` or ``dashboard``.
         name: Name of the site or the study.
-        source: Record from which the event was read.
-        position: Position in that record. With ``name`` and ``source`` it identifies the event, also if it is sent
-            again.
+        source: Name of the record from which the event was read.
+        position: Position of the event in that record. ``name``, ``source`` and ``position`` together identify an
+            event, so that a line sent twice can be recognised.
 
     Returns:
         The object.

@@ -1,8 +1,8 @@
 """Follows existing records and sends each event to every target, at least once after a crash or a lost connection.
 
-Called by the log processes of site, server and dashboard. A file stores how far each target has got, so nothing is left
-out while a target or this process is down. A line that is sent twice has the same ``name``, ``source`` and
-``position``. Nothing here opens a ledger for writing or needs a key.
+The log processes of site, server and dashboard call it. A file stores for each target the place of the last event sent
+to it, so no event is lost while a target or this process is down. A line that is sent twice has the same ``name``,
+``source`` and ``position`` both times. Ledgers are opened for reading only, and no key is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_LINE = 1 << 16
 MAX_STATE_BYTES = 1 << 20
 
 Place = list[str | int]
-"""How far a source was read, as a JSON list of the source's own; empty before the first event."""
+"""How far a source was read: a JSON list whose content only that source interprets; empty before the first event."""
 
 
 class Source(Protocol):
@@ -46,39 +46,47 @@ class Source(Protocol):
     name: str
 
     def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
-        """Return each entry after a place.
+        """Iterate over the entries after a place.
 
         Args:
-            place: Result of an earlier entry; empty for the beginning.
+            place: Place that an earlier call yielded; empty for the beginning.
 
         Returns:
-            An iterator of (position, the event or None if it is not logged, the place after it).
+            An iterator of tuples (position of the entry; its event, or None if it is not logged; the place after it).
         """
 
 
 ReadRow = Callable[[Document], tuple[str, dict[str, str | int]] | None]
-"""Returns the kind and facts of the event for a ledger's record, or None if it is not logged."""
+"""Returns the kind and the facts of the event that a ledger's record describes; None if the record is not logged."""
 
-_TOLD = "told"
+_TOLD = "told"  # last item of a place after which the ledger could not be read; the problem is logged only once
 
 
 class LedgerSource:
     """The committed rows of a ledger, each checked against the row before.
 
-    If the row that was logged last has changed or is gone, the ledger was restored from a copy or forked. That is
-    logged, and then the ledger from its beginning. A damaged file is logged once, and again only after further rows.
+    If the row that was logged last has changed or is gone, the ledger was restored from a copy or forked. The source
+    then yields ``ledger-changed``, and all rows again from the first. A damaged file yields ``ledger-changed`` once,
+    and not again before further rows could be read.
 
     Args:
         path: The ledger.
         role: ``server`` or ``site``.
-        read: Returns kind and facts of a row's record, or None.
+        read: Returns the kind and the facts of a row's event, or None if the row is not logged.
     """
 
     def __init__(self, path: Path, *, role: str, read: ReadRow) -> None:
         self.name, self._path, self._role, self._read = "ledger", path, role, read
 
     def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
-        """Return each row after a place (:meth:`Source.after`)."""
+        """Iterate over the committed rows after a place; see :meth:`Source.after`.
+
+        Args:
+            place: Number and hash of the last row read; empty for the beginning.
+
+        Returns:
+            An iterator of (row number, event or None, place after the row). It yields nothing if there is no file.
+        """
         if not self._path.exists():
             return
         try:
@@ -114,19 +122,29 @@ class LedgerSource:
 
 
 class LinesSource:
-    """The complete lines of a file that is appended to, and that may be renamed to ``NAME.1`` and started anew.
+    """The complete lines of a log file that grows and may be rotated: renamed to ``NAME.1``, with a new file begun.
 
     Args:
         path: The file.
-        read: Returns the event of a line, or None.
-        name: Name in the log; the file's if empty.
+        read: Returns the event of a line, or None if the line is not logged.
+        name: Name of the source in the log; by default the file's name.
     """
 
     def __init__(self, path: Path, *, read: Callable[[str], Found | None], name: str = "") -> None:
         self.name, self._path, self._read = name or path.name, path, read
 
     def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
-        """Return each complete line after a place (:meth:`Source.after`)."""
+        """Iterate over the complete lines after a place; see :meth:`Source.after`.
+
+        After a rotation the rest of ``NAME.1`` comes first. A line that ``read`` cannot parse yields no event.
+
+        Args:
+            place: Inode of the file and byte offset in it; empty for the beginning.
+
+        Returns:
+            An iterator of (byte offset after the line, event or None, place after the line). It yields nothing if
+            there is no file.
+        """
         inode, offset = (int(place[0]), int(place[1])) if place else (0, 0)
         with contextlib.suppress(OSError):
             now = self._path.stat()
@@ -155,14 +173,14 @@ class LinesSource:
 
 
 class LogFollower:
-    """Sends the events of sources to targets, and stores how far each target has got.
+    """Sends the events of sources to targets, and stores the place of the last event sent to each target.
 
     Args:
         sources: The sources.
-        sinks: The targets by their words.
+        sinks: The targets, by their text on the command line (:data:`~common.security_log.sinks.TARGETS`).
         party: ``site``, ``server`` or ``dashboard``.
-        name: Name of the party in the log.
-        state: File for the progress; None to start at the beginning every time.
+        name: Name of the site or the study, in every line.
+        state: File that stores the places; None to start at the beginning every time.
     """
 
     def __init__(
@@ -174,7 +192,9 @@ class LogFollower:
         self._due: dict[str, tuple[float, float]] = {}
 
     def step(self) -> int:
-        """Send new events to each target that is not waiting after a failure.
+        """Send the new events to each target.
+
+        A target that failed is tried again after 1 s, then 2 s, 4 s, … up to 60 s.
 
         Returns:
             Number of lines sent.
@@ -182,11 +202,11 @@ class LogFollower:
         return sum(self._send_to(target, sink) for target, sink in self._sinks.items())
 
     def run(self, *, stop: Callable[[float], object], poll_s: float = 1.0) -> None:
-        """Follow until stopped, then send what is new once more.
+        """Call :meth:`step` repeatedly until stopped, and once more at the end.
 
         Args:
-            stop: Waits for the given seconds and returns True to stop.
-            poll_s: Seconds between looks.
+            stop: Waits for the given number of seconds; returns True to stop.
+            poll_s: Seconds between two calls.
         """
         while not stop(poll_s):
             self.step()
@@ -229,7 +249,7 @@ class LogFollower:
 
     def _save(self) -> None:
         if self._state is not None:
-            with contextlib.suppress(OSError):  # a full disk: the lines are sent again after a restart
+            with contextlib.suppress(OSError):  # if the disk is full, the lines are sent again after a restart
                 write_atomically(self._state, json.dumps(self._places).encode(), mode=0o600)
 
 
@@ -248,25 +268,31 @@ def _load(state: Path | None) -> dict[str, dict[str, Place]]:
 
 
 def utc_time(text: str) -> str:
-    """Return an ISO 8601 time as a ledger writes it; a time without a zone is local.
+    """Convert an ISO 8601 time to UTC, in the ledgers' format.
 
     Args:
-        text: The time.
+        text: The time; a time without a zone is local time.
 
     Returns:
-        The time in UTC.
+        The time in UTC, with microseconds and ``Z``.
+
+    Raises:
+        ValueError: If the text is not ISO 8601.
     """
     return format_time(datetime.fromisoformat(text).astimezone(UTC))
 
 
 def daemon_fact(line: str) -> Found | None:
-    """Return the event of a line of ``daemons.jsonl``.
+    """Return the event of a line of ``daemons.jsonl``, which records the starts and ends of daemons.
 
     Args:
         line: The line.
 
     Returns:
-        The event; None if the fact is not logged.
+        The event; None unless the line records that a daemon started, became ready or ended.
+
+    Raises:
+        InvalidInput: If the line is not JSON.
     """
     fact = parse_json(line, what="fact about a daemon")
     event = fact.get("event")
@@ -279,8 +305,8 @@ def daemon_fact(line: str) -> Found | None:
 
 
 Known = Mapping[tuple[str, str], tuple[str, re.Pattern[str]]]
-"""By logger and word after ``event=``: the kind of event, and a pattern of the rest of the line with the facts as named
-groups."""
+"""Log lines that are events. The key is the logger's name and the word after ``event=``; the value is the kind of event
+and a pattern for the rest of the line, whose named groups are the event's facts."""
 
 
 def logged_event(line: str, known: Known) -> Found | None:
@@ -288,10 +314,10 @@ def logged_event(line: str, known: Known) -> Found | None:
 
     Args:
         line: The line.
-        known: Events by logger and word.
+        known: The lines that are events.
 
     Returns:
-        The event; None for any other line.
+        The event; None for a line that is not in ``known``.
     """
     words = line.split(" ", 5)
     if len(words) < 5 or not words[4].startswith("event="):
@@ -307,12 +333,12 @@ def logged_event(line: str, known: Known) -> Found | None:
 
 
 def once(sources: Sequence[Source], *, party: str, name: str, sink: Sink) -> int:
-    """Send everything on record to one target, from the beginning.
+    """Send all events of the sources to one target, from the beginning.
 
     Args:
         sources: The sources.
         party: ``site``, ``server`` or ``dashboard``.
-        name: Name of the party in the log.
+        name: Name of the site or the study, in every line.
         sink: The target.
 
     Returns:

@@ -16,10 +16,10 @@ from common.security_log.follow import LogFollower, Source
 from common.security_log.sinks import open_sink
 
 STATE = "security-log.state"
-"""File in the folder of the daemons' logs that stores how far each target has got."""
+"""File in the folder ``logs`` that stores the place of the last event sent to each target."""
 
 OpenSources = Callable[[Path], tuple[str, list[Source]]]
-"""Returns the name of a directory's party in the log, and the records whose new entries are logged."""
+"""Returns the name of the party whose directory is given, and the sources of its security events."""
 
 
 def follower(directory: Path, *, party: str, open_sources: OpenSources, targets: Sequence[str]) -> LogFollower:
@@ -29,7 +29,7 @@ def follower(directory: Path, *, party: str, open_sources: OpenSources, targets:
         directory: The party's directory.
         party: ``site``, ``server`` or ``dashboard``.
         open_sources: Opens the directory's records.
-        targets: The targets as written after ``--to``.
+        targets: The targets as given with ``--to``; see :data:`~common.security_log.sinks.TARGETS`.
 
     Returns:
         The follower.
@@ -43,10 +43,10 @@ def follower(directory: Path, *, party: str, open_sources: OpenSources, targets:
 
 
 def follow_program(party: str, open_sources: OpenSources) -> None:
-    """The main function of the program ``python -m MODULE DIR --to TARGET …``.
+    """Run the program ``python -m MODULE DIR --to TARGET …``.
 
-    It parses the command line and sends new entries of the directory's records to the targets until SIGTERM or SIGINT.
-    If a target or the directory is refused, it prints the error in one line and exits.
+    Parse the command line, and send the new security events of the directory to the targets until SIGTERM or SIGINT.
+    If the directory or a target is invalid, print the error in one line and exit.
 
     Args:
         party: ``site``, ``server`` or ``dashboard``.
@@ -69,16 +69,16 @@ def follow_program(party: str, open_sources: OpenSources) -> None:
 
 
 def log_daemon(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> DaemonSpec:
-    """Return how to start the log process beside a party's daemons.
+    """Return the definition of a party's log process as a daemon.
 
     Args:
         directory: The party's directory.
-        module: Module of the log program.
+        module: Name of the module that runs the log program.
         name: Name of the daemon.
-        targets: The targets as written after ``--to``.
+        targets: The targets as given with ``--to``.
 
     Returns:
-        The daemon.
+        The daemon's command, environment, working directory and log file.
 
     Raises:
         InvalidInput: If a target is invalid.

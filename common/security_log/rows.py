@@ -1,4 +1,4 @@
-"""Makes security events from the kinds of rows that both ledgers have."""
+"""Converts the kinds of rows that the server's and the sites' ledgers share to security events."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Facts = dict[str, str | int]
 
 
 def shared_row(record: Document) -> tuple[str, Facts] | None:
-    """Return the event of a first row, a changed key, a note or a refusal.
+    """Return the event of a row of a kind that both ledgers have: first row, changed key, note or refusal.
 
     Args:
-        record: A row's record.
+        record: The row's record.
 
     Returns:
-        Kind and facts; None for any other row.
+        The event's kind (a key of :data:`~common.security_log.events.KINDS`) and facts; None for any other record.
     """
     match record:
         case GenesisRecord():

@@ -1,9 +1,9 @@
 """Sends security events to a rotated file of JSON lines, the local syslog or journald, or a syslog server.
 
-Called by the followers. A target is a word: ``file:PATH``, ``syslog`` (``/dev/log``), ``journald``,
-``udp://HOST:PORT``, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``. Syslog servers get RFC 5424; over TCP and TLS each
-message is preceded by its length (RFC 6587, RFC 5425). Every sink raises OSError if it could not pass a line on; the
-caller decides what happens then.
+The followers (:mod:`common.security_log.follow`) call it. A target is written as ``file:PATH``, ``syslog``
+(``/dev/log``), ``journald``, ``udp://HOST:PORT``, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``. Syslog servers receive
+messages in the format of RFC 5424; over TCP and TLS each message is preceded by its length (RFC 6587, RFC 5425). Every
+sink raises OSError if it cannot send a record; the follower then tries again later.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Sink(Protocol):
     """A target that takes log records one by one."""
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Pass one record on.
+        """Send one record to the target.
 
         Args:
             record: The result of :func:`~common.security_log.events.log_record`.
 
         Raises:
-            OSError: If that failed.
+            OSError: If the record could not be sent.
         """
 
 
@@ -48,13 +48,13 @@ def open_sink(target: str) -> Sink:
     """Return the sink of a target.
 
     Args:
-        target: A word as in :data:`TARGETS`.
+        target: The target, in one of the forms of :data:`TARGETS`.
 
     Returns:
-        The sink.
+        The sink; no connection or file is opened yet.
 
     Raises:
-        InvalidInput: For any other word.
+        InvalidInput: If the text has none of these forms.
     """
     if target == "syslog":
         return LocalSyslog(DEV_LOG)
@@ -77,21 +77,28 @@ def _netloc(host: str) -> str:
 
 
 class RotatedFile:
-    """JSON lines in a file that its user writes and its group may read.
+    """A rotated file of JSON lines with mode 0640: its owner writes it, and its group may read it.
 
-    A file that would exceed ``max_bytes`` is renamed to ``PATH.1``; ``kept`` older files stay.
+    A file that would exceed ``max_bytes`` is renamed to ``PATH.1``, the one before to ``PATH.2``, up to ``PATH.kept``.
 
     Args:
         path: The file.
-        max_bytes: Largest size.
-        kept: Number of older files.
+        max_bytes: Largest size of a file, in bytes.
+        kept: Number of older files to keep.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
         self._path, self._max_bytes, self._kept = path, max_bytes, kept
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Append one record as a line, after rotating the file if it would become too large."""
+        """Append one record as a line; rotate the file first if it would become too large.
+
+        Args:
+            record: The result of :func:`~common.security_log.events.log_record`.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
         line = line_of(record).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size + len(line) > self._max_bytes:
@@ -111,19 +118,33 @@ class LocalSyslog:
         self._path = path
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Send one record to the syslog daemon."""
+        """Send one record to the syslog daemon.
+
+        Args:
+            record: The result of :func:`~common.security_log.events.log_record`.
+
+        Raises:
+            OSError: If the daemon cannot be reached.
+        """
         text = f"<{_priority(record)}>{IDENTIFIER}[{os.getpid()}]: {line_of(record)}"
         _datagram(self._path, text.encode())
 
 
 class Journal:
-    """systemd's journal by its native protocol: the line as the message, with fields for searches."""
+    """systemd's journal, by its native protocol. The message is the log line; further fields allow searches."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Send one record to the journal."""
+        """Send one record to the journal.
+
+        Args:
+            record: The result of :func:`~common.security_log.events.log_record`.
+
+        Raises:
+            OSError: If the journal cannot be reached.
+        """
         fields = {
             "MESSAGE": line_of(record),
             "PRIORITY": SEVERITIES[record["severity"]],
@@ -137,10 +158,11 @@ class Journal:
 
 
 class RemoteSyslog:
-    """A syslog server: RFC 5424 over UDP, TCP or TLS. The system's authorities check the server's certificate.
+    """A syslog server that receives RFC 5424 messages over UDP, TCP or TLS.
 
-    The connection is kept, and opened again after a failure. UDP and TCP lose lines unnoticed if the network fails. If
-    that matters, use TLS, or a syslog daemon on this machine that forwards.
+    With TLS, the server's certificate is checked against the system's certificate authorities. The connection is kept
+    open, and opened again after a failure. Over UDP and TCP, lines may be lost unnoticed if the network fails; to avoid
+    this, use TLS, or send to the syslog daemon of this machine and let it forward.
     """
 
     def __init__(self, scheme: str, host: str, port: int) -> None:
@@ -148,7 +170,14 @@ class RemoteSyslog:
         self._connection: socket.socket | None = None
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Send one record, opening the connection if needed."""
+        """Send one record; open the connection first if there is none.
+
+        Args:
+            record: The result of :func:`~common.security_log.events.log_record`.
+
+        Raises:
+            OSError: If the server cannot be reached or the connection breaks.
+        """
         text = (
             f"<{_priority(record)}>1 {record['time']} {socket.gethostname()} {IDENTIFIER} {os.getpid()} "
             f"{record['event']} - {line_of(record)}"
@@ -166,7 +195,7 @@ class RemoteSyslog:
             raise
 
     def close(self) -> None:
-        """Close the connection if there is one. The next record opens another."""
+        """Close the connection if there is one; the next record opens a new one."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -191,8 +220,9 @@ def _priority(record: Mapping[str, Any]) -> int:
 
 
 def _ended(connection: socket.socket) -> bool:
-    """Return whether the other end has closed the connection. A syslog server never sends, so only its end
-    can be read.
+    """Return whether the server has closed the connection.
+
+    A syslog server sends no data, so a readable connection is a closed one.
     """
     return bool(select.select([connection], [], [], 0)[0])
 
