@@ -1,7 +1,10 @@
-"""Serves the JSON behind every page, tables as CSV, slices as PNG, and the event stream of the live pages.
+"""Serves the dashboard's API below ``/api``: JSON for each page, tables as CSV, slices as PNG, event streams.
 
-Every route needs a session; a route that changes anything also needs the session's token in ``X-CSRF-Token``. It
-refuses unknown names and out-of-range numbers.
+The application mounts its routes. Each request needs a session, which :func:`server.dashboard.security.admitted`
+checks; a request that changes anything also needs the session's token in the header ``X-CSRF-Token``. Unknown names
+are answered 404, and values out of range 422.
+
+FastAPI publishes the docstring of a route in the OpenAPI description, up to the form feed (``\\f``).
 """
 
 from __future__ import annotations
@@ -69,20 +72,22 @@ from server.study.status import bundle_problem
 BIGGEST = 2**63 - 1
 PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,16}$")]
 Volume = Annotated[str, InPath(description="SHA-256 of a public volume.", pattern="^[0-9a-f]{64}$")]
-Kind = Annotated[Literal[KINDS] | None, Query(description="Rows of this kind only.")]  # type: ignore[valid-type]
-Text = Annotated[str, Query(max_length=MAX_TEXT, description="Rows whose body holds this text, or with this hash.")]
+Kind = Annotated[Literal[KINDS] | None, Query(description="Only rows of this kind.")]  # type: ignore[valid-type]
+Text = Annotated[
+    str, Query(max_length=MAX_TEXT, description="Only rows whose body contains this text, or whose hash it is.")
+]
 ArrayName = Literal["image", "label", "centre", "doubt", "student"]
 RowNumber = Annotated[int, InPath(ge=1, le=BIGGEST, description="Number of a row.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """Who is signed in, and the token that changes must carry.
+    """The signed-in user.
 
     Attributes:
         user: The user's name.
         role: The user's role.
-        csrf: The token.
+        csrf: Token that every changing request must send in ``X-CSRF-Token``.
     """
 
     user: str
@@ -92,11 +97,11 @@ class Me:
 
 @dataclass(frozen=True, slots=True)
 class DecisionWish:
-    """A decision about a label to be entered.
+    """A decision about a label, as sent by a user.
 
     Attributes:
-        verdict: The decision.
-        note: Why.
+        verdict: Whether the label is accepted or rejected.
+        note: The user's reason.
     """
 
     verdict: Verdict
@@ -105,7 +110,12 @@ class DecisionWish:
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """A site according to the server's ledger and log, and the hospital's own report, if it handed one over."""
+    """One site.
+
+    Attributes:
+        standing: Its state according to the server's ledger and event log.
+        report: The hospital's own report; None if it has not sent one.
+    """
 
     standing: SiteView
     report: HandedReport | None
@@ -113,7 +123,12 @@ class SiteFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A job's state, and its result once it is done."""
+    """A background job.
+
+    Attributes:
+        job: Its state.
+        result: JSON that it printed; None unless the last run succeeded.
+    """
 
     job: JobState
     result: dict[str, Any] | None
@@ -122,14 +137,21 @@ class JobFacts:
 _CSV: dict[str, Any] = {"content": {"text/csv": {}}, "description": "CSV with a header line"}
 _PNG: dict[str, Any] = {"content": {"image/png": {}}, "description": "A picture"}
 _ZIP: dict[str, Any] = {"content": {"application/zip": {}}, "description": "An archive"}
-_NONE: dict[str, Any] = {"description": "There is none"}
+_NONE: dict[str, Any] = {"description": "Not found"}
 
 routes = APIRouter(prefix="/api", responses={401: {"description": "Not signed in"}})
 
 
 @routes.get("/me", tags=["session"])
 def me(session: SignedIn) -> Me:
-    """Return who is signed in, with which role, and the token for ``X-CSRF-Token``."""
+    """Return the signed-in user, the role, and the token for ``X-CSRF-Token``.
+    \f
+    Args:
+        session: The request's session.
+
+    Returns:
+        Name, role and token.
+    """
     return Me(session.user, str(session.role), session.csrf)
 
 
@@ -138,31 +160,68 @@ def me(session: SignedIn) -> Me:
 
 @routes.get("/overview", tags=["study"])
 def overview(service: Here) -> Overview:
-    """Return the first page: budget, sites, run and alarms."""
+    """Return the Overview page: budget, sites, run and alarms.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The page's content.
+    """
     return service.overview()
 
 
 @routes.get("/study", tags=["study"])
 def study(service: Here) -> StudyPage:
-    """Return the Study page: ε over releases, batches, refusals."""
+    """Return the Study page: ε after each charge, batches and refusals.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The page's content.
+    """
     return service.study()
 
 
 @routes.get("/study/noise", tags=["study"])
 def noise(service: Here) -> NoiseView | None:
-    """Return the code's public spectrum beside the noise; null before a codec is fitted."""
+    """Return the standard deviations of the code's coordinates over public shapes, and that of the noise.
+
+    The result is null before a codec is fitted.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The comparison; None before a codec is fitted, or if the codec has no spectrum.
+    """
     return service.noise()
 
 
 @routes.get("/studies", tags=["study"])
 def studies(service: Here) -> tuple[StudyRow, ...]:
-    """Return every study of the ledger: its settings, spending and gain."""
+    """Return every study of the ledger, with its settings, spending and measured gain.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        One entry for each study, newest first.
+    """
     return service.studies()
 
 
 @routes.get("/sites", tags=["study"])
 def sites(service: Here) -> list[SiteFacts]:
-    """Return every site."""
+    """Return every registered site, with its own report if it has sent one.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        One entry for each site.
+    """
     return site_facts(service)
 
 
@@ -171,7 +230,15 @@ def table(
     service: Here,
     name: Literal["sites", "batches", "refusals", "curve", "labels", "decisions", "studies"],
 ) -> Response:
-    """Return a page's table as CSV."""
+    """Return the table of a page as CSV.
+    \f
+    Args:
+        service: The dashboard's service.
+        name: Name of the table.
+
+    Returns:
+        The CSV file, with a header line.
+    """
     doubt = service.overview().budget.doubt
     rows: dict[str, Callable[[], Iterable[Any]]] = {
         "sites": lambda: (flat_site(site) for site in service.overview().sites),
@@ -193,17 +260,47 @@ def rows(
     service: Here,
     kind: Kind = None,
     text: Text = "",
-    before: Annotated[int | None, Query(ge=1, le=BIGGEST, description="Rows older than this one.")] = None,
-    after: Annotated[int | None, Query(ge=0, le=BIGGEST, description="Rows newer than this one.")] = None,
+    before: Annotated[
+        int | None, Query(ge=1, le=BIGGEST, description="Only rows with a smaller number than this.")
+    ] = None,
+    after: Annotated[
+        int | None, Query(ge=0, le=BIGGEST, description="Only rows with a larger number than this.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ON_A_PAGE)] = 50,
 ) -> RowPage:
-    """Return a page of the ledger's rows, newest first."""
+    """Return a page of the ledger's rows, newest first.
+    \f
+    Args:
+        service: The dashboard's service.
+        kind: Only rows of this kind.
+        text: Only rows whose body contains this text, or whose hash it is.
+        before: Only rows with a smaller number.
+        after: Only rows with a larger number.
+        limit: Largest number of rows.
+
+    Returns:
+        The rows, and the numbers at which the next older and newer page begin.
+
+    Raises:
+        InvalidInput: If the text contains a null character.
+    """
     return row_page(service.ledger_file, kind=kind, text=text, before=before, after=after, limit=limit)
 
 
 @routes.get("/ledger/rows/{seq}", tags=["ledger"], responses={404: {"description": "No such row"}})
 def row(service: Here, seq: RowNumber) -> RowDetail:
-    """Return one row in full, with the signed head that covers it."""
+    """Return one row in full, with the first signed head that covers it.
+    \f
+    Args:
+        service: The dashboard's service.
+        seq: Number of the row.
+
+    Returns:
+        The row.
+
+    Raises:
+        HTTPException: 404 if there is no such row.
+    """
     found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id)
     if found is None:
         raise HTTPException(404, f"the ledger has no row {seq}")
@@ -212,7 +309,19 @@ def row(service: Here, seq: RowNumber) -> RowDetail:
 
 @routes.get("/ledger/head", tags=["ledger"], responses={404: {"description": "No head yet"}})
 def head(service: Here) -> HeadView:
-    """Return the newest signed head. Keep it elsewhere to detect a cut or rewritten ledger."""
+    """Return the newest signed head of the ledger.
+
+    A ledger that is cut or rewritten later no longer contains this head; keep a copy on another machine to detect that.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The head.
+
+    Raises:
+        HTTPException: 404 if there is no signed head yet.
+    """
     found = newest_head(service.ledger_file, ledger_id=service.ledger_id)
     if found is None:
         raise HTTPException(404, "the ledger has no signed head yet")
@@ -221,7 +330,7 @@ def head(service: Here) -> HeadView:
 
 @routes.get("/ledger/rows.csv", tags=["ledger"], response_class=StreamingResponse, responses={200: _CSV})
 def rows_csv(service: Here, kind: Kind = None, text: Text = "") -> StreamingResponse:
-    """Every matching row as CSV, oldest first; the body as JSON in its column."""
+    """Return all matching rows as CSV, oldest first; the column ``body`` contains JSON."""
     names = ("seq", "time_utc", "kind", "body", "prev_hash", "hash")
     lines = csv_lines(names, all_rows(service.ledger_file, kind=kind, text=text))
     return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=attached("ledger.csv"))
@@ -229,20 +338,36 @@ def rows_csv(service: Here, kind: Kind = None, text: Text = "") -> StreamingResp
 
 @routes.get("/ledger/rows.json", tags=["ledger"], response_class=StreamingResponse)
 def rows_json(service: Here, kind: Kind = None, text: Text = "") -> StreamingResponse:
-    """Every matching row as a JSON list, oldest first."""
+    """Return all matching rows as a JSON list, oldest first."""
     lines = json_lines(all_rows(service.ledger_file, kind=kind, text=text))
     return StreamingResponse(lines, media_type="application/json", headers=attached("ledger.json"))
 
 
 @routes.get("/ledger/verify", tags=["ledger"])
 def verified(service: Here) -> JobFacts:
-    """Return the state and result of the newest verification."""
+    """Return the state of the newest verification of the ledger, and its result.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        State and result.
+    """
     return job_facts(service.verify)
 
 
 @routes.post("/ledger/verify", tags=["ledger"], status_code=202, responses={403: {"description": "No token"}})
 def verify(service: Here) -> JobState:
-    """Start verifying the whole ledger in a process of its own: chain, signatures, totals, budgets."""
+    """Start a verification of the whole ledger: hash chain, signatures, totals and budgets.
+
+    It runs in a process of its own. If one is running already, no second one is started.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        State of the job.
+    """
     return service.verify.start()
 
 
@@ -251,7 +376,14 @@ def verify(service: Here) -> JobState:
 
 @routes.get("/certificate", tags=["certificate"])
 def certificate(service: Here) -> JobFacts:
-    """Return the state of the newest certificate job."""
+    """Return the state of the newest certificate job.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        State of the job, without a result; ``never`` if this dashboard cannot issue certificates.
+    """
     if service.certificate is None:
         return JobFacts(JobState("never"), None)
     return JobFacts(service.certificate.state, None)
@@ -259,7 +391,7 @@ def certificate(service: Here) -> JobFacts:
 
 @routes.post("/certificate", tags=["certificate"], status_code=202, responses={403: {"description": "No token"}})
 def issue(service: Here) -> JobState:
-    """Start writing a certificate from a verified copy of the ledger, in a process of its own."""
+    """Start a job that verifies a copy of the ledger and writes a privacy certificate from it."""
     if service.certificate is None:
         raise HTTPException(409, "this dashboard was started without a certificate command")
     return service.certificate.start()
@@ -267,10 +399,10 @@ def issue(service: Here) -> JobState:
 
 @routes.get("/certificate.{ending}", tags=["certificate"], response_class=FileResponse, responses={404: _NONE})
 def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileResponse:
-    """Return the newest certificate."""
+    """Return the newest certificate as a PDF or JSON file."""
     path = service.certificate_dir / f"certificate.{ending}"
     if not path.exists():
-        raise HTTPException(404, "no certificate has been issued here yet; ask for one on the Ledger page")
+        raise HTTPException(404, "no certificate has been issued yet; issue one on the Ledger page")
     kinds = {"pdf": "application/pdf", "json": "application/json"}
     name = f"{service.follower.study.name}-certificate.{ending}"
     return FileResponse(path, media_type=kinds[ending], headers=attached(name))
@@ -281,16 +413,34 @@ def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileRespo
 
 @routes.get("/labels", tags=["labels"])
 def labels(service: Here) -> LabelsPage:
-    """Return every public volume, with its label's figures and its decision."""
+    """Return every public volume, with the figures of its label and the decision about it.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The content of the Labels page.
+    """
     return labels_page(service)
 
 
 @routes.get("/labels/{volume}", tags=["labels"], responses={404: _NONE})
 def label(service: Here, volume: Volume) -> LabelView:
-    """Return one public volume, with its label's figures and its decision."""
+    """Return one public volume, with the figures of its label and the decision about it.
+    \f
+    Args:
+        service: The dashboard's service.
+        volume: SHA-256 of the volume.
+
+    Returns:
+        The volume.
+
+    Raises:
+        HTTPException: 404 if the study has no such volume.
+    """
     found = next((one for one in labels_page(service).labels if one.volume == volume), None)
     if found is None:
-        raise HTTPException(404, "no public volume of that name belongs to this study")
+        raise HTTPException(404, "this study has no public volume with this SHA-256")
     return found
 
 
@@ -299,11 +449,11 @@ def slice_png(
     service: Here,
     volume: Volume,
     plane: PlaneName = "axial",
-    index: Annotated[int, Query(ge=0, le=4095, description="Which slice, from 0.")] = 0,
+    index: Annotated[int, Query(ge=0, le=4095, description="Number of the slice, from 0.")] = 0,
     layer: PictureLayer = "label",
     side: Annotated[int, Query(ge=64, le=1024, description="Longer side in pixels.")] = 420,
 ) -> Response:
-    """Return one slice of a public volume as PNG, with an overlay."""
+    """Return one slice of a public volume as PNG, with one layer drawn over the image."""
     arrays, facts = _arrays(service, volume)
     png = draw(arrays, plane=plane, index=index, layer=layer, spacing_mm=facts.spacing_mm, side=side)
     return Response(png, media_type="image/png", headers={"cache-control": "private, max-age=600"})
@@ -311,7 +461,10 @@ def slice_png(
 
 @routes.get("/labels/{volume}/voxels", tags=["labels"], response_class=Response, responses={404: _NONE})
 def label_voxels(service: Here, volume: Volume) -> Response:
-    """Return all arrays that the viewer draws, one after the other, x fastest; their names are in ``X-Arrays``."""
+    """Return the bytes of all arrays that the viewer draws, one after the other, in Fortran order (x fastest).
+
+    The header ``X-Arrays`` lists the names of the arrays in the same order.
+    """
     arrays, _ = _arrays(service, volume)
     names = ",".join(name for name in VOXELS if name in arrays)
     headers = {"x-arrays": names, "cache-control": "private, max-age=600"}
@@ -322,7 +475,7 @@ def label_voxels(service: Here, volume: Volume) -> Response:
 def label_nifti(
     service: Here, volume: Volume, name: Literal["image", "label", "centre", "doubt", "student"]
 ) -> Response:
-    """Return one array as NIfTI."""
+    """Return one array of a volume as a gzipped NIfTI file."""
     arrays, facts = _arrays(service, volume)
     if name not in arrays:
         raise HTTPException(404, f"this volume has no {name} yet")
@@ -332,7 +485,14 @@ def label_nifti(
 
 @routes.get("/decisions", tags=["labels"])
 def decisions(service: Here) -> list[Decision]:
-    """Return every decision about labels, in order."""
+    """Return every decision about a label, oldest first.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The decisions.
+    """
     return list(service.decisions.decisions())
 
 
@@ -342,7 +502,22 @@ def decisions(service: Here) -> list[Decision]:
     responses={403: {"description": "No token, or not an operator"}, 404: _NONE},
 )
 def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) -> Decision:
-    """Accept or reject a label as it is now; the same decision again returns the existing one."""
+    """Accept or reject the current label of a volume.
+
+    If the newest decision about this label is the same, it is returned and nothing is stored.
+    \f
+    Args:
+        service: The dashboard's service.
+        session: The session of a user who may decide.
+        volume: SHA-256 of the volume.
+        wish: The decision.
+
+    Returns:
+        The stored decision.
+
+    Raises:
+        HTTPException: 404 if the volume has no label, 400 if the note is too long.
+    """
     (taken,) = take_decisions(service, [volume], user=session.user, verdict=wish.verdict, note=wish.note)
     return taken
 
@@ -352,8 +527,15 @@ def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) 
 
 @routes.get("/student", tags=["student"])
 def student(service: Here) -> StudentPage:
-    """Return the student's loss, weights, controls and bundle, and the volumes on which it and the label differ most
-    and least.
+    """Return the Student page: loss curve, weights, controls, exported bundle and example volumes.
+
+    The examples are the volumes on which the student and the label agree least and most.
+    \f
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The page's content.
     """
     return student_page(service, labels_page(service))
 
@@ -362,13 +544,13 @@ def student(service: Here) -> StudentPage:
     "/student/bundle.zip",
     tags=["student"],
     response_class=Response,
-    responses={200: _ZIP, 404: _NONE, 409: {"description": "It guarantees more than still holds"}},
+    responses={200: _ZIP, 404: _NONE, 409: {"description": "The guarantee stated in the bundle no longer holds"}},
 )
 def bundle_zip(service: Here) -> Response:
-    """Return the student as a MONAI bundle."""
+    """Return the exported student as a zipped MONAI bundle."""
     found = bundle(service.follower.workspace)
     if not found:
-        raise HTTPException(404, "there is no bundle yet: `consilium student export` makes it")
+        raise HTTPException(404, "the student has not been exported yet; run `consilium student export`")
     if (problem := bundle_problem(service.follower.workspace, service.spending())) is not None:
         raise HTTPException(409, problem)
     stream = io.BytesIO()
@@ -387,10 +569,13 @@ def bundle_zip(service: Here) -> Response:
 @routes.get(
     "/plan",
     tags=["planner"],
-    responses={400: {"description": "An unsound combination"}, 503: {"description": "Many plans are being worked out"}},
+    responses={
+        400: {"description": "The values cannot be combined"},
+        503: {"description": "Too many plans are waiting"},
+    },
 )
 async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, Any]:
-    """Return what a budget would buy: noise, information, expected error, a verdict, and what would improve it."""
+    """Return the plan for the given values: noise, information bound, expected error, verdict and advice."""
     spectrum = await asyncio.to_thread(service.spectra.get)
     return (await service.desk.plan(wishes, service.follower.study, spectrum)).to_json()
 
@@ -400,45 +585,92 @@ async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, 
 
 @routes.get("/blocks/{page}", tags=["live"], responses={404: _NONE})
 def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
-    """Return the current blocks of a live page, for clients that cannot receive event streams."""
+    """Return the current HTML blocks of a live page, for clients that cannot receive event streams.
+    \f
+    Args:
+        live: The live pages.
+        page: Name of the page.
+
+    Returns:
+        The HTML of each block by name, under the key ``blocks``.
+
+    Raises:
+        HTTPException: 404 if there is no such live page.
+    """
     check_live(page)
     return {"blocks": live.render(page)}
 
 
 @routes.get("/live/{page}", tags=["live"], response_class=StreamingResponse, responses={404: _NONE})
 async def stream(request: Request, session: SignedIn, live: LivePages, page: PageName) -> StreamingResponse:
-    """Stream the changed blocks of a page as server-sent events, HTML in JSON. 429 for a user with too many open
-    streams.
+    """Stream the changed HTML blocks of a live page as server-sent events with JSON data.
+
+    Answers 429 if the user has too many open streams.
+    \f
+    Args:
+        request: The request; its session is checked again before each event.
+        session: The session of the request.
+        live: The live pages.
+        page: Name of the page.
+
+    Returns:
+        The stream, which ends when the session ends.
+
+    Raises:
+        HTTPException: 404 if there is no such live page, 429 if the user has too many open streams.
     """
     check_live(page)
     if live.open[session.user] >= MOST_STREAMS:
-        raise HTTPException(429, f"{MOST_STREAMS} pages of yours are live already; ask for the blocks instead")
+        raise HTTPException(
+            429, f"you have {MOST_STREAMS} open streams, the largest number; request /api/blocks/{page} instead"
+        )
     gate: Gate = request.app.state.gate
     events = live.stream(page, user=session.user, allowed=lambda: gate.session(request) is not None)
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
 def check_live(page: str) -> None:
-    """Raise HTTP 404 unless a live page has this name."""
+    """Check the name of a live page.
+
+    Args:
+        page: The name.
+
+    Raises:
+        HTTPException: 404 if there is no such live page.
+    """
     if page not in LIVE:
-        raise HTTPException(404, f"no live page of that name; there are {', '.join(LIVE)}")
+        raise HTTPException(404, f"there is no live page of this name; the live pages are {', '.join(LIVE)}")
 
 
 def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFacts]:
-    """Return a volume's arrays and facts; HTTP 404 before they are prepared."""
+    """Return a volume's arrays and figures; raise HTTP 404 if its picture is not prepared yet."""
     known = read_facts(service.pictures_dir, volume)
     if known is None:
-        raise HTTPException(404, "no picture of this volume has been prepared")
+        raise HTTPException(404, "the picture of this volume is not prepared yet")
     return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
 
 
 def site_facts(service: DashboardService) -> list[SiteFacts]:
-    """Return every site with its report."""
+    """Return every registered site with its report.
+
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        One entry for each site, by name.
+    """
     reports = service.reports()
     return [SiteFacts(site, reports.get(site.name)) for site in service.overview().sites]
 
 
 def job_facts(job: Job) -> JobFacts:
-    """Return a job's state, with the JSON that it printed."""
+    """Return a job's state and result.
+
+    Args:
+        job: The job.
+
+    Returns:
+        Its state, and the JSON that it printed if its last run succeeded.
+    """
     result = json.loads(job.out.read_bytes()) if job.state.state == "done" else None
     return JobFacts(job.state, result)

@@ -1,8 +1,8 @@
 """Builds the dashboard's application: one study, read only, behind a sign-in.
 
-``serve`` runs it. Pages, JSON and metrics come from the same views. Nothing in this package can charge the ledger: it
-holds no signing key and opens the file for reading only. It refuses oversized requests, unknown hosts and requests
-without a session.
+:mod:`server.dashboard.serve` runs it. Pages, JSON and metrics are made from the same views. Nothing in this package can
+charge the ledger, because it has no signing key and opens the file for reading only. The application refuses oversized
+requests, unknown host names, and requests without a session.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a dashboard is run.
+    """The settings of a dashboard.
 
     Attributes:
         study: The study's directory.
         state: The dashboard's own directory.
         secure: True if browsers reach it over TLS.
-        session_hours: How long a session lasts.
-        metrics_token: Opens ``/metrics`` to a bearer of this token, besides signed-in users.
-        certifier: Returns the command that writes a certificate into a folder.
-        hosts: Returns the host names it answers to, besides those of the machine itself; other names are refused.
-        webhook: Address that is told which alarms begin and end.
-        oidc: The OpenID Connect provider, if any, besides the local users.
+        session_hours: Lifetime of a session in hours.
+        metrics_token: Bearer token that gives access to ``/metrics`` without a session; None for no such token.
+        certifier: Returns the command that writes a certificate into a folder; None if none can be issued.
+        hosts: Returns the accepted host names, besides those of this machine; requests for other names are refused.
+        webhook: URL to which the beginning and end of alarms is posted.
+        oidc: Settings of an OpenID Connect provider that authenticates users besides the local ones.
         log_to: Targets of the security log.
-        poll_s: Seconds between two looks at the study.
-        clock: Returns seconds, for sessions and limits.
+        poll_s: Seconds between two reads of the study's files.
+        clock: Monotonic clock in seconds, for sessions and limits.
         now: Returns the current time.
     """
 
@@ -82,12 +82,27 @@ class Options:
 
 
 def users_file(state: Path) -> UserFile:
-    """Return the users of the dashboard with this state directory."""
+    """Return the file of a dashboard's local users.
+
+    Args:
+        state: The dashboard's state directory.
+
+    Returns:
+        ``users.json`` in this directory; it need not exist.
+    """
     return UserFile(state / "users.json")
 
 
 def create_app(options: Options) -> FastAPI:
-    """Return the ASGI application; it starts following the study with the server, and stops with it.
+    """Create the ASGI application.
+
+    Its lifespan starts and stops the thread that follows the study, the live pages and the security log.
+
+    Args:
+        options: The dashboard's settings.
+
+    Returns:
+        The application.
 
     Raises:
         InvalidInput: If the study cannot be read, or an option is invalid.
@@ -109,7 +124,7 @@ def create_app(options: Options) -> FastAPI:
     app = FastAPI(
         title="Consilium dashboard",
         version=__version__,
-        summary="Read a study's standing: budget, sites, ledger, labels, student.",
+        summary="Read the state of a study: budget, sites, ledger, labels, student.",
         dependencies=[Depends(admitted)],
         lifespan=partial(_lifespan, poll_s=options.poll_s),
         docs_url=None,
@@ -143,7 +158,7 @@ def create_app(options: Options) -> FastAPI:
 async def _lifespan(app: FastAPI, *, poll_s: float) -> AsyncIterator[None]:
     service: DashboardService = app.state.service
     follower, live = service.follower, app.state.live
-    service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # computed ahead, so that no page waits
+    service.start(poll_s=poll_s, after=lambda: epsilon_curve(follower))  # fills the cache, so that no page waits
     task = asyncio.create_task(live.run())
     stop, log = threading.Event(), app.state.security_log
     following = asyncio.create_task(asyncio.to_thread(log.run, stop=stop.wait)) if log is not None else None
@@ -166,7 +181,7 @@ def _security_log(options: Options, study: str) -> SecurityLog | None:
 
 
 class _Static(StaticFiles):
-    """Static files; pages request them with the version, so browsers may cache them."""
+    """Static files. Pages add a version to their URLs, so browsers may cache them."""
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]

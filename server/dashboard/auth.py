@@ -1,8 +1,8 @@
 """Authenticates dashboard users: scrypt-hashed passwords, sessions that expire, and a limit on guesses.
 
-The sign-in pages and the middleware use it. Sessions are in memory only, so a restart signs everybody out. It refuses
-short passwords, unknown roles, a user name that is taken, and sign-ins that follow wrong ones too fast. Time is always
-a parameter; no password is stored or logged.
+The sign-in pages and the application use it. Sessions are in memory only, so a restart signs everybody out. It refuses
+short passwords, unknown roles, user names that are taken, and sign-ins too soon after failed ones. Clocks are
+parameters. No password is stored or logged.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _SCRYPT_MEMORY = 1 << 26
 
 
 class Role(StrEnum):
-    """A user's role: ``operator`` may decide about labels; ``privacy-officer`` reads, verifies and downloads
-    certificates.
+    """A user's role.
+
+    An ``operator`` may decide about labels and hand in sites' reports. A ``privacy-officer`` may read everything,
+    verify the ledger and issue certificates.
     """
 
     OPERATOR = "operator"
@@ -64,7 +66,14 @@ class User(Document):
     digest: Annotated[str, bytes.fromhex, Key("scrypt")]
 
     def accepts(self, password: str) -> bool:
-        """Return whether this is the user's password; the comparison takes constant time."""
+        """Check a password in constant time.
+
+        Args:
+            password: The password.
+
+        Returns:
+            True if it is the user's password.
+        """
         return hmac.compare_digest(_scrypt(password, bytes.fromhex(self.salt)).hex(), self.digest)
 
 
@@ -81,7 +90,13 @@ _NOBODY = User(name="", role=Role.PRIVACY_OFFICER, salt="00" * 16, digest="00" *
 
 
 class UserFile:
-    """``users.json`` in the dashboard's state directory, mode 0600; read again whenever it changes."""
+    """The file of local users: ``users.json`` in the dashboard's state directory, with mode 0600.
+
+    It is read again after each change of the file.
+
+    Args:
+        path: The file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +105,7 @@ class UserFile:
         self._lock = threading.Lock()
 
     def users(self) -> dict[str, User]:
-        """Return the local users by name; none if there is no file.
+        """Return the local users by name; an empty dict if there is no file.
 
         Raises:
             InvalidInput: If the file is invalid.
@@ -106,22 +121,36 @@ class UserFile:
             return dict(self._users)
 
     def check(self, name: str, password: str) -> User | None:
-        """Return the user with this name and password, or None; an unknown name takes as long as a wrong password."""
+        """Check a name and a password.
+
+        The check takes as long for an unknown name as for a wrong password.
+
+        Args:
+            name: The user's name.
+            password: The password; only the first 1,024 characters are compared.
+
+        Returns:
+            The user; None if the name or the password is wrong.
+
+        Raises:
+            InvalidInput: If the file is invalid.
+        """
         user = self.users().get(name, _NOBODY)
         right = user.accepts(password[:MAX_PASSWORD_CHARACTERS])
         return user if right and user is not _NOBODY else None
 
     def add(self, name: str, role: Role, password: str, *, replace: bool = False) -> None:
-        """Add a user, or change a known user's role and password.
+        """Add a user, or change the role and password of an existing user.
 
         Args:
             name: The user's name.
             role: The role.
             password: 12 to 1,024 characters.
-            replace: Change a known user.
+            replace: True to change an existing user, False to add a new one.
 
         Raises:
-            InvalidInput: If the name or the password is invalid, the name is taken, or the user to change is unknown.
+            InvalidInput: If the name or the password is invalid, if a new user's name is taken, or if the user to
+                change does not exist.
         """
         if not USER_NAME.fullmatch(name):
             raise InvalidInput("user name", value=name, limit="1 to 64 letters, digits, '.', '_', '@', '-'")
@@ -141,10 +170,13 @@ class UserFile:
         self._save({**users, name: User(name, Role(role), salt.hex(), _scrypt(password, salt).hex())})
 
     def remove(self, name: str) -> None:
-        """Remove a user, whose sessions end at their next request.
+        """Remove a user; the user's sessions end at their next request.
+
+        Args:
+            name: The user's name.
 
         Raises:
-            InvalidInput: If the user is unknown.
+            InvalidInput: If there is no such user.
         """
         users = self.users()
         if users.pop(name, None) is None:
@@ -164,7 +196,7 @@ class Session:
         user: The user's name.
         role: The user's role.
         csrf: Token that the session's forms must carry.
-        ends: When it ends, by the sessions' clock.
+        ends: Time at which it ends, in seconds of the sessions' clock.
         credential: The local user's password hash; None for a user whom a provider authenticated.
     """
 
@@ -176,12 +208,12 @@ class Session:
 
 
 class Sessions:
-    """Open sessions, by the SHA-256 of their token; the token itself is only in the browser's cookie.
+    """The open sessions, stored by the SHA-256 of their token; the token itself is only in the browser's cookie.
 
     Args:
         users: The local users.
-        clock: Returns seconds.
-        lifetime_s: How long a session lasts.
+        clock: Monotonic clock in seconds.
+        lifetime_s: Lifetime of a session in seconds.
     """
 
     def __init__(self, users: UserFile, *, clock: Callable[[], float], lifetime_s: float) -> None:
@@ -191,16 +223,19 @@ class Sessions:
 
     @property
     def lifetime_s(self) -> float:
-        """How long a session lasts, in seconds."""
+        """Lifetime of a session in seconds."""
         return self._lifetime_s
 
     def begin(self, name: str, role: Role, *, credential: str | None) -> tuple[str, Session]:
-        """Start a session; return its token and the session.
+        """Start a session.
 
         Args:
             name: The user's name.
             role: The user's role.
             credential: The local user's password hash; None for a user whom a provider authenticated.
+
+        Returns:
+            The token for the browser's cookie, and the session.
         """
         token = secrets.token_urlsafe(32)
         session = Session(
@@ -217,9 +252,19 @@ class Sessions:
         return token, session
 
     def get(self, token: str | None) -> Session | None:
-        """Return the session of a token, or None.
+        """Return the session of a token.
 
-        A session ends after its lifetime, and as soon as its local user's password or role changes.
+        A session ends after its lifetime. A local user's session also ends when the user is removed or the password or
+        role changes.
+
+        Args:
+            token: The token from the cookie; None if there is no cookie.
+
+        Returns:
+            The session; None if the token is unknown or the session has ended.
+
+        Raises:
+            InvalidInput: If the users file is invalid.
         """
         if not token:
             return None
@@ -237,7 +282,11 @@ class Sessions:
         return session
 
     def end(self, token: str | None) -> None:
-        """End the session of a token."""
+        """End the session of a token, if there is one.
+
+        Args:
+            token: The token from the cookie; None if there is no cookie.
+        """
         if token:
             with self._lock:
                 self._open.pop(_token_key(token), None)
@@ -250,13 +299,17 @@ class _Tries:
 
 
 class Throttle:
-    """Growing pauses after wrong passwords: 1, 2, 4, … up to 900 s.
+    """Limits password guesses by pauses that double with each failed attempt: 1, 2, 4, … up to 900 s.
 
-    An attempt is counted before its password is checked, so parallel attempts gain nothing; a successful one is taken
-    off the count. It counts attempts for a name at one address (:data:`FREE` are free), and for a name at all addresses
-    where it never signed in (:data:`FREE_ELSEWHERE` are free). This slows down a guesser at one address or many, but
-    neither other users at the same address nor the user at a known address. The count is forgotten after an hour
-    without an attempt.
+    Two counts are kept for each user name: one for each client address, and one for all addresses from which this name
+    has never signed in. Pauses begin after :data:`FREE` attempts from one address and after :data:`FREE_ELSEWHERE` from
+    all those addresses together. This slows down guessing from one or many addresses. It delays neither other users at
+    the same address nor the user at an address from which the user has signed in before. An attempt is counted before
+    its password is checked, so parallel attempts gain nothing; the count is corrected if the password was right. A
+    count is deleted after an hour without an attempt.
+
+    Args:
+        clock: Monotonic clock in seconds.
     """
 
     FREE = 5
@@ -272,14 +325,14 @@ class Throttle:
         self._lock = threading.Lock()
 
     def attempt(self, *, name: str, address: str) -> float:
-        """Count an attempt, and return how long to wait before it may be checked.
+        """Count an attempt unless its name must wait.
 
         Args:
-            name: The user name given.
+            name: The user name that the client gave.
             address: The client's address.
 
         Returns:
-            0 if the attempt may be checked now; otherwise seconds to wait, and nothing is counted.
+            0 if the password may be checked now. Otherwise the seconds to wait; such an attempt is not counted.
         """
         now = self._clock()
         with self._lock:
@@ -296,7 +349,12 @@ class Throttle:
         return 0.0
 
     def succeeded(self, *, name: str, address: str) -> None:
-        """Clear the count of this name at this address, and remember that it signed in there."""
+        """Reset the count of a name at an address after a successful sign-in, and remember the address as known.
+
+        Args:
+            name: The user's name.
+            address: The client's address.
+        """
         with self._lock:
             self._tries.pop((name, address), None)
             elsewhere = self._tries.get((name, ""))

@@ -1,7 +1,7 @@
-"""Reads the event log and keeps the state it implies: the newest run and its stages, sites, batches and the student.
+"""Reads a study's event log and derives from it the state of the newest run, the sites, the batches and the student.
 
-The read model calls it. It continues where the last pass ended. Lines of another schema, and a line torn by a crash,
-are ignored. A line that is no valid event, or is too long, is counted and left out; it does not stop the reading.
+The read model calls it. Each pass reads the lines that were appended since the last one. Lines of another schema, and a
+line left incomplete by a crash, are ignored. A line that is too long or not a valid event is counted and skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECENT = 60
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 ROUTINE = frozenset({"stage-progress", "student-step", "receipts-held", "label-decoded"})
-"""Kinds of event that the list of recent events leaves out, besides accepted offers."""
+"""Kinds of events that the list of recent events omits; it also omits accepted offers."""
 
 STAGES = ("collect", "decode", "student", "controls", "export")
 
@@ -36,10 +36,10 @@ class StageState:
     Attributes:
         total: Steps in total.
         done: Steps done.
-        base: Steps that were done when the run began.
-        started: When it began.
+        base: Steps that were already done when the run began; None before the first progress event.
+        started: Time at which it began.
         finished: True if it has finished.
-        seconds: How long it took.
+        seconds: Duration of a finished stage in seconds.
     """
 
     total: int = 0
@@ -52,7 +52,26 @@ class StageState:
 
 @dataclass(slots=True)
 class SiteState:
-    """What the event log shows about one site."""
+    """One site according to the event log.
+
+    Attributes:
+        last_seen: Time at which it was last heard from.
+        offer: Its answer to the last offer: ``accepted``, or the reason why not.
+        offered: Time of that answer.
+        accepted: Number of offers accepted.
+        declined: Number of offers declined.
+        missed: Number of offers without an answer.
+        codes: Number of codes received.
+        refused: Number of codes refused.
+        missing: Number of requests for codes without a reply.
+        missing_in_a_row: Number of these since the last reply.
+        asked_again: Number of replies to a second or later request.
+        latencies: Seconds until each of the last replies.
+        receipts_row: Ledger row up to which the site holds receipts.
+        receipts_problem: Reason why it could not get its receipts.
+        contradicted_row: Row of a signed head that the site holds and the ledger does not contain.
+        unwitnessed: Reason why it has not countersigned the newest head.
+    """
 
     last_seen: str | None = None
     offer: str | None = None
@@ -74,7 +93,19 @@ class SiteState:
 
 @dataclass(slots=True)
 class BatchState:
-    """A batch as the event log shows it: offers, replies with their seconds, attempts and result."""
+    """A batch of queries according to the event log.
+
+    Attributes:
+        id: Its id.
+        time: Time of its first event.
+        accepted: Answer of each site to the offer: ``accepted``, or the reason why not.
+        replies: Site and seconds of each reply.
+        attempts: Number of requests for codes.
+        released: Number of queries released.
+        refused: Number of queries that the budget does not cover.
+        quorum_missed: True if too few sites accepted.
+        needed: Number of sites needed, if too few accepted.
+    """
 
     id: str
     time: str
@@ -89,7 +120,17 @@ class BatchState:
 
 @dataclass(slots=True)
 class RunSeen:
-    """The newest run: when it began, and how it ended if it did."""
+    """The newest run.
+
+    Attributes:
+        id: Its id.
+        started: Time at which it began.
+        resumed: True if it continues an earlier run.
+        ended: Time at which it ended; None if no end is logged.
+        outcome: ``finished`` or ``failed``.
+        reason: Reason of a failure, or that a stop was requested.
+        seconds: Duration in seconds.
+    """
 
     id: str
     started: str
@@ -102,14 +143,19 @@ class RunSeen:
 
 @dataclass(frozen=True, slots=True)
 class QuorumMissed:
-    """The last offer that too few sites accepted: how many did, and how many are needed."""
+    """The last offer that too few sites accepted: number of sites that accepted, and number needed."""
 
     accepted: int
     needed: int
 
 
 class EventFold:
-    """The event log of a study, read into the state of the newest run, of every site and of the student."""
+    """The state that a study's event log describes: newest run, sites, batches and student.
+
+    Args:
+        path: The event log.
+        study_id: Id of the study.
+    """
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
@@ -202,11 +248,25 @@ class EventFold:
             self.first_malformed = self.first_malformed or f"line {self.lines:,}: {error}"
 
     def latest(self, count: int) -> tuple[EventView, ...]:
-        """Return the newest notable events in words, newest first."""
+        """Return the newest events in words, without routine ones.
+
+        Args:
+            count: Largest number of events.
+
+        Returns:
+            The events, newest first.
+        """
         return tuple(event_view(event) for event in islice(self._recent, count))
 
     def site(self, name: str) -> SiteState:
-        """Return the state of a site."""
+        """Return the state of a site, a new one if the log has not named it yet.
+
+        Args:
+            name: The site's name.
+
+        Returns:
+            The state, which later events change.
+        """
         return self.sites.setdefault(name, SiteState())
 
     def _batch(self, event: dict[str, Any]) -> BatchState:

@@ -1,6 +1,6 @@
-"""Answers machines: whether the dashboard follows the study, its metrics, and the API's description.
+"""Serves the routes for machines: health check, Prometheus metrics and the API's OpenAPI description.
 
-It refuses ``/metrics`` without a session or the metrics token.
+The application mounts its routes. ``/healthz`` is open; ``/metrics`` needs a session or the metrics token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ routes = APIRouter(include_in_schema=False)
 
 @routes.get("/healthz")
 async def health(request: Request, service: Here) -> JSONResponse:
-    """Whether the process follows the study and people can sign in; says nothing about the study itself.
+    """Report whether the dashboard follows the study and whether users can sign in.
 
-    It uses no worker thread, so it answers even if all of them are busy.
+    It states nothing about the study itself. It uses no worker thread, so it answers even if all of them are busy.
+
+    Args:
+        request: The request.
+        service: The dashboard's service.
+
+    Returns:
+        JSON with each check; status 200 if all hold, else 503.
     """
     follower, door = service.follower, request.app.state.door
     following = follower.problem is None and follower.silent_s < SILENT_S
@@ -46,12 +53,27 @@ async def health(request: Request, service: Here) -> JSONResponse:
 
 @routes.get("/metrics")
 def metrics(request: Request, service: Here) -> Response:
-    """Return the metrics as Prometheus text, to a signed-in user or a bearer of the metrics token."""
+    """Return the metrics in Prometheus' text format.
+
+    Args:
+        request: The request, with a session or the metrics token as a bearer token.
+        service: The dashboard's service.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        HTTPException: 401 without a session and without the token.
+    """
     given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
     token: str | None = request.app.state.metrics_token
     gate: Gate = request.app.state.gate
     if not (token and hmac.compare_digest(given, token.encode())) and gate.session(request) is None:
-        raise HTTPException(401, "give the metrics token as a bearer", headers={"www-authenticate": "Bearer"})
+        raise HTTPException(
+            401,
+            "sign in, or send the metrics token as `Authorization: Bearer TOKEN`",
+            headers={"www-authenticate": "Bearer"},
+        )
     text, kind = exposition(service)
     return Response(text, media_type=kind)
 

@@ -1,7 +1,9 @@
-"""Serves a hospital's own page: one site, read only, on loopback, to who has the key that the command printed.
+"""Serves a hospital's own page: the state of its site, read only, on the loopback address of its machine.
 
-Uses the dashboard's templates, files and headers. What is shown comes from a :class:`~common.hospital_page.OwnPage`,
-which the site's side makes. Refuses every method but GET, every host but this machine's, and a request without the key.
+``consilium site dashboard`` calls it and prints the address with an access key. The page uses the dashboard's
+templates, static files and security headers. Its content is a :class:`~common.hospital_page.OwnPage`, which the
+client package makes. It refuses every method but GET, host names other than this machine's, and requests without the
+key.
 """
 
 from __future__ import annotations
@@ -36,8 +38,7 @@ STATES = {
     "answering": ("good", "Answering"),
     "joined": ("", "Joined, nothing answered yet"),
 }
-"""A site's state: the chip's class, and its words."""
-
+"""CSS class and text of each state of a site."""
 
 REASONS = {
     "pool-budget": "this site's own cap has no room for the batch",
@@ -49,18 +50,18 @@ REASONS = {
     "not-allowed": "this site's policy does not allow these queries",
     "released-before": "the queries were released before; the server's ledger may have been restored",
 }
-"""Why this site declined, by the word in its ledger."""
+"""Text for each reason for which a site declines, by the reason's word in the site's ledger."""
 
 
 def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
-    """Make the ASGI application.
+    """Create the ASGI application of a hospital's own page.
 
     Args:
-        page: What is shown.
-        key: Opens the page, as ``?key=`` of the first address; a cookie holds it from then on.
+        page: The content.
+        key: Access key. The first request sends it as ``?key=``; a cookie holds it afterwards.
 
     Returns:
-        The application; it answers on loopback names alone.
+        The application; it answers requests for loopback host names only.
     """
     templates = environment()
 
@@ -69,7 +70,9 @@ def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
         if _same(request.cookies.get(COOKIE), key):
             return
         if not _same(request.query_params.get("key"), key):
-            raise HTTPException(403, "open the address that `consilium site dashboard` printed; it has the page's key")
+            raise HTTPException(
+                403, "open the address that `consilium site dashboard` printed; it contains the access key"
+            )
         answer = {"location": path, "set-cookie": f"{COOKIE}={key}; Path=/; HttpOnly; SameSite=Strict"}
         raise HTTPException(303, headers=answer)
 
@@ -132,8 +135,8 @@ def serve_hospital(page: OwnPage, *, key: str, port: int) -> None:
     """Serve the page on this machine's loopback until SIGINT or SIGTERM.
 
     Args:
-        page: What is shown.
-        key: As :func:`create_hospital_app` has it.
+        page: The content.
+        key: Access key.
         port: Port on 127.0.0.1.
     """
     uvicorn.run(
@@ -154,7 +157,7 @@ def _same(given: str | None, key: str) -> bool:
 
 
 def _case_facts(case: ShownCase, number: int) -> dict[str, Any]:
-    """What the viewer and the row of pictures need of a case; it begins in the middle of what was drawn."""
+    """Return the template's facts about a case. The first slices shown go through the median of its labelled voxels."""
     import numpy as np
 
     drawn = np.argwhere(case.arrays["label"] > 0)

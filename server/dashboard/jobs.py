@@ -1,7 +1,7 @@
-"""Runs work that is too slow for a page in a process of its own, one at a time for each kind, at the lowest priority.
+"""Runs work that is too slow for a request in a process of its own, at low priority.
 
-The service owns the jobs. Their output goes to the dashboard's state directory. Pages show whether a job runs, how it
-ended and its last message.
+The service has one :class:`Job` for each kind of work; a job runs at most once at a time. Its output goes to the
+dashboard's state directory. Pages show whether it runs, how it ended and its last error message.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class JobState:
     """State of a job.
 
     Attributes:
-        state: ``never``, ``running``, ``done`` or ``failed``.
-        started: When it began.
-        ended: When it ended.
-        words: Last message of a failed job.
+        state: ``never`` (not run yet), ``running``, ``done`` or ``failed``.
+        started: Time at which it began.
+        ended: Time at which it ended.
+        words: Error message of a failed job.
     """
 
     state: str
@@ -43,8 +43,8 @@ class Job:
     """One kind of work.
 
     Args:
-        out: File for the output of a successful run.
-        command: Returns the command each time the job is started.
+        out: File that receives the standard output of a successful run.
+        command: Returns the command line; called each time the job is started.
         now: Returns the current time.
     """
 
@@ -65,7 +65,7 @@ class Job:
         return self._out
 
     def start(self) -> JobState:
-        """Start the job unless it is running, and return its state."""
+        """Start the job unless it is running already, and return its state."""
         with self._lock:
             if self._state.state == "running":
                 return self._state
@@ -108,5 +108,12 @@ class Job:
 
 
 def work(*arguments: str) -> list[str]:
-    """Return the command line of one of this package's own workers."""
+    """Return the command line that does a task of :mod:`server.dashboard.work`.
+
+    Args:
+        arguments: Name of the task and its arguments.
+
+    Returns:
+        The command line.
+    """
     return [sys.executable, "-P", "-m", "server.dashboard.work", *arguments]

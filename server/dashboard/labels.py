@@ -1,6 +1,7 @@
-"""Computes the content of the Labels and Student pages: each volume's pseudo-label, its figures and its decision.
+"""Computes the content of the Labels and Student pages, and stores decisions about labels.
 
-The pages and the API use it. It refuses a decision about a volume without a label, and a note that is too long.
+A label here is the pseudo-label of a public volume, decoded from noisy answers. The pages and the API use this module.
+It refuses a decision about a volume without a label, and a note that is too long.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ class LabelView:
     """One public volume.
 
     Attributes:
-        volume: Its hash.
-        number: Its number, from 1.
-        state: ``waiting`` (no answer), ``answered`` (not decoded), ``preparing`` (no picture) or ``ready``.
-        verdict: The decision about the label as it is now: ``none``, ``accept`` or ``reject``.
-        decision: The newest decision about the volume, which may be about an earlier label.
-        facts: Its figures, once they are prepared.
+        volume: SHA-256 of the volume.
+        number: Its number in query order, from 1.
+        state: ``waiting`` (not answered yet), ``answered`` (not decoded yet), ``preparing`` (the picture is being made)
+            or ``ready``.
+        verdict: Decision about the current label: ``none``, ``accept`` or ``reject``.
+        decision: The newest decision about the volume; it may concern an earlier label.
+        facts: Figures of the label and the picture; None before they are prepared.
     """
 
     volume: str
@@ -49,13 +51,20 @@ class LabelView:
 
 @dataclass(frozen=True, slots=True)
 class LabelsPage:
-    """Every public volume, in query order, and the state of preparing pictures.
+    """The content of the Labels page.
 
     Attributes:
-        queue: Volumes in the order to review them: undecided first, most suspicious first. The student plays no part in
-            it.
+        labels: Every public volume, in query order.
+        ready: Number of volumes whose picture is ready.
+        decoded: Number of volumes with a label.
+        accepted: Number of accepted labels.
+        rejected: Number of rejected labels.
+        preparing: State of the job that prepares the pictures.
+        problem: Error message of this job, if it failed.
+        command: Command that trains the student and applies the decisions.
+        queue: Volumes in the order in which to review them: those without a decision first, and of these the most
+            suspicious first. The student's prediction has no influence on the order.
         undecided: Volumes that have a picture and no decision.
-        command: Command that trains the student by the decisions.
     """
 
     labels: tuple[LabelView, ...]
@@ -72,7 +81,13 @@ class LabelsPage:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """A control's training, with its weights once they exist. Controls with the same network are listed as one."""
+    """A control: a network trained for comparison without the hospitals' answers.
+
+    Attributes:
+        name: Its name; several names if these controls are the same network.
+        weights: SHA-256 of its weights; None before it is trained.
+        time: Time at which its training ended; None before that.
+    """
 
     name: str
     weights: str | None
@@ -81,15 +96,25 @@ class ControlView:
 
 @dataclass(frozen=True, slots=True)
 class StudentPage:
-    """The student: its loss curve, weights, controls, and the bundle if it was exported.
+    """The content of the Student page.
 
     Attributes:
-        losses: Step and loss.
-        passes: Last step of each pass of its training.
-        validation: Number of labelled cases that score student and controls.
-        guarantee: The bundle's own statement of its guarantee.
-        gate: Verdicts of hospitals, if the study asks for them.
-        problem: Why the bundle's statement no longer holds, if so.
+        losses: Step and loss of each logged training step.
+        passes: Last step of each training pass.
+        steps: Total number of training steps.
+        weights: SHA-256 of the student's weights; None before it is trained.
+        trained: Time at which its training ended.
+        seconds: Duration of its training in seconds.
+        labels_used: Number of labels that are not rejected.
+        labels_rejected: Number of rejected labels.
+        controls: The controls with which the student is compared.
+        validation: Number of labelled cases on which the student and the controls are scored.
+        bundle: SHA-256 of the exported bundle; None before the export.
+        exported: Time of the export.
+        files: Path and size in bytes of each file of the bundle.
+        guarantee: The privacy guarantee that the bundle states.
+        gate: The hospitals' verdicts on the student, if the study asks for them.
+        problem: Reason why the bundle's statement no longer holds; None if it holds.
         examples: Volumes on which label and student agree least and most.
     """
 
@@ -113,14 +138,29 @@ class StudentPage:
 
 
 def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
-    """Return the public volumes that are asked about, in order; none before they are published."""
+    """Return the public volumes of the study's queries.
+
+    Args:
+        workspace: The study's directory.
+        study: The study.
+
+    Returns:
+        SHA-256 of each volume, in query order; empty before the volumes are published.
+    """
     if not (workspace.root / "public.json").exists():
         return ()
     return protocol_of(study).agenda(study).asked(workspace.volumes())
 
 
 def labels_page(service: DashboardService) -> LabelsPage:
-    """Return the Labels page, and start preparing pictures that are missing or out of date."""
+    """Return the content of the Labels page, and start the job that makes missing and outdated pictures.
+
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The page's content.
+    """
     follower, files = service.follower, service.label_files
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decided(), study.id)
@@ -162,17 +202,20 @@ def _turn(one: LabelView) -> tuple[bool, float, int]:
 def take_decisions(
     service: DashboardService, volumes: Sequence[str], *, user: str, verdict: Verdict, note: str
 ) -> list[Decision]:
-    """Enter the same decision about the current label of each volume.
+    """Store the same decision about the current label of each volume.
 
     Args:
-        service: The dashboard.
-        volumes: Hashes of the volumes.
-        user: Who decides.
+        service: The dashboard's service.
+        volumes: SHA-256 of each volume.
+        user: Name of the user who decides.
         verdict: The decision.
-        note: Why.
+        note: The user's reason.
+
+    Returns:
+        The stored decisions, in the order of ``volumes``.
 
     Raises:
-        HTTPException: 404 if one of them has no label, 400 if the note is too long; nothing is entered then.
+        HTTPException: 404 if a volume has no label, 400 if the note is too long. Nothing is stored in these cases.
     """
     study, files = service.follower.study, service.label_files
     known = set(published(service.follower.workspace, study))
@@ -189,11 +232,14 @@ def take_decisions(
 
 
 def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
-    """Return the Student page.
+    """Return the content of the Student page.
 
     Args:
-        service: The dashboard.
-        labels: The Labels page.
+        service: The dashboard's service.
+        labels: The content of the Labels page.
+
+    Returns:
+        The page's content.
     """
     events, workspace = service.follower.events, service.follower.workspace
     exported = bundle(workspace)
@@ -222,7 +268,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
 
 
 def _controls(names: Sequence[str], trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]:
-    """Return the controls in their order; controls with the same weights are listed as one, under all their names."""
+    """Return the controls in order; controls with the same weights become one entry with all their names."""
     found: dict[str, ControlView] = {}
     for name in names:
         weights, time = trained.get(name, (None, None))
@@ -232,13 +278,20 @@ def _controls(names: Sequence[str], trained: Mapping[str, tuple[str, str]]) -> t
 
 
 def bundle(workspace: Workspace) -> list[Path]:
-    """Return the exported bundle's files by name; none before it is exported."""
+    """Return the files of the exported bundle.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        Paths, sorted; empty before the export.
+    """
     folder = workspace.bundle_dir
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
 
 
 def _gate(workspace: Workspace) -> str:
-    """Return the verdicts of hospitals on the exported student in words; empty without a gate or a readable export."""
+    """Return the hospitals' verdicts on the student as text; empty if none are needed or no export can be read."""
     try:
         return gate_state(workspace).words
     except (ConsiliumError, OSError):
@@ -246,7 +299,7 @@ def _gate(workspace: Workspace) -> str:
 
 
 def _guarantee(folder: Path) -> str:
-    """Return the bundle's own statement of its guarantee and of what its labels spent; empty before it is exported."""
+    """Return the guarantee that the bundle states and the budget its labels spent; empty before the export."""
     try:
         facts = read_json(folder / "configs" / "privacy.json", most_bytes=MAX_FACTS_BYTES)
         spent = f"; spent of it {facts['spent']}" if "spent" in facts else ""

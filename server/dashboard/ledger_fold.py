@@ -1,11 +1,14 @@
 """Reads the ledger row by row as it grows, and keeps the totals and histories that the pages show.
 
-The read model calls it. The ledger is open, for reading, only during one pass, and every row is checked against the
-hash chain and the rules before it counts. If no run has the ledger open, no file is created beside it. An invalid row
-stops the reading and is reported as the ledger's problem; earlier rows stay valid. If a row that was read before is
-gone, the ledger is read again from its start, and :attr:`LedgerFold.cut` reports it as long as the process lives. The
-standing beside the file is checked too: :attr:`LedgerFold.forgotten` reports what it shows is missing,
-:attr:`LedgerFold.unread` why it cannot be read.
+The read model calls it. The ledger is open for reading only, and only during a pass. Each row is checked against the
+hash chain and the ledger's rules before it counts. If no run has the ledger open, SQLite creates no file beside it.
+
+- An invalid row ends the pass and is reported as :attr:`LedgerFold.problem`; the rows before it still count.
+- If a row that was read before is gone, the ledger is read again from its start. :attr:`LedgerFold.cut` reports this
+  until the process ends.
+- The server keeps a file beside the ledger, the standing, which names the newest row
+  (:mod:`common.ledger.rollback_guard`). :attr:`LedgerFold.forgotten` reports that the ledger lacks this row, so that it
+  is an older copy. :attr:`LedgerFold.unread` reports why the standing cannot be read.
 """
 
 from __future__ import annotations
@@ -29,13 +32,22 @@ from common.ledger.server_state import Books
 from common.ledger.sqlite_file import connect
 
 ROWS_A_STEP = 250
-STANDING_MISSING = "its standing is missing, so that nothing tells whether it is an older copy"
+STANDING_MISSING = "its standing is missing, so an older copy could not be recognised"
 
 
 def open_ledger(path: Path) -> sqlite3.Connection:
     """Open a ledger for a short time, in SQLite's read-only mode with ``query_only``.
 
     If no writer has the file open, no lock files are created beside it.
+
+    Args:
+        path: The ledger's file.
+
+    Returns:
+        The connection, which the caller closes.
+
+    Raises:
+        LedgerCorrupt: If the file is no ledger of this version.
     """
     return connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
 
@@ -45,10 +57,10 @@ class SpendingPoint:
     """A row in which the study spent budget.
 
     Attributes:
-        seq: The row.
-        time: Its time.
-        charges: Number of the study's charges up to it.
-        worst: Σμ² of the pool that the study cost most.
+        seq: Number of the row.
+        time: Time of the row.
+        charges: Number of the study's charges up to this row.
+        worst: Largest Σμ² that the study has spent on one patient pool up to this row.
     """
 
     seq: int
@@ -59,16 +71,16 @@ class SpendingPoint:
 
 @dataclass(slots=True)
 class BatchSeen:
-    """A batch as the ledger shows it.
+    """A batch of queries according to the ledger.
 
     Attributes:
         id: Its id.
         time: Time of its newest answer.
         first_row: Its first row.
         last_row: Row of its newest answer.
-        last_charge: Row of its last charge, up to which sites get receipts.
+        last_charge: Row of its last charge; each of its sites gets receipts up to this row.
         answers: Number of its answers.
-        roster: Names of the sites.
+        roster: Names of the sites that took part.
         voters: Number of voters.
     """
 
@@ -84,7 +96,18 @@ class BatchSeen:
 
 @dataclass(frozen=True, slots=True)
 class RefusalSeen:
-    """A refusal row: the queries, the reason, and the pool with the Σμ² requested and left."""
+    """A row that records refused queries.
+
+    Attributes:
+        seq: Number of the row.
+        time: Time of the row.
+        batch: Id of the batch.
+        queries: Number of refused queries.
+        reason: Reason, as a word of the ledger.
+        pool: Patient pool whose budget does not cover them; empty if the reason is another.
+        requested: Σμ² requested, as a fraction; may be empty.
+        remaining: Σμ² left, as a fraction; may be empty.
+    """
 
     seq: int
     time: str
@@ -98,7 +121,15 @@ class RefusalSeen:
 
 @dataclass(slots=True)
 class History:
-    """A study of the ledger: its consent text, when it was registered, and its releases."""
+    """A study of the ledger.
+
+    Attributes:
+        consent: The study's configuration that the hospitals consented to, as stored in its row.
+        registered: Time at which it was registered.
+        last: Time of its newest release; None before the first.
+        refused: Number of its refused queries.
+        sites: Names of the sites that took part in its releases.
+    """
 
     consent: Mapping[str, object]
     registered: str
@@ -108,7 +139,23 @@ class History:
 
 
 class LedgerFold:
-    """A server ledger's rows, read into totals, this study's history and a short history of every other study."""
+    """Totals of a server ledger, the history of one study, and a short history of every study.
+
+    Args:
+        path: The ledger's file.
+        study_id: Id of the study.
+
+    Attributes:
+        books: The ledger's totals.
+        points: The rows in which the study spent budget.
+        batches: The study's batches by id.
+        refusals: The rows that record the study's refused queries.
+        histories: Every study of the ledger by id.
+        problem: Reason why the ledger cannot be read on; None if it can.
+        cut: What is missing, if a row that was read before is gone.
+        forgotten: What is missing according to the standing; None if nothing is.
+        unread: Reason why the standing cannot be read; None if it can.
+    """
 
     def __init__(self, path: Path, *, study_id: str) -> None:
         self._path, self._study = path, study_id
@@ -136,7 +183,7 @@ class LedgerFold:
 
     @property
     def complete(self) -> bool:
-        """True if every row that the file had at the last look has been read."""
+        """True if every row that the file had at the last pass has been read."""
         return self.rows >= self.rows_in_file
 
     def steps(self, lock: threading.RLock) -> Iterator[bool]:
@@ -153,7 +200,7 @@ class LedgerFold:
             return
         connection = None
         try:
-            standing, unread = _standing(self._path)  # read before the rows, because a charge writes its row first
+            standing, unread = _standing(self._path)  # before the rows: a charge writes its row, then the standing
             connection = open_ledger(self._path)
             holds = partial(_holds, connection)
             if self.last is not None and not holds(Position(self.last.seq, self.last.hash)):
@@ -185,16 +232,16 @@ class LedgerFold:
         except (ConsiliumError, sqlite3.Error) as error:
             yield self._told(str(error), lock)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            yield self._told(f"row {self.rows + 1} holds what no ledger writes ({type(error).__name__})", lock)
+            yield self._told(f"row {self.rows + 1} has a content that no ledger writes ({type(error).__name__})", lock)
         finally:
             if connection is not None:
                 connection.close()
 
     def _had_standing(self) -> bool:
-        """Return whether a standing was once kept beside this file.
+        """Return whether a standing must once have existed beside this file.
 
-        Ledgers keep one from their first row on; those of earlier versions from their first charge on. A copy of an
-        earlier version's ledger that is only for reading, without a key beside it, never has one.
+        A ledger has a standing from its first row on; a ledger of an earlier version has it from its first charge on.
+        For the latter, a copy without a signing key beside it counts as a copy for reading, which needs no standing.
         """
         charged = bool(self.books.all_spent() or self.books.all_spent_in())
         return (self.books.has_standing and self.rows > 1) or (charged and lies_with_its_key(self._path))
@@ -234,7 +281,7 @@ class LedgerFold:
             )
 
     def _note(self, row: Row, record: Document) -> None:
-        """Record what a row says about any study."""
+        """Update the history of the study that a row names."""
         match record:
             case StudyRecord():
                 self.histories[record.study_id] = History(record.study, row.time_utc)
@@ -246,7 +293,7 @@ class LedgerFold:
                 self.histories[record.study_id].refused += len(record.query_ids)
 
     def _spend(self, row: Row, record: Document) -> None:
-        """Add a point to the ε curve if the row is a charge of this study."""
+        """Add a point to the ε curve if this study spends budget in the row."""
         charges, pools = self._charged(row, record)
         sums = [self.books.spent_in(self._study, pool).mu_squared for pool in pools]
         if not charges and not any(sums):
@@ -256,7 +303,7 @@ class LedgerFold:
         self.points.append(SpendingPoint(row.seq, row.time_utc, before.charges + charges, worst))
 
     def _charged(self, row: Row, record: Document) -> tuple[int, Iterable[str]]:
-        """Return how many charges of this study a row contains, and the pools that pay for them."""
+        """Return the number of this study's charges in a row, and the pools that pay for them."""
         books, study = self.books, self._study
         match record:
             case ReleaseRecord(study_id=whose) if whose == study:
@@ -281,7 +328,7 @@ class LedgerFold:
         batch = self.batches[record.batch_id]
         batch.last_charge = row.seq
         batch.roster, batch.voters = tuple(entry.site for entry in entries), record.voters
-        if record.draw is None:  # the answer of a sealed sum has a row of its own
+        if record.draw is None:  # in a sealed study the answer has a row of its own
             self._answered(row, record.batch_id)
 
     def _answered(self, row: Row, batch_id: str) -> None:
@@ -290,7 +337,7 @@ class LedgerFold:
 
 
 def _standing(ledger: Path) -> tuple[ServerStanding | None, str | None]:
-    """Return the standing beside this file, or None; and the reason if it cannot be read."""
+    """Return the standing beside a ledger, or None; and the reason if it cannot be read."""
     try:
         path = kept_standing(ledger)
         return None if path is None else ServerStanding.load(path), None
@@ -304,7 +351,14 @@ def _holds(connection: sqlite3.Connection, position: Position) -> bool:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return values that change when a file, or the write-ahead log beside it, changes."""
+    """Return numbers that change when a file or its write-ahead log changes.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Inode, size in bytes and modification time in ns, of the file and of its log; zeros for a missing file.
+    """
     found: list[int] = []
     for name in (path, Path(f"{path}-wal")):
         try:

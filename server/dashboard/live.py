@@ -1,9 +1,10 @@
 """Keeps open pages up to date: renders each page once for all its readers, and sends only the blocks that changed.
 
-The API's event stream uses it. A page's live part consists of named blocks of HTML. A task renders the blocks of all
-open pages whenever the read model changed, and every few seconds for values that change with time alone. Each open page
-is then sent the blocks that differ from its own, so the cost does not grow with the number of readers. If a page cannot
-be rendered, its readers are told and it is tried again; other pages are not affected.
+The API's event stream uses it. The live part of a page consists of named blocks of HTML. A background task renders the
+blocks of all open pages after each change of the read model, and every few seconds for values that depend on the time.
+The readers of a page then receive the blocks that changed. The cost of rendering does not depend on the number of
+readers. If a page cannot be rendered, its readers receive the event ``stale``, and the task tries again; other pages
+are not affected.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ PERIOD_S = 1.0
 TICK_S = 5.0
 HEARTBEAT_S = 15.0
 MOST_STREAMS = 100
-"""Streams that one user may have open. A page without a stream polls every few seconds."""
+"""Largest number of open streams of one user. A page without a stream polls every few seconds."""
 
 ALIVE = b"event: alive\ndata: {}\n\n"
-"""Event that tells a page that nothing changed. A page that gets none for long knows that the dashboard is gone."""
+"""Event that is sent while nothing changes. A page that receives no event for long shows that it is out of date."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Live:
     """The blocks of every open page.
 
     Args:
-        render: Returns a page's blocks; called in a thread.
+        render: Returns the HTML of a page's blocks by name; called in a thread.
         version: Returns a number that grows when the study changes.
     """
 
@@ -102,9 +103,12 @@ class Live:
         """Yield server-sent events for one reader of a page.
 
         Args:
-            name: The page.
-            user: The reader.
-            allowed: Asked before every event; once it returns False the stream ends with ``signed-out``.
+            name: Name of the page.
+            user: Name of the user.
+            allowed: Called before each event; when it returns False, the stream ends with the event ``signed-out``.
+
+        Yields:
+            The events: first all blocks of the page, then the changed ones.
         """
         page = self._pages.setdefault(name, _Page())
         page.readers += 1
@@ -135,7 +139,15 @@ class Live:
 
 
 def message(seq: int, blocks: Mapping[str, str]) -> bytes:
-    """Return one server-sent event with the blocks as JSON."""
+    """Return a server-sent event that carries blocks.
+
+    Args:
+        seq: Number of the event.
+        blocks: HTML of each block by name.
+
+    Returns:
+        The event of type ``blocks``, with JSON data.
+    """
     data = json.dumps({"seq": seq, "blocks": dict(blocks)}, ensure_ascii=False)
     return f"event: blocks\nid: {seq}\ndata: {data}\n\n".encode()
 

@@ -1,7 +1,6 @@
-"""Writes the study's state as Prometheus text for ``/metrics``; labels name sites, never patients; units are base
-units.
+"""Writes the study's state as Prometheus metrics for ``/metrics``.
 
-``health`` serves it.
+:mod:`server.dashboard.health` serves them. Labels name sites, never patients. Values have Prometheus' base units.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from server.dashboard.views.alarms import LEVELS
 from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
 
-LEAST = "at least that while pate_ledger_in_doubt is 1"
+LEAST = "a lower bound while pate_ledger_in_doubt is 1"
 """Part of the help text of every metric of spending."""
 
 STATES = ("up", "idle", "spent", "late", "declined", "offline", "unseen")
@@ -31,7 +30,7 @@ class _Standing(Collector):
 
     def collect(self) -> Iterator[Metric]:
         view = self._service.overview()
-        counter = CounterMetricFamily("pate_releases", "Queries by what became of them", labels=["outcome"])
+        counter = CounterMetricFamily("pate_releases", "Queries by outcome: released or refused", labels=["outcome"])
         counter.add_metric(["released"], view.answers)
         counter.add_metric(["refused"], view.refused)
         yield counter
@@ -46,15 +45,22 @@ def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
     def counter(name: str, words: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"pate_{name}", words, labels=["site"])
 
-    spent = gauge("privacy_epsilon_spent", f"Epsilon a site's pool has spent over all studies, by its gate; {LEAST}")
-    budget = gauge("privacy_epsilon_budget", "Epsilon a site's pool may spend")
-    share = gauge("privacy_budget_spent_ratio", f"Share spent of the sum of mu^2 that a site's gate admits; {LEAST}")
-    left = gauge("privacy_answers_left", "Further answers a pool's budget covers, 0 while the ledger is in doubt")
-    seen = gauge("client_last_seen_timestamp_seconds", "When a site was last heard from")
-    state = GaugeMetricFamily("pate_client_state", "1 for the state a site is in", labels=["site", "state"])
+    spent = gauge(
+        "privacy_epsilon_spent",
+        f"Epsilon spent on a site's pool by all studies, by the accountant that decides; {LEAST}",
+    )
+    budget = gauge("privacy_epsilon_budget", "Epsilon budget of a site's pool")
+    share = gauge("privacy_budget_spent_ratio", f"Spent share of the sum of mu^2 that a site's pool allows; {LEAST}")
+    left = gauge(
+        "privacy_answers_left", "Further answers that a pool's budget covers; 0 while pate_ledger_in_doubt is 1"
+    )
+    seen = gauge("client_last_seen_timestamp_seconds", "Time at which a site was last heard from")
+    state = GaugeMetricFamily(
+        "pate_client_state", "1 for the current state of a site, 0 for the others", labels=["site", "state"]
+    )
     codes = counter("codes_received", "Codes received and accepted from a site")
-    bad = counter("codes_refused", "Codes of a site that failed a check")
-    missing = counter("replies_missing", "Requests a site did not answer")
+    bad = counter("codes_refused", "Codes of a site that failed a check and were refused")
+    missing = counter("replies_missing", "Requests that a site did not answer")
     receipts = gauge("receipts_row", "Ledger row up to which a site holds receipts")
     for site in sites:
         if site.budget:
@@ -76,16 +82,18 @@ def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
 def _of_the_study(view: Overview) -> Iterator[Metric]:
     study = GaugeMetricFamily(
         "pate_study_privacy_epsilon_spent",
-        f"Epsilon the study has spent, by accountant; {LEAST}",
+        f"Epsilon spent by the study, by accountant; {LEAST}",
         labels=["accountant"],
     )
     for reading in view.budget.readings:
         study.add_metric([reading.accountant], reading.epsilon)
     yield study
-    yield GaugeMetricFamily("pate_study_privacy_epsilon_budget", "The study's budget", value=view.budget.budget)
+    yield GaugeMetricFamily(
+        "pate_study_privacy_epsilon_budget", "Epsilon budget of the study", value=view.budget.budget
+    )
     guaranteed = GaugeMetricFamily(
         "pate_study_privacy_epsilon_guaranteed",
-        "The larger of the study's budget and what it has spent, by its gate; absent while the ledger is in doubt",
+        "The larger of the study's epsilon budget and its epsilon spent; absent while pate_ledger_in_doubt is 1",
         labels=[],
     )
     if view.budget.guaranteed is not None:
@@ -93,36 +101,45 @@ def _of_the_study(view: Overview) -> Iterator[Metric]:
     yield guaranteed
     yield GaugeMetricFamily(
         "pate_ledger_in_doubt",
-        "1 while more may have been spent than the ledger shows: every epsilon spent is at least its value then",
+        "1 while more may have been spent than the ledger shows; spent values are then lower bounds",
         value=float(view.budget.doubt is not None),
     )
     yield GaugeMetricFamily("pate_study_queries_planned", "Planned queries", value=view.planned)
     yield GaugeMetricFamily(
         "pate_study_answers_left",
-        "Planned queries without an answer, as far as the budgets admit them; 0 while the ledger is in doubt",
+        "Planned queries without an answer that the budgets cover; 0 while pate_ledger_in_doubt is 1",
         value=view.budget.answers_left,
     )
-    yield GaugeMetricFamily("pate_run_active", "1 while a run goes on", value=float(view.run.state == "running"))
-    progress = GaugeMetricFamily("pate_stage_progress_ratio", "Share of a stage that is done", labels=["stage"])
+    yield GaugeMetricFamily("pate_run_active", "1 while a run is active", value=float(view.run.state == "running"))
+    progress = GaugeMetricFamily("pate_stage_progress_ratio", "Completed share of a stage", labels=["stage"])
     for stage in view.run.stages:
         progress.add_metric([stage.name], stage.done / stage.total if stage.total else 0.0)
     yield progress
-    alarms = GaugeMetricFamily("pate_alarms", "Alarms that stand", labels=["level"])
+    alarms = GaugeMetricFamily("pate_alarms", "Number of current alarms", labels=["level"])
     for level in LEVELS:
         alarms.add_metric([level], sum(alarm.level == level for alarm in view.alarms))
     yield alarms
-    named = GaugeMetricFamily("pate_alarm", "1 while the alarm stands", labels=["name", "level", "site"])
+    named = GaugeMetricFamily("pate_alarm", "1 while the alarm is current", labels=["name", "level", "site"])
     for name, level, site in sorted({(alarm.name, alarm.level, alarm.site) for alarm in view.alarms}):
         named.add_metric([name, level, site], 1.0)
     yield named
-    yield GaugeMetricFamily("pate_ledger_rows", "Rows of the ledger that were read and hold", value=view.ledger.rows)
     yield GaugeMetricFamily(
-        "pate_ledger_readable", "1 while the ledger can be followed", value=float(view.ledger.problem is None)
+        "pate_ledger_rows", "Rows of the ledger that were read and are valid", value=view.ledger.rows
+    )
+    yield GaugeMetricFamily(
+        "pate_ledger_readable", "1 while the ledger can be read", value=float(view.ledger.problem is None)
     )
 
 
 def exposition(service: DashboardService) -> tuple[bytes, str]:
-    """Return the metrics as text, and its content type."""
+    """Return the metrics in Prometheus' text format.
+
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The text, and its content type.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Standing(service))
     return generate_latest(registry), CONTENT_TYPE_LATEST

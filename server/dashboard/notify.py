@@ -1,7 +1,8 @@
-"""Sends alarms to a webhook: a short POST whenever an alarm begins or ends, repeated until it is accepted.
+"""Sends alarms to a webhook: a POST request when an alarm begins or ends, repeated until it succeeds.
 
-The service starts it. A message names only the study and alarms of a fixed list: no figure, no site, no secret. It
-refuses an address that is not https, or http on this machine, and follows no redirection.
+The service starts it. A message contains the name of the study and the names and levels of alarms, which come from a
+fixed list; it contains no figure, no site and no secret. The URL must be https, or http on this machine. Redirections
+are not followed.
 """
 
 from __future__ import annotations
@@ -25,34 +26,44 @@ FAILED = Alarm(
     "webhook-fails",
     "warning",
     "Alarms do not reach the webhook",
-    "Nobody was told of the alarms here. See the dashboard's log, and `--alarm-webhook`.",
+    "The webhook was not told of the alarms shown here. Check the dashboard's log and the URL in `--alarm-webhook`.",
 )
 
 logger = logging.getLogger(__name__)
 
 
 def check_webhook(url: str) -> None:
-    """Raise InvalidInput unless alarms may be sent to this address."""
+    """Check the URL of a webhook.
+
+    Args:
+        url: The URL.
+
+    Raises:
+        InvalidInput: Unless it is https, or http on this machine.
+    """
     parts = urlsplit(url)
     loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.hostname is None or not (parts.scheme == "https" or (parts.scheme == "http" and loopback)):
         raise InvalidInput(
             "--alarm-webhook",
             value=f"{parts.scheme}://{parts.hostname or ''}",
-            limit="an https address, or http to this machine",
+            limit="an https URL, or http to this machine",
         )
 
 
 class Webhook:
-    """Tells an address which alarms began and ended since its last message.
+    """Posts to a URL which alarms began and ended since the last message.
 
     Args:
-        url: The address.
-        study: The study's name.
-        clock: Returns seconds.
+        url: The URL.
+        study: Name of the study.
+        clock: Monotonic clock in seconds.
+
+    Attributes:
+        failing: True if the last message was not accepted.
 
     Raises:
-        InvalidInput: If alarms may not be sent there.
+        InvalidInput: Unless the URL is https, or http on this machine.
     """
 
     def __init__(self, url: str, *, study: str, clock: Callable[[], float]) -> None:
@@ -63,7 +74,13 @@ class Webhook:
         self.failing = False
 
     def tell(self, alarms: Sequence[Alarm]) -> None:
-        """Send what changed, if anything did; after a failure it tries again after :data:`RETRY_S`."""
+        """Send a message if alarms began or ended since the last message.
+
+        After a failure no message is sent for :data:`RETRY_S` seconds; the change is sent afterwards.
+
+        Args:
+            alarms: The current alarms.
+        """
         standing = frozenset((alarm.name, str(alarm.level)) for alarm in alarms if alarm != FAILED)
         if standing == self._told or self._clock() < self._again:
             return
@@ -83,7 +100,13 @@ class Webhook:
 
 
 class Telling:
-    """A thread that checks the alarms every few seconds and tells the webhook."""
+    """A thread that passes the current alarms to the webhook every few seconds.
+
+    Args:
+        webhook: The webhook.
+        alarms: Returns the current alarms.
+        every_s: Seconds between two checks.
+    """
 
     def __init__(self, webhook: Webhook, alarms: Callable[[], Sequence[Alarm]], *, every_s: float) -> None:
         self._webhook, self._alarms, self._every_s = webhook, alarms, every_s
@@ -98,7 +121,7 @@ class Telling:
         while not self._stopping.wait(self._every_s):
             try:
                 self._webhook.tell(self._alarms())
-            except Exception:  # an error that would fail a page must not end this thread
+            except Exception:  # an error while computing the alarms must not end this thread
                 logger.exception("alarms=unknown")
 
 

@@ -314,7 +314,7 @@ def metrics(seen: View) -> Iterator[Said]:
                 yield Said(role, float(value), False, f"/metrics {name}")
     told = re.findall(r"^# HELP (pate_\w*spent\w*) (.*)$", text, re.M)
     assert len(told) == 3
-    assert all("at least that while pate_ledger_in_doubt is 1" in words for _, words in told)
+    assert all("a lower bound while pate_ledger_in_doubt is 1" in words for _, words in told)
 
 
 def bundle_facts(seen: View) -> BundlePrivacy | None:
