@@ -78,7 +78,7 @@ class HospitalFacts:
         site: The site's name.
         pool: Its patient pool.
         study: The study of this directory.
-        state: ``alarm``, ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
+        state: ``alarm``, ``unconsented``, ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
         sheet: The consent sheet.
         consented: Who consented when, one sentence each.
         epsilon: ε spent, by ``accountant`` at ``delta``.
@@ -102,7 +102,10 @@ class HospitalFacts:
         alarms: What is wrong, the worst first.
         networks: Networks that this hospital has.
         pause: The command that pauses the study, or ends the pause.
-        cases: Number of cases that can be shown.
+        cases: Numbers, from 1, of the cases that can be shown.
+        withdrawn: Number of labelled cases of withdrawn patients, which are not shown.
+        left_out: Number of further cases that this site leaves out, which are not shown either.
+        not_shown: Why no case can be shown; empty if nothing forbids it.
     """
 
     site: str
@@ -132,7 +135,10 @@ class HospitalFacts:
     alarms: tuple[OwnAlarm, ...]
     networks: tuple[OwnNetwork, ...]
     pause: str
-    cases: int
+    cases: tuple[int, ...]
+    withdrawn: int
+    left_out: int
+    not_shown: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

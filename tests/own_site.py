@@ -1,4 +1,4 @@
-"""A hospital's directory for the tests of its own page: a site of a phantom study, in any of five states."""
+"""A hospital's directory for the tests of its own page: a site of a phantom study, in any of its states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.trained_sites import train_site
 
-STATES = ("joined", "answering", "paused", "alarm", "after-a-student")
+STATES = ("joined", "consented", "answering", "paused", "left", "alarm", "after-a-student", "after-a-withdrawal")
+"""``joined`` without consent; ``left`` withdrew from the study; ``alarm`` has an older copy of its ledger."""
 
 
 def make_own_site(root: Path, state: str) -> Path:
@@ -51,17 +52,21 @@ def make_own_site(root: Path, state: str) -> Path:
     if state == "joined":
         return site
     staff_decisions.consent(site, by="A. Noether", sheet="the sheet")
+    if state == "consented":
+        return site
     ledger_file = load_site(site).ledger_file
     older = ledger_file.read_bytes()
     with open_books(load_site(site)) as ledger:
         ledger.reserve(study.id, queries_of(study, 3))
         ledger.refuse(study.id, queries_of(study, 4)[3:], "not-allowed")
-        if state == "paused":
-            ledger.decide(study.id, "pause")
+        if state in ("paused", "left"):
+            ledger.decide(study.id, {"paused": "pause", "left": "withdraw"}[state])
     if state == "alarm":
         ledger_file.write_bytes(older)
-    if state == "after-a-student":
+    if state.startswith("after-"):
         add_networks(site, load_study(site / "study.toml"))
+    if state == "after-a-withdrawal":
+        staff_decisions.withdraw_patient(site, read_dataset(root / "data").labelled[1].id)
     return site
 
 

@@ -32,11 +32,12 @@ THUMB = 260
 
 STATES = {
     "alarm": ("bad", "Alarm: nothing is answered"),
+    "unconsented": ("warn", "Nobody consented: nothing is answered"),
     "paused": ("warn", "Paused"),
     "withdrawn": ("warn", "Withdrawn for good"),
     "spent": ("warn", "Budget spent"),
     "answering": ("good", "Answering"),
-    "joined": ("", "Joined, nothing answered yet"),
+    "joined": ("", "Consented, nothing answered yet"),
 }
 """CSS class and text of each state of a site."""
 

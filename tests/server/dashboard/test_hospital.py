@@ -1,18 +1,23 @@
-"""A hospital's own page: what it says in five states, to whom, and that it writes nothing."""
+"""A hospital's own page: what it says in every state, to whom, and that it writes nothing."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from client.operations import staff_decisions
+from client.policy import load_site
+from client.site.books import open_books
 from common.canonical import sha256_file
+from common.config import load_study
 from common.errors import InvalidInput
-from common.hospital_page import HospitalFacts, OwnAlarm, OwnAnswer, OwnPage, OwnPeer, OwnStudy, ShownCase
+from common.hospital_page import HospitalFacts, OwnAlarm, OwnAnswer, OwnNetwork, OwnPage, OwnPeer, OwnStudy, ShownCase
 from server.dashboard.hospital import STATES, create_hospital_app
 from server.dashboard.security import HEADERS
-from tests.own_site import make_own_site, page_of
+from tests.own_site import make_own_site, page_of, queries_of
 from tests.server.dashboard.conftest import TestClient
 
 KEY = "k" * 32
@@ -47,7 +52,10 @@ def facts(**of: object) -> HospitalFacts:
         "alarms": (OwnAlarm("row 7 <b>contradicts</b>", "`consilium site recover`", True),),
         "networks": (),
         "pause": "consilium site pause trial --site-dir /srv/consilium",
-        "cases": 0,
+        "cases": (),
+        "withdrawn": 0,
+        "left_out": 0,
+        "not_shown": "",
     }
     return HospitalFacts(**(given | of))  # type: ignore[arg-type]
 
@@ -86,9 +94,58 @@ def test_the_page_says_what_staff_ask_for_and_escapes_it() -> None:
         assert said in text, said
 
 
+WORDS = {
+    "alarm": ("Alarm: nothing is answered", 'value="consilium site pause'),
+    "unconsented": ("Nobody consented: nothing is answered", "so there is nothing to stop"),
+    "paused": ("Paused", "End the pause", "Offers are declined until somebody types this"),
+    "withdrawn": ("Withdrawn for good", "This site left the study for good"),
+    "spent": ("Budget spent", 'value="consilium site pause'),
+    "answering": ("Answering", "this stops every answer at once"),
+    "joined": ("Consented, nothing answered yet", "this stops every answer at once"),
+}
+"""What the page says in each state, beside the state itself."""
+
+
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_has_its_words(state: str) -> None:
-    assert STATES[state][1] in client_of(Fixed(facts(state=state))).get("/").text
+def test_every_state_has_its_words_and_no_other_states(state: str) -> None:
+    text = client_of(Fixed(facts(state=state))).get("/").text
+    for said in WORDS[state]:
+        assert said in text, said
+    chips = re.findall(r'<div class="status"><span class="tag (\w*)">([^<]*)</span></div>', text)
+    assert chips == [STATES[state]]
+    if state in ("unconsented", "withdrawn"):
+        assert "<input" not in text
+
+
+def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
+    whole = client_of(Fixed(facts())).get("/").text
+    assert "at least" not in whole
+    assert "share of the budget that is spent" in whole
+    text = client_of(Fixed(facts(doubt="this ledger is an <older> copy", state="alarm"))).get("/").text
+    assert "at least" in text
+    assert "These figures are a lower bound: this ledger is an &lt;older&gt; copy." in text
+    assert "share of the budget that is spent" not in text
+
+
+def test_a_site_where_nobody_consented_says_so_instead_of_names() -> None:
+    text = client_of(Fixed(facts(state="unconsented", consented=(), studies=(), answers=(), accepted=0))).get("/").text
+    assert "Nobody has consented yet. Nothing is answered before" in text
+    assert "No study is on record yet" in text
+    assert "Nothing was asked yet." in text
+    assert "A. Noether" not in text
+
+
+def test_cases_that_are_not_shown_are_counted_and_the_others_offered() -> None:
+    networks = (OwnNetwork("student", "as it was pulled"),)
+    text = client_of(Fixed(facts(networks=networks, cases=(1, 3, 4), withdrawn=2, left_out=1))).get("/").text
+    assert re.findall(r"<option>(\d+)</option>", text) == ["1", "3", "4"]
+    assert "Not shown: 2 cases of withdrawn patients." in text
+    assert "Not shown: 1 case that this site leaves out; <code>consilium site cases</code>" in text
+    text = (
+        client_of(Fixed(facts(networks=networks, not_shown="the slots file is missing; `put` it back"))).get("/").text
+    )
+    assert "No case is shown: the slots file is missing; <code>put</code> it back" in text
+    assert "Not shown" not in text
 
 
 def test_nobody_without_the_key_sees_anything_and_the_key_is_for_one_start() -> None:
@@ -129,17 +186,28 @@ def files(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("state", "shown"),
-    [("joined", "joined"), ("answering", "answering"), ("paused", "paused"), ("alarm", "alarm")],
+    [
+        ("joined", "unconsented"),
+        ("consented", "joined"),
+        ("answering", "answering"),
+        ("paused", "paused"),
+        ("left", "withdrawn"),
+        ("alarm", "alarm"),
+    ],
 )
 def test_a_sites_own_books_are_read_and_not_written(tmp_path: Path, state: str, shown: str) -> None:
     site = make_own_site(tmp_path, state)
     before = files(site)
     page = page_of(site)
     found = page.facts()
-    assert client_of(page).get("/").status_code == 200
+    text = client_of(page).get("/").text
+    assert all(said in text for said in WORDS[shown])
     assert files(site) == before
     assert found.state == shown
     assert found.sheet == "sheet of trial, 4 patients"
+    if state == "consented":
+        assert (found.accepted, found.answers) == (0, ())
+        assert "A. Noether" in " ".join(found.consented)
     if state == "joined":
         assert (found.accepted, found.consented, found.answers) == (0, (), ())
     if state in ("answering", "paused"):
@@ -153,3 +221,30 @@ def test_a_sites_own_books_are_read_and_not_written(tmp_path: Path, state: str, 
     if state == "alarm":
         assert found.alarms[0].stops
         assert found.doubt
+        assert "These figures are a lower bound" in text
+
+
+def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: Path) -> None:
+    site = make_own_site(tmp_path, "after-a-withdrawal")
+    before, client = files(site), client_of(page_of(site))
+    text = client.get("/?case=1").text
+    assert re.findall(r"<option[^>]*>(\d+)</option>", text) == ["1", "3", "4"]
+    assert "Not shown: 1 case of withdrawn patients." in text
+    assert "without those that may have seen a withdrawn patient" in text
+    for path in ("/?case=2", "/api/labels/2/voxels", "/api/labels/2/slice.png?plane=axial&index=0"):
+        assert client.get(path).status_code == 400, path
+    assert client.get("/api/labels/1/voxels").headers["x-arrays"] == "image,label,student,adapted"
+    assert files(site) == before
+
+
+def test_a_study_of_a_pool_is_not_called_answering_because_another_one_is(tmp_path: Path) -> None:
+    """Answers and consent are counted by study, as the ledger keeps them."""
+    site = make_own_site(tmp_path, "joined")
+    other = replace(load_study(site / "study.toml"), name="older")
+    with open_books(load_site(site)) as ledger:
+        ledger.consent(other)
+        ledger.reserve(other.id, queries_of(other, 3))
+    found = page_of(site).facts()
+    assert (found.state, found.consented, found.accepted) == ("unconsented", (), 3)
+    staff_decisions.consent(site, by="A. Noether", sheet="the sheet")
+    assert page_of(site).facts().state == "joined"
