@@ -134,7 +134,7 @@ class OwnCases:
         with self._lock:
             found = self.listed() if self._dataset is None else self._again()
             if found.problem:
-                raise InvalidInput("cases of this site cannot be shown", value=found.problem)
+                raise InvalidInput("cases of this site", limit=f"none can be shown: {found.problem}")
             if number not in found.numbers:
                 raise InvalidInput(
                     "case",
@@ -207,7 +207,11 @@ class OwnCases:
             return withdrawn(books, None, patients)
         with read_books(self._config) as ledger:
             if (lost := ledger.forgotten()) is not None:
-                raise InvalidInput("withdrawals of patients may be missing from this site's ledger", value=lost)
+                raise InvalidInput(
+                    "withdrawals of patients may be missing from this site's ledger",
+                    value=lost,
+                    remedy="`consilium site recover --own-ledger`",
+                )
             return withdrawn(books, ledger, patients)
 
     def _forget(self, gone: frozenset[str], *, all_of_them: bool = False) -> None:
