@@ -1,9 +1,9 @@
 """Defines a site's join request: its name, its patient pool with its ledger's total, and its public node key.
 
 Sites write requests; the server's operator reads and admits them. The signature proves that the sender holds the key.
-Who the sender is, two people find out by reading the request's fingerprint to each other. The signature covers
-everything that is requested, so nobody is admitted under another name, for another pool or into another study. Refuses
-an altered request, a name that is not a single path segment, and a key in another encoding than ours.
+It does not prove who the sender is; for that, two people read the request's fingerprint to each other. The signature
+covers everything that is requested, so nobody is admitted under another name, for another pool or into another study.
+Refuses an altered request, a name that is not a single path segment, and a key that is not in OpenSSH's P-384 format.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class KitFacts(Document):
 
 @dataclass(frozen=True, slots=True)
 class StatedBooks(Document):
-    """What a site states about the ledger of its pool.
+    """A site's own statement about the ledger of its patient pool, as part of its join request.
 
     Attributes:
         ledger_id: Id of the site's ledger.
-        answer_key: Key (Ed25519, hex) of that ledger, which signs all replies of the site.
-        mu_squared: Σμ² spent so far, under ``protection``.
-        protection: Unit and relation.
+        answer_key: Public key (Ed25519, hex) of that ledger. It signs all replies of the site.
+        mu_squared: Σμ² spent so far, for the privacy unit and relation of ``protection``.
+        protection: Privacy unit and neighbouring relation of ``mu_squared``.
     """
 
     ledger_id: str
@@ -69,13 +69,15 @@ class StatedBooks(Document):
         ledger_id = self.ledger_id
         if len(ledger_id) != 32 or set(ledger_id) - set("0123456789abcdef") or self.mu_squared < 0:
             raise InvalidInput(
-                "books of a join request", value=ledger_id, limit="an id of 32 hex digits and a sum of at least 0"
+                "ledger stated in a join request",
+                value=ledger_id,
+                limit="an id of 32 hex digits and a sum of at least 0",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Document):
-    """What a site sends to the consortium to join a study. All of it is public. Older sites state no ``books``."""
+    """A site's request to join a study. All of it is public. ``books`` is None in requests of older sites."""
 
     study: str
     site: str
@@ -94,7 +96,9 @@ class JoinRequest(Document):
 
     @property
     def fingerprint(self) -> str:
-        """``SHA256:…`` over everything that is signed (study, site, pool, key), to be read out."""
+        """Return the request's fingerprint (``SHA256:…`` over study, site, pool and key), which people compare by
+        telephone.
+        """
         return fingerprint_of(_FINGERPRINT_DOMAIN + self.statement())
 
     def has_fingerprint(self, read_out: str) -> bool:
@@ -158,7 +162,7 @@ def read_request(path: Path) -> JoinRequest:
         The request.
 
     Raises:
-        InvalidInput: If the file is invalid or the signature is not the node key's.
+        InvalidInput: If the file is invalid or was not signed with the node key that it names.
     """
     remedy = "ask the site for its request.json again"
     text = read_text(path, what="join request", most_bytes=MAX_REQUEST_BYTES, remedy=remedy)

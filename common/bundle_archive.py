@@ -2,7 +2,7 @@
 
 Called by exports and by sites that receive a student. The archive is a ZIP without compression, dates or owners, so the
 same student has the same SHA-256 wherever it is packed. Refuses to read what :func:`to_archive` never writes: absolute
-or climbing paths, hidden files, links, folders, a repeated name, compression, encryption, and additional bytes.
+paths, paths with ``..``, hidden files, links, folders, a repeated name, compression, encryption, and additional bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures how well a network's confidence is calibrated: reliability in bins, expected calibration error, entropy
 maps.
 
-Called by predictions and evaluations. In a segmentation only voxels are counted that belong to a structure in the
-prediction or in the truth. Nearly all other voxels are certain background, and would hide the rest.
+Called by predictions and evaluations. In a segmentation, only voxels that belong to a structure in the prediction or in
+the truth are counted. Nearly all other voxels are background predicted with certainty; they would dominate the average.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Predictions in :data:`BINS` equal bins of confidence: their number, the sum of their confidences, how many are
-    right.
+    """Predictions grouped into :data:`BINS` equal bins of confidence. Each bin has the number of predictions, the sum
+    of their confidences, and the number of correct ones.
 
-    Reliabilities of several cases are added with ``+``. Nothing about a single voxel is kept.
+    Reliabilities of several cases are added with ``+``. No information about a single voxel is kept.
     """
 
     count: tuple[int, ...] = (0,) * BINS

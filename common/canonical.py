@@ -2,8 +2,8 @@
 
 Called wherever something is hashed, signed or stored in a ledger. Canonical JSON here is UTF-8 with sorted keys and no
 spaces. It contains only ``None``, booleans, 64-bit integers, strings, lists and string-keyed mappings. Refuses floats,
-because two machines may print one differently: a rational is written as ``"numerator/denominator"``, a measured float
-as the string of ``float.hex``.
+because two machines may print the same float differently. A rational is written as ``"numerator/denominator"``, a
+measured float as the string of ``float.hex``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from common.errors import InvalidInput
 
 MAX_INTEGER = 2**63 - 1
-"""Largest integer of canonical JSON, in either sign: what a database column and every other reader can hold."""
+"""Largest absolute value of an integer in canonical JSON: it fits into a 64-bit column of a database."""
 
 MAX_RATIONAL_DIGITS = 4_000
-"""Most digits of a rational's numerator or denominator, below the 4,300 that Python reads and writes. Sums of rationals
-grow with every new denominator. A sum that could not be written is refused before it is charged."""
+"""Most digits of a rational's numerator or denominator. Python converts at most 4,300 digits. The digits of a sum of
+rationals grow with every new denominator, so a sum that could not be written is refused before it is charged."""
 
 Json = object  # None | bool | int | str | list | dict with string keys, nested
 
@@ -70,11 +70,9 @@ def _encoded(value: Json) -> tuple[str, bytes]:
         text = _ENCODER.encode(value)
         return text, text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput("text without a canonical form", limit="no unpaired surrogate") from error
+        raise InvalidInput("text cannot be encoded", limit="Unicode without unpaired surrogates") from error
     except (RecursionError, ValueError) as error:
-        raise InvalidInput(
-            "value without a canonical form", limit="lists and mappings that are less deeply nested"
-        ) from error
+        raise InvalidInput("value cannot be encoded", limit="lists and mappings that are less deeply nested") from error
 
 
 def canonical_members(members: Mapping[str, str]) -> str:
@@ -170,7 +168,9 @@ def rational(value: Fraction) -> str:
     '3/2'
     """
     if max(abs(value.numerator), value.denominator).bit_length() > _RATIONAL_BITS:
-        raise InvalidInput("digits of a rational number", limit=f"{MAX_RATIONAL_DIGITS} above and below the line")
+        raise InvalidInput(
+            "digits of a rational number", limit=f"at most {MAX_RATIONAL_DIGITS} in numerator and denominator"
+        )
     return f"{value.numerator}/{value.denominator}"
 
 
@@ -189,7 +189,9 @@ def parse_rational(text: str) -> Fraction:
     """
     numerator, _, denominator = text.partition("/")
     if max(len(numerator), len(denominator)) > MAX_RATIONAL_DIGITS:
-        raise InvalidInput("digits of a rational number", value=len(text), limit=f"{MAX_RATIONAL_DIGITS} on each side")
+        raise InvalidInput(
+            "digits of a rational number", value=len(text), limit=f"at most {MAX_RATIONAL_DIGITS} on each side"
+        )
     try:
         value = Fraction(int(numerator), int(denominator))
     except (ValueError, ZeroDivisionError) as error:
@@ -238,14 +240,14 @@ def check_hash(text: object) -> str:
 
 
 def check_name(text: object, *, what: str) -> str:
-    """Return a text if it can be one path segment and one word of a command.
+    """Return a name if it is safe as a path segment and as a word of a command line.
 
     Args:
-        text: 1 to 64 letters, digits, ``-``, ``_`` and ``.``.
-        what: What it names, for the error.
+        text: The name: 1 to 64 letters, digits, ``-``, ``_`` and ``.``, beginning with a letter or digit.
+        what: Words for the error that say what the name is for.
 
     Returns:
-        The text.
+        The name.
 
     Raises:
         InvalidInput: For anything else.
@@ -265,11 +267,11 @@ def check_pool(text: object, *, what: str) -> str:
     """Return a text if it names a patient pool: names with ``/`` between them, at most 64 characters in all.
 
     Args:
-        text: The text.
-        what: What it names, for the error.
+        text: The name.
+        what: Words for the error that say what the name is for.
 
     Returns:
-        The text.
+        The name.
 
     Raises:
         InvalidInput: For anything else.
@@ -281,14 +283,14 @@ def check_pool(text: object, *, what: str) -> str:
 
 
 def check_integer(what: str, value: object, *, least: int, most: int | None = None, limit: str = "") -> int:
-    """Return a value if it is an integer within bounds. A bool is no integer.
+    """Return a value if it is an integer within bounds. A bool is not accepted as an integer.
 
     Args:
-        what: What it is, for the error.
+        what: Name of the value in the error.
         value: The value.
         least: Lower bound.
-        most: Upper bound; None for none.
-        limit: Words for the bounds, for the error.
+        most: Upper bound; None if there is none.
+        limit: Description of the bounds in the error; by default it is made from ``least`` and ``most``.
 
     Returns:
         The value.
@@ -306,7 +308,7 @@ def check_schema(what: str, found: object, *, known: int) -> None:
     """Refuse a format version that is not the known one. The remedy says which side must be upgraded.
 
     Args:
-        what: What has the format.
+        what: Name of the format in the error.
         found: The version found.
         known: The known version.
 
@@ -370,7 +372,7 @@ def _check(value: Json) -> None:
         return
     if isinstance(value, int):
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
-            raise InvalidInput("integer without a canonical form", value=value.bit_length(), limit="63 bits and a sign")
+            raise InvalidInput("bits of an integer to encode", value=value.bit_length(), limit="63 and a sign")
     elif isinstance(value, _LISTS):
         for item in value:
             if type(item) is not str:  # most items are; this saves a call for each
@@ -383,7 +385,7 @@ def _check(value: Json) -> None:
                 _check(item)
     else:
         raise InvalidInput(
-            "value without a canonical form",
+            "type of a value to encode",
             value=type(value).__name__,
             limit="None, bool, int, str, list, mapping",
             remedy="write a rational as 'numerator/denominator', bytes as hex",

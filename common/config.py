@@ -1,8 +1,8 @@
 """Defines a study: one TOML file, read into frozen and validated values, that states all terms of the study.
 
-Called by every party. The study's hash is in every ledger entry. To the ledger an edited study is therefore another
-study. It gains no budget by that, because budgets belong to the sites' patient pools. Refuses unknown keys, wrong types
-and unsound combinations (unit ``patient`` with relation ``zero-out``).
+Called by every party. The study's hash is in every ledger entry, so an edited study counts as another study. Editing
+gains no budget, because budgets belong to the sites' patient pools. Refuses unknown keys, wrong types and unsound
+combinations (unit ``patient`` with relation ``zero-out``).
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from common.stated_budget import StatedBudget
 
 STUDY_SCHEMA = 1
 JOINT_ROUNDS = 4
-"""Rounds of a query about all public volumes by default; twice as many bring little more
+"""Default number of rounds of a joint query (about all public volumes). Twice as many improve little
 (docs/lab/utility-measured.md)."""
 OPEN, SEALED_SUM = "open", "sealed-sum"
 
 
 def usual_aggregation(quorum: int) -> str:
-    """Return the aggregation of a new study that states none: sealed if a colluder and two honest sites can answer.
+    """Return the aggregation of a new study that names none: sealed if the quorum has room for a colluder and two
+    honest sites.
 
     Args:
         quorum: Least number of sites of a release.
@@ -61,12 +62,12 @@ class PrivacyConfig(StatedBudget):
         relation: Neighbouring relation.
         unit: Unit of privacy.
         voters_per_site: Number m of voters of each site.
-        edition: Number of times that the teachers were trained anew.
+        edition: Number that is raised by 1 each time the teachers are trained anew.
         aggregation: ``open``, where the server reads the codes and adds the noise, or ``sealed-sum``, where the sites
             mask their codes and draw the noise. New studies with a quorum of 3 or more use ``sealed-sum``.
         colluders: In a sealed sum, number of sites that may collude with the server without breaking the guarantee.
-        spare_draws: In a sealed sum, charges beyond N for sums that a site did not complete. Such a sum is charged and
-            lost.
+        spare_draws: In a sealed sum, number of charges beyond N for repeating sums that a site did not complete. An
+            incomplete sum is charged and lost.
     """
 
     epsilon: float
@@ -99,7 +100,11 @@ class PrivacyConfig(StatedBudget):
         if self.aggregation not in (OPEN, SEALED_SUM):
             raise InvalidInput("privacy.aggregation", value=self.aggregation, limit=f"{OPEN}, {SEALED_SUM}")
         for name, most, remedy in (
-            ("colluders", self.quorum - HONEST_SITES, f"a sum needs {HONEST_SITES} honest sites: a larger quorum"),
+            (
+                "colluders",
+                self.quorum - HONEST_SITES,
+                f"a sum needs {HONEST_SITES} honest sites; choose a larger quorum",
+            ),
             ("spare_draws", 1_000, ""),
         ):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
@@ -133,7 +138,7 @@ _SEALED_ALONE = ("aggregation", "colluders", "spare_draws")
 
 @dataclass(frozen=True, slots=True)
 class CodecConfig:
-    """The codec of a study, how it is fitted on public label maps, and the query protocol.
+    """A study's codec, the settings for fitting it on public label maps, and the query protocol.
 
     Attributes:
         name: Key of the codec in the registry.
@@ -142,8 +147,7 @@ class CodecConfig:
         augmentations: Number of deformed copies of each public label map.
         joint: If true, every query asks about all public volumes at once, l is the length for each volume, and
             ``privacy.planned_queries`` counts rounds.
-        protocol: Name of another query protocol than the two that ``joint`` chooses from
-            (:mod:`common.protocol_terms`).
+        protocol: Name of the query protocol (:mod:`common.protocol_terms`); if empty, ``joint`` chooses one.
         paired: Number of public volumes that are published with their label maps.
         dimension: Length l of a code; at 0 the codec chooses it for the planned noise.
 
@@ -181,7 +185,7 @@ class CodecConfig:
 
     @property
     def terms(self) -> ProtocolTerms:
-        """What the protocol needs; InvalidInput for a protocol that is not registered."""
+        """Requirements of the protocol; raises InvalidInput if the protocol is not registered."""
         return terms_of(self.protocol_name)
 
     def to_table(self) -> dict[str, Any]:
@@ -210,7 +214,7 @@ class TrainingConfig:
         amp: Mixed precision, in bfloat16 if the device has it.
         network: Name of the U-Net (:func:`common.models.unet.definition`).
         modality_dropout: Probability that a channel is set to 0 in a training step, so that the network learns to do
-            without it. At least one channel always stays.
+            without it. At least one channel is always kept.
 
     >>> c.TrainingConfig(channels=(8, 16), steps=100).learning_rate
     0.01
@@ -264,7 +268,7 @@ class TrainingConfig:
 
 
 STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
-"""The student's default: its labels are noisy, so it learns longer and in smaller steps than a teacher."""
+"""Default recipe of the student. Its labels are noisy, so it takes more and smaller steps than a teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +279,8 @@ class CollectionConfig:
         batch_size: Queries in one message.
         offer_deadline_s: Seconds in which sites may come online and decide.
         deadline_s: Seconds that one attempt at a batch may take.
-        patience_s: Seconds that all attempts together may take. After that a site that accepted and stayed silent
-            counts as the zero code; in a sealed sum the draw is lost.
+        patience_s: Seconds that all attempts together may take. After that, a site that accepted but did not answer
+            counts as the zero code; in a sealed sum, the draw is lost.
     """
 
     batch_size: int = 50
@@ -296,7 +300,8 @@ class CollectionConfig:
 class GateConfig:
     """The condition under which a student is released.
 
-    Each verdict is one word about a hospital's own cases and has no ε, so the gate is part of what sites consent to.
+    A verdict is one word of a hospital about the student's results on its own cases. No ε bounds what a verdict
+    reveals, so sites must consent to the gate.
 
     Attributes:
         verdicts: Number of hospitals that must find the student better than public data alone. At 0 the student is
@@ -324,7 +329,7 @@ class Study:
         collection: How answers are collected.
         gate: The condition under which the student is released.
         pool: What a patient pool may spend in its life.
-        start: The network that teachers, student and controls begin from, where one is given.
+        start: The network that teachers, student and controls begin from, if one is given.
 
     Raises:
         InvalidInput: If a value is outside its range, or two sections contradict each other.
@@ -362,8 +367,8 @@ class Study:
             raise InvalidInput(
                 "privacy.planned_queries",
                 value=self.privacy.planned_queries,
-                limit=f"at most {terms.most_rounds} where {asked}: each is a round about all public volumes",
-                remedy=f"{JOINT_ROUNDS} rounds are the recipe's number",
+                limit=f"at most {terms.most_rounds} where {asked}, since each is a round about all public volumes",
+                remedy=f"use {JOINT_ROUNDS} rounds, the default",
             )
         if self.gate.verdicts > self.privacy.quorum:
             raise InvalidInput(
@@ -439,8 +444,8 @@ class Study:
 
     @property
     def pool_budget(self) -> Budget:
-        """ε and δ that a pool may spend in its life if this study is the first to admit it, by the study's
-        accountant.
+        """ε and δ that a pool may spend in its life if this study is the first to admit it, by the study's accountant.
+        ε is ``pool.epsilon``, or the study's own ε if that is 0.
         """
         return Budget(epsilon=self.pool.epsilon or self.privacy.epsilon, delta=self.privacy.delta)
 

@@ -1,8 +1,9 @@
-"""Writes curves of a training to a folder for TensorBoard or MLflow, whose packages are optional extras.
+"""Writes training curves to a folder for TensorBoard or MLflow, whose packages are optional extras.
 
 Called by the trainings of sites and server if `--metrics` is given; a package is imported only then. Everything is
-written to files below the folder: no server is contacted, and MLflow's usage reports are turned off before it is
-imported. Refuses an unknown form, and explains how to install a missing package.
+written to files below the folder. No server is contacted, and MLflow's telemetry is turned off before MLflow is
+imported. Refuses a form other than ``tensorboard`` and ``mlflow``. The error for a missing package says how to install
+it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ class TensorBoardCurves:
         self._writer = writer(log_dir=str((folder / run).absolute()))
 
     def point(self, name: str, value: float, *, step: int) -> None:
+        """Add a point to a curve.
+
+        Args:
+            name: Name of the curve.
+            value: Value of the point.
+            step: Step of the training.
+        """
         self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -54,7 +62,10 @@ class MlflowCurves:
     EXPERIMENT = "consilium"
 
     def __init__(self, folder: Path, run: str) -> None:
-        os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}  # read at its import
+        os.environ |= {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+        }  # MLflow reads them on import
         client = _imported("mlflow.tracking", extra="mlflow").MlflowClient
         self._client = client(tracking_uri=folder.absolute().as_uri())
         found = self._client.get_experiment_by_name(self.EXPERIMENT)
@@ -62,6 +73,13 @@ class MlflowCurves:
         self._run = self._client.create_run(experiment, run_name=run).info.run_id
 
     def point(self, name: str, value: float, *, step: int) -> None:
+        """Add a point to a curve.
+
+        Args:
+            name: Name of the curve.
+            value: Value of the point.
+            step: Step of the training.
+        """
         self._client.log_metric(self._run, name, value, step=step)
 
     def close(self) -> None:
@@ -72,7 +90,7 @@ FORMS: Mapping[str, Callable[[Path, str], Curves]] = {"tensorboard": TensorBoard
 
 
 def open_curves(asked: str, *, run: str) -> Curves:
-    """Begin the curves of a run. Runs of several studies or sites in one folder are shown together.
+    """Begin the curves of a run. TensorBoard and MLflow show the runs of one folder together.
 
     Args:
         asked: Form and folder, such as ``tensorboard:runs``.
@@ -93,7 +111,7 @@ def open_curves(asked: str, *, run: str) -> Curves:
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(
-            "folder of --metrics", value=folder, limit=f"one that can be made ({error.strerror})"
+            "folder of --metrics", value=folder, limit=f"a folder that can be created ({error.strerror})"
         ) from error
     return FORMS[form](Path(folder), run)
 
@@ -103,5 +121,5 @@ def _imported(module: str, *, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InvalidInput(
-            f"package of --metrics {extra}", limit="an installed one", remedy=f"pip install 'consilium[{extra}]'"
+            f"--metrics {extra} needs a package that is not installed", remedy=f"pip install 'consilium[{extra}]'"
         ) from error

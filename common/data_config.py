@@ -20,18 +20,19 @@ NORMALISATIONS = ("volume", "nonzero")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DataConfig:
-    """What every volume is brought to: RAS+ orientation, one spacing and one grid.
+    """The format to which every volume is converted: RAS+ orientation, one spacing and one grid.
 
     Attributes:
         labels: Names of the label values; the first is the background, value 0.
         spacing_mm: Size of a voxel on three axes.
         grid: Voxels on three axes; volumes are cropped or padded around their centre.
         channels: Names of an image's channels.
-        regions: Overlapping structures that label maps are scored by, as BraTS does, each ``name = label + label``.
-            Labels themselves stay exclusive, because a code is made of probabilities that sum to 1.
+        regions: Overlapping structures for scoring, as in BraTS, each ``name = label + label``. Labels themselves stay
+            exclusive, because a code is made of probabilities that sum to 1.
         normalisation: ``volume`` for z-scores over all voxels, or ``nonzero`` for z-scores over the non-zero voxels of
             a skull-stripped brain, with the others left at 0.
-        finer: Factor by which the resolution at which the student is trained and scored exceeds that of the queries.
+        finer: Factor between the student's resolution and the queries'. The student is trained and scored on a grid
+            with this many times the voxels on each axis.
     """
 
     labels: tuple[str, ...]
@@ -66,7 +67,7 @@ class DataConfig:
         check_regions(self.regions, self.labels)
         if type(self.finer) is not int or self.finer not in (1, 2, 4):
             raise InvalidInput("data.finer", value=self.finer, limit="1, 2, 4")
-        _ = self.student  # refuses a grid that is too large there
+        _ = self.student  # raises InvalidInput if the student's grid is too large
 
     @property
     def student(self) -> DataConfig:

@@ -1,10 +1,11 @@
-"""Defines what a site discloses about one draw of a sealed sum, sealed to the auditor it chose.
+"""Defines a site's disclosure about one draw of a sealed sum, encrypted to an auditor that the site chose.
 
-Sites write disclosures; the dispute command opens them. A disclosure is the private half of the mask key that the site
-made for this draw alone. Its public half is in the draw's roster under the site's signature, so a false key is
-detected. From it follow all pair secrets of the site in this draw, whatever the other sites say. With it and the words
-that the site sent, the auditor gets the site's code plus its noise share for every query of the draw, and nothing else
-about the site. Refuses a disclosure that was sealed to another auditor, or belongs to another site or draw.
+A draw is one attempt at a sealed sum. Sites write disclosures; the dispute command opens them. A disclosure contains
+the private mask key that the site made for this draw alone. The public key is in the draw's roster under the site's
+signature, so a false private key is detected. The auditor derives all pairwise masks of the site in this draw from the
+key, without help of the other sites. With the masked code that the site sent, the auditor gets the site's code plus its
+noise share for every query of the draw, and nothing else about the site. Refuses a disclosure that was encrypted to
+another auditor, or belongs to another site or draw.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_DISCLOSURE_BYTES = 4 << 20
 
 
 def auditor_fingerprint(sealing_key: str) -> str:
-    """Return the fingerprint of an auditor's key, to be compared by telephone.
+    """Return the fingerprint of an auditor's key, which people compare by telephone.
 
     Args:
         sealing_key: X25519 public key in hex.
@@ -68,7 +69,7 @@ class Disclosure(Signed):
 
 @dataclass(frozen=True, slots=True)
 class SealedDisclosure(Filed):
-    """A disclosure as a file: site, draw and auditor in the open, the rest sealed to the auditor's key."""
+    """A disclosure as a file: site, draw and auditor in plain text, the rest encrypted to the auditor's key."""
 
     SCHEMA: ClassVar = ("sealed disclosure", 1)
     FILE: ClassVar = ("disclosure", MAX_DISCLOSURE_BYTES)
@@ -80,13 +81,13 @@ class SealedDisclosure(Filed):
 
     @classmethod
     def of(cls, disclosure: Disclosure) -> SealedDisclosure:
-        """Seal a signed disclosure to the auditor that it names.
+        """Encrypt a signed disclosure to the auditor that it names.
 
         Args:
             disclosure: The disclosure.
 
         Returns:
-            The sealed one.
+            The encrypted disclosure.
         """
         made = cls(disclosure.site, disclosure.roster, disclosure.auditor, b"")
         key = sealing_public_key(disclosure.auditor)
@@ -94,7 +95,7 @@ class SealedDisclosure(Filed):
         return cls(disclosure.site, disclosure.roster, disclosure.auditor, sealed)
 
     def opened(self, private: X25519PrivateKey) -> Disclosure:
-        """Open the disclosure. Its signature is not checked.
+        """Decrypt the disclosure. Its signature is not checked.
 
         Args:
             private: The auditor's private key.
@@ -103,16 +104,17 @@ class SealedDisclosure(Filed):
             The disclosure.
 
         Raises:
-            InvalidInput: If the key does not open it, or it names another site, draw or auditor inside than outside.
+            InvalidInput: If the key does not decrypt it, or the encrypted part names another site, draw or auditor than
+                the plain part.
         """
         what = f"disclosure of {self.site}"
         try:
             text = open_bytes(self.sealed, private_key=private, info=self._info())
         except (InvalidTag, ValueError) as error:
-            raise InvalidInput(what, limit="one that was sealed to this auditor's key, unchanged") from error
+            raise InvalidInput(what, limit="an unchanged file that was sealed to this auditor's key") from error
         found = Disclosure.from_json(parse_canonical(text))
         if (found.site, found.roster, found.auditor) != (self.site, self.roster, self.auditor):
-            raise InvalidInput(what, limit="the same site, draw and auditor inside as outside")
+            raise InvalidInput(what, limit="the same site, draw and auditor in the encrypted and the plain part")
         return found
 
     def _info(self) -> bytes:

@@ -1,11 +1,11 @@
-"""Reads and writes frozen dataclasses as JSON, by a form that their annotations declare.
+"""Reads and writes frozen dataclasses as JSON, in a form that their annotations declare.
 
 Base of ledger rows, messages and files. One declaration serves reading and writing, so the two cannot differ. A
-:class:`Document` is read from a mapping with exactly its fields, each of exactly its type (a bool is no integer).
-Rationals, floats and bytes are strings (``rational``, ``float.hex``, base64), members of a ``StrEnum`` their words,
-tuples lists, other documents mappings. Marks in ``Annotated`` add another :class:`Key`, a :class:`Count` that is
-checked before any item of a list is read, and checks of the value. A field of type ``X | None`` is left out if it is
-None. Refuses unknown, missing and ill-typed fields.
+:class:`Document` is read from a mapping with exactly its fields, each of exactly its type (a bool is no integer). The
+JSON form of a rational, a float or bytes is a string (``rational``, ``float.hex``, base64), of a ``StrEnum`` member its
+value, of a tuple a list, of another document a mapping. Marks in ``Annotated`` can rename a field (:class:`Key`), bound
+the length of a list before its items are read (:class:`Count`), and check the value. A field of type ``X | None`` is
+left out if it is None. Refuses unknown, missing and ill-typed fields.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Document:
     __slots__ = ()
 
     AS_LIST: ClassVar[bool] = False
-    """True if the JSON form is the list of the values, which must be texts and integers."""
+    """True if the JSON form is a list of the field values, which must be strings and integers."""
 
     SHARED: ClassVar[bool] = False
-    """True if equal values share one object, for documents that are read very often. The values must be texts."""
+    """True if equal documents share one object, for documents that are read very often. All fields must be strings."""
     SCHEMA: ClassVar[tuple[str, int] | None] = None
-    """Name of the document and the only known version of its form, written under ``schema`` and checked first."""
+    """Name of the document, and its version. The version is written under ``schema`` and checked before the fields."""
     STATED: ClassVar[Mapping[str, object]] = {}
-    """Constant facts in every JSON form of the class."""
+    """Constant keys and values that every JSON form of the class contains."""
 
     def to_json(self) -> Any:
         """Return the JSON form: a mapping or a list."""
@@ -69,18 +69,16 @@ class Document:
         return made
 
     def check(self) -> None:
-        """Check derived values; called after reading. Subclasses raise InvalidInput if one does not follow from the
-        others.
-        """
+        """Check values that follow from others; called after reading. Subclasses raise InvalidInput if one is wrong."""
 
 
 class Filed(Document):
-    """Base of a document that is a file of its own, as canonical bytes."""
+    """Base of a document that is stored in a file of its own, as canonical bytes."""
 
     __slots__ = ()
 
     FILE: ClassVar[tuple[str, int] | None] = None
-    """Name of the file and its largest size in bytes; None if the caller limits it."""
+    """Name of the file in errors, and its largest size in bytes; None if the caller limits the size."""
 
     def render(self) -> bytes:
         """Return the file's bytes."""
@@ -97,7 +95,7 @@ class Filed(Document):
             The document.
 
         Raises:
-            InvalidInput: If the file is too large or anything else.
+            InvalidInput: If the file is too large or is not such a document.
         """
         if cls.FILE is not None and len(data) > cls.FILE[1]:
             what, most = cls.FILE
@@ -107,14 +105,16 @@ class Filed(Document):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Mark: the field's name in the JSON form, if it is not its own."""
+    """Mark: name of the field in the JSON form, if it differs from the dataclass field's."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Mark: bounds on the length of a list, or on what ``of`` counts in it; checked before any item is read."""
+    """Mark: bounds on the length of a list, or on the number that ``of`` returns for it; checked before any item is
+    read.
+    """
 
     what: str
     least: int = 0
@@ -122,7 +122,14 @@ class Count:
     of: Callable[[list[Any]], int] = len
 
     def check(self, items: list[Any]) -> None:
-        """Raise InvalidInput if a list is outside the bounds."""
+        """Check the length of a list.
+
+        Args:
+            items: The items as JSON, not yet read.
+
+        Raises:
+            InvalidInput: If it is outside the bounds.
+        """
         Between(self.what, self.least, self.most)(self.of(items))
 
 
@@ -142,7 +149,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class OrEmpty:
-    """Mark: a check of a text that may be empty."""
+    """Mark: a check of a string that may be empty."""
 
     check: Callable[[str], object]
 
@@ -153,7 +160,7 @@ class OrEmpty:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Mark: a text must be one of these words."""
+    """Mark: the string must be one of these words."""
 
     what: str
     words: tuple[str, ...]
@@ -168,11 +175,11 @@ class _Mark:
 
 
 FLAT = _Mark()
-"""Mark: the fields of this document are written among those of the one that contains it."""
+"""Mark: the fields of this document are written into the mapping of the document that contains it."""
 LATER = _Mark()
-"""Mark: documents of earlier versions lack this field, and mean its default."""
+"""Mark: documents of earlier versions lack this field; it then has its default."""
 AS_TEXT = _Mark()
-"""Mark: this integer is written as decimal digits, because other JSON readers have only 53 bits for a number."""
+"""Mark: this integer is written as a string of digits, because other JSON readers have only 53 bits for a number."""
 
 Sha256 = Annotated[str, check_hash]
 
@@ -196,7 +203,7 @@ class _Field:
 
 
 class _Form:
-    """The plan by which a document class is read and written."""
+    """The plan by which a document class is read and written, derived from its annotations."""
 
     def __init__(self, cls: type[Any]) -> None:
         self.cls, self.as_list = cls, bool(cls.AS_LIST)
@@ -357,7 +364,7 @@ def _bare_kind(hint: Any, what: str) -> _Kind:
         return _Kind(str, lambda text: _member(hint, text, what), str)
     if isinstance(hint, type) and issubclass(hint, Document):
         form = _form(hint)
-        if hint.to_json is not Document.to_json:  # a document of several versions converts itself
+        if hint.to_json is not Document.to_json:  # a document with several versions has its own conversion
             return _Kind(dict, hint.from_json, hint.to_json)
         return _Kind(list if form.as_list else dict, form.read, form.write)
     raise TypeError(f"{what}: no JSON form for {hint}")

@@ -1,4 +1,4 @@
-"""The only module that imports Flower's internal names, each with the reason why it is needed.
+"""Imports Flower's internal names. It is the only module that does, and states for each name why it is needed.
 
 The names in :data:`INTERNALS` are not part of Flower's public interface, so any release may move them. Other modules
 import them as ``from common.engine import NAME``. Flower's public modules (``flwr.app``, ``flwr.clientapp``,
@@ -19,11 +19,11 @@ from typing import Any
 from common.process import base_env
 
 RUNTIME_CLIENT = "_runtime_client"
-"""The attribute of a ServerApp's Grid that asks SuperLink: a ``RuntimeHttpClient``."""
+"""The attribute of a ServerApp's Grid that calls SuperLink: a ``RuntimeHttpClient``."""
 ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
-"""The call of a SuperNode's runtime that its secret protects."""
+"""The remote call of a SuperNode's runtime that requires the SuperNode's secret."""
 AUTHENTICATION_SWITCH = "FLWR_OIDC_ENABLED"
-"""The environment variable that makes SuperLink ask ``config_loader`` who may call its control routes."""
+"""The environment variable that makes SuperLink use ``config_loader`` to authenticate calls of its control routes."""
 TABLES = {
     "message_ins": ("message_id", "created_at", "ttl"),
     "message_res": ("message_id", "reply_to_message_id", "src_node_id"),
@@ -40,9 +40,9 @@ class Internal:
     """A name inside Flower that is not public.
 
     Attributes:
-        where: Its module, and after a colon its name there; a module alone stands for itself.
-        stands_for: What it is used for.
-        needs: Its fields, members or parameters that are used.
+        where: ``module:name``, or ``module`` for a whole module.
+        stands_for: What Consilium uses it for.
+        needs: Names of its fields, members or parameters that are used.
     """
 
     where: str
@@ -64,7 +64,7 @@ class Internal:
         return getattr(found, name) if name else found
 
     def missing(self) -> str | None:
-        """Return words on what the installed Flower lacks of it; None if nothing is missing."""
+        """Return a sentence on what the installed Flower lacks of this name; None if nothing is missing."""
         try:
             found = self.load()
         except (ImportError, AttributeError) as error:
@@ -113,41 +113,49 @@ INTERNALS = {
     ),
     "PushMessagesRequest": Internal(
         f"{_PROTO}.fleet_pb2:PushMessagesRequest",
-        "a node announces a reply",
+        "a node's announcement of a reply",
         ("node", "messages_list", "message_object_trees"),
     ),
     "PushMessagesResponse": Internal(
-        f"{_PROTO}.fleet_pb2:PushMessagesResponse", "the answer to that", ("reconnect", "results")
+        f"{_PROTO}.fleet_pb2:PushMessagesResponse", "the response to an announced reply", ("reconnect", "results")
     ),
-    "Reconnect": Internal(f"{_PROTO}.fleet_pb2:Reconnect", "when the node may come again", ("reconnect",)),
+    "Reconnect": Internal(
+        f"{_PROTO}.fleet_pb2:Reconnect", "the time after which a node may connect again", ("reconnect",)
+    ),
     "PushObjectRequest": Internal(
         f"{_PROTO}.message_pb2:PushObjectRequest",
         "a node stores an object of a reply",
         ("node", "object_id", "object_content", "session_id"),
     ),
-    "PushObjectResponse": Internal(f"{_PROTO}.message_pb2:PushObjectResponse", "the answer to that", ("stored",)),
+    "PushObjectResponse": Internal(
+        f"{_PROTO}.message_pb2:PushObjectResponse", "the response to a stored object", ("stored",)
+    ),
     "SqlMixin": Internal(
         f"{_CORE}.sql_mixin:SqlMixin", "SuperLink's database, whose sessions take turns", ("session",)
     ),
-    "int64_to_uint64": Internal(f"{_CORE}.utils:int64_to_uint64", "a node or run as the database has it → its number"),
-    "uint64_to_int64": Internal(f"{_CORE}.utils:uint64_to_int64", "the other way"),
+    "int64_to_uint64": Internal(
+        f"{_CORE}.utils:int64_to_uint64", "the id of a node or run from its form in the database"
+    ),
+    "uint64_to_int64": Internal(f"{_CORE}.utils:uint64_to_int64", "the form of an id in the database"),
     "log": Internal(f"{_CORE}:log", "SuperLink's own log"),
     # who may call SuperLink's control routes: server/operations/superlink.py
     "flower_superlink": Internal("flwr.superlink.cli:flower_superlink", "the command of that name"),
     "config_loader": Internal(
         "flwr.superlink.config_loader",
-        "where SuperLink looks for an authentication; ours is put there",
+        "the place where SuperLink looks for its authentication; ours is put there",
         ("get_control_authn_ee_plugins",),
     ),
-    "AuthnType": Internal("flwr.common.constant:AuthnType", "the kind ours is filed under", ("OIDC",)),
+    "AuthnType": Internal(
+        "flwr.common.constant:AuthnType", "the kind under which our authentication is registered", ("OIDC",)
+    ),
     "ACCESS_TOKEN_KEY": Internal(
         "flwr.common.constant:ACCESS_TOKEN_KEY", "the header that carries the operators' secret"
     ),
     "AccountInfo": Internal(
-        f"{_CORE}.auth.typing:AccountInfo", "who called: Flower's one account", ("flwr_aid", "account_name")
+        f"{_CORE}.auth.typing:AccountInfo", "the account of a caller; Flower has one", ("flwr_aid", "account_name")
     ),
-    "NOOP_FLWR_AID": Internal("flwr.common.constant:NOOP_FLWR_AID", "that account's number"),
-    "NOOP_ACCOUNT_NAME": Internal("flwr.common.constant:NOOP_ACCOUNT_NAME", "and its name"),
+    "NOOP_FLWR_AID": Internal("flwr.common.constant:NOOP_FLWR_AID", "the id of Flower's one account"),
+    "NOOP_ACCOUNT_NAME": Internal("flwr.common.constant:NOOP_ACCOUNT_NAME", "the name of Flower's one account"),
     # which node has a key: server/operations/registered_node.py
     "read_superlink_connection": Internal(
         "flwr.cli.flower_config:read_superlink_connection", "a connection of config.toml"
@@ -167,7 +175,9 @@ INTERNALS = {
         ("from_server_address", "AcquireTask", "PullMessages", "PullObject", "ConfirmMessageReceived", "close"),
     ),
     "RuntimeVersionHttpInterceptor": Internal(
-        f"{_CORE}.interceptors:RuntimeVersionHttpInterceptor", "says which Flower asks", ("component_name",)
+        f"{_CORE}.interceptors:RuntimeVersionHttpInterceptor",
+        "states the version of the calling Flower",
+        ("component_name",),
     ),
     "SuperExecAuthHttpInterceptor": Internal(
         f"{_CORE}.interceptors:SuperExecAuthHttpInterceptor",
@@ -180,30 +190,34 @@ INTERNALS = {
     "AcquireTaskRequest": Internal(
         f"{_PROTO}.runtime_pb2:AcquireTaskRequest", "asks for the next task", ("supported_task_types",)
     ),
-    "TaskType": Internal(f"{_CORE}.constant:TaskType", "the kinds a message becomes", ("CLIENT_APP", "AGENT_APP")),
-    "HeartbeatSender": Internal(
-        f"{_CORE}.heartbeat:HeartbeatSender", "says that a task is being worked on", ("start", "stop", "is_running")
+    "TaskType": Internal(
+        f"{_CORE}.constant:TaskType", "the kinds of tasks that messages become", ("CLIENT_APP", "AGENT_APP")
     ),
-    "make_task_heartbeat_fn_http": Internal(f"{_CORE}.heartbeat:make_task_heartbeat_fn_http", "and what it says"),
+    "HeartbeatSender": Internal(
+        f"{_CORE}.heartbeat:HeartbeatSender", "reports that a task is being worked on", ("start", "stop", "is_running")
+    ),
+    "make_task_heartbeat_fn_http": Internal(
+        f"{_CORE}.heartbeat:make_task_heartbeat_fn_http", "the content of that report"
+    ),
     "pull_task_input": Internal("flwr.supernode.runtime.run_clientapp:pull_task_input", "a task's message"),
     "push_message": Internal("flwr.supernode.runtime.run_clientapp:push_message", "its reply"),
-    "push_task_output": Internal("flwr.supernode.runtime.run_clientapp:push_task_output", "how the task ended"),
-    "SubStatus": Internal("flwr.common.constant:SubStatus", "words for that", ("COMPLETED", "FAILED")),
+    "push_task_output": Internal("flwr.supernode.runtime.run_clientapp:push_task_output", "sends the result of a task"),
+    "SubStatus": Internal("flwr.common.constant:SubStatus", "the outcome of a task", ("COMPLETED", "FAILED")),
 }
-"""Every internal name of Flower by the name under which this module exports it. A test compares the names and their
-parts with the pinned version of Flower."""
+"""Every internal name of Flower, by the name under which this module exports it. A test compares them and their
+``needs`` with the pinned version of Flower."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in INTERNALS:
-        raise AttributeError(f"{name}: not among the internals of Flower that are used")
+        raise AttributeError(f"{name} is not among the internal names of Flower in INTERNALS")
     globals()[name] = found = INTERNALS[name].load()
     return found
 
 
 def flower_env(home: Path, **extra: str) -> dict[str, str]:
-    """Return the environment of a Flower process: its own home, no telemetry, no update check, no installation of
-    packages.
+    """Return the environment of a Flower process, with its own home and without telemetry, update checks or
+    installation of packages.
 
     Args:
         home: The process's Flower home.
@@ -222,7 +236,7 @@ def flower_env(home: Path, **extra: str) -> dict[str, str]:
 
 
 def problems() -> list[str]:
-    """Return what the installed Flower lacks of the table, in words; empty if nothing is missing."""
+    """Return a sentence for each name that the installed Flower lacks; empty if nothing is missing."""
     return [f"{name} ({one.stands_for}): {gone}" for name, one in INTERNALS.items() if (gone := one.missing())]
 
 

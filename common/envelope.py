@@ -1,7 +1,7 @@
 """Signs and checks every message between the server's core and a site's worker.
 
-Flower and the gateway only carry messages and are not trusted. An admitted hospital, or whoever controls the gateway,
-can choose a node's connection, a message's sender and the id that a reply refers to. Therefore:
+Flower and the gateway only carry messages and are not trusted. An admitted hospital, or an attacker who controls the
+gateway, can choose a node's connection, a message's sender and the id that a reply refers to. Therefore:
 
 1. The core signs its request with its ledger's key, for one site.
 2. The worker of that site checks the request.
@@ -25,7 +25,7 @@ from common.errors import Refused
 SIGNATURE_BYTES = 64
 
 Sign = Callable[[bytes], bytes]
-"""Returns the Ed25519 signature, 64 bytes, of a statement."""
+"""A function that returns the Ed25519 signature (64 bytes) of a statement."""
 
 
 def asked(body: bytes, *, sign: Sign, site: str) -> bytes:

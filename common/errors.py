@@ -12,7 +12,7 @@ An error states what was wrong, the value, the limit and the remedy. It never co
     └── StorageFailed (9)       a disk is full or failing
 
 Commands use further exit codes: 0 done, 1 unexpected failure, 8 `site doctor` found something to repair, 10 `site
-evaluate --strict` found a student that should not be used, 11 a `dispute` speaks against a hospital.
+evaluate --strict` found a student that should not be used, 11 a `dispute` found evidence against a hospital.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHOWN.maxlevel = 3
 
 
 def _shown(value: object) -> str:
-    """Return a short text for a value that may be very large or deeply nested."""
+    """Return a short representation of a value, which may be very large or deeply nested."""
     text = _SHOWN.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
@@ -105,7 +105,7 @@ class QuorumNotReached(ConsiliumError):
 
 
 class StorageFailed(ConsiliumError):
-    """A disk is full or failing. What was committed before is safe; nothing was charged or released since."""
+    """A disk is full or failing. Earlier commits are safe; nothing was charged or released since."""
 
     exit_code = 9
 
@@ -129,8 +129,8 @@ class Refused(ConsiliumError):
     """A site's policy or the server's checks refused a request.
 
     Args:
-        reason: A word from a fixed list, which may leave the site.
-        message: The text for people at this party; by default the reason.
+        reason: A word from a fixed list. It may be sent to the other party.
+        message: The text for people at this party, which is not sent; by default the reason.
     """
 
     exit_code = 6

@@ -2,8 +2,8 @@
 
 A run writes it; the status command, the report and the dashboard read it. Every line has ``schema``, ``seq`` (from 1,
 no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and ``event``. :data:`EVENTS` lists the further fields
-of each kind. No code, seed, un-noised value or patient name has a field. Refuses unknown kinds, missing or additional
-fields, and values other than scalars and lists of strings.
+of each kind. No field holds a code, a seed, an un-noised value or a patient's name. Refuses unknown kinds, missing or
+additional fields, and values other than scalars and lists of strings.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MORE_FIELDS: dict[str, frozenset[str]] = {"run-failed": frozenset({"code"})}
 
 
 class EventLog:
-    """Appends events to a file. The run holds the study's lock, so there is one writer at a time.
+    """Appends events to a file. The caller holds the study's lock, so there is one writer at a time.
 
     Args:
         path: The log file.

@@ -1,10 +1,11 @@
-"""Keeps the words that sites sent for a sealed sum as evidence, each signed by its site for one roster and one query.
+"""Stores the masked codes that sites sent for a sealed sum as evidence, each signed for one roster and one query.
 
-The server collects the evidence; the dispute command and auditors check it. The signature is made with the site's
-identity key, which other hospitals have confirmed by its fingerprint. The roster's id covers study, ledger, batch, draw
-and every member's mask key. A site can therefore not deny a word, and a word of one draw cannot pass as a word of
-another. Words are uniform to anybody without the masks, so keeping them reveals no more than receiving them. Refuses
-evidence with an impossible roster, words of another length, and a query named twice.
+Masked codes are called *words* here. The server collects the evidence; the dispute command and auditors check it. The
+signature is made with the site's identity key, which other hospitals have confirmed by its fingerprint. The roster's id
+covers study, ledger, batch, draw (the attempt at the sum) and every member's mask key. A site can therefore not deny
+its words, and words of one draw cannot pass as words of another. Words are uniformly distributed for anybody without
+the masks, so storing them reveals no more than receiving them. Refuses evidence with an impossible roster, words of
+another length, and a query named twice.
 """
 
 from __future__ import annotations
@@ -31,16 +32,23 @@ MAX_EVIDENCE_BYTES = 1 << 30
 
 
 def check_word_signature(signature: bytes) -> None:
-    """Raise InvalidInput unless a signature has the 64 bytes of Ed25519."""
+    """Refuse a signature that does not have the 64 bytes of Ed25519.
+
+    Args:
+        signature: The signature.
+
+    Raises:
+        InvalidInput: If its length differs.
+    """
     if len(signature) != 64:
-        raise InvalidInput("signature of a word", value=f"{len(signature)} bytes", limit="64 bytes")
+        raise InvalidInput("signature of a masked code", value=f"{len(signature)} bytes", limit="64 bytes")
 
 
 WordSignature = Annotated[bytes, check_word_signature]
 
 
 def sign_word(words: NDArray[np.uint64], *, roster: str, query: str, site: str, sign: Sign) -> bytes:
-    """Sign the words that a site sends for one query under one roster.
+    """Sign the masked code that a site sends for one query under one roster.
 
     Args:
         words: Masked code, uint64 [l].
@@ -58,7 +66,7 @@ def sign_word(words: NDArray[np.uint64], *, roster: str, query: str, site: str, 
 def is_word_of(
     words: NDArray[np.uint64], signature: bytes, *, roster: str, query: str, site: str, identity: str
 ) -> bool:
-    """Return whether a site signed these words for this query and roster.
+    """Return whether a site signed this masked code for this query and roster.
 
     Args:
         words: Masked code, uint64 [l].
@@ -81,7 +89,7 @@ def is_word_of(
 
 @dataclass(frozen=True, slots=True)
 class Word(Document):
-    """The words of one query as little-endian bytes, and the site's signature over their hash."""
+    """The masked code of one query as little-endian bytes, and the site's signature over its hash."""
 
     query: Sha256
     words: bytes
@@ -89,15 +97,15 @@ class Word(Document):
 
     @property
     def values(self) -> NDArray[np.uint64]:
-        """The words as uint64 [l]; InvalidInput if the number of bytes is no multiple of 8."""
+        """The masked code as uint64 [l]; raises InvalidInput if the number of bytes is no multiple of 8."""
         if len(self.words) % 8:
-            raise InvalidInput("words", value=f"{len(self.words)} bytes", limit="8 bytes a word")
+            raise InvalidInput("masked code", value=f"{len(self.words)} bytes", limit="8 bytes for each number")
         return np.frombuffer(self.words, dtype="<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class SiteWords(Filed):
-    """All words that one site sent for one roster."""
+    """All masked codes that one site sent for one roster."""
 
     SCHEMA: ClassVar = ("words of a site", 1)
 
@@ -109,7 +117,7 @@ class SiteWords(Filed):
     def of(
         cls, site: str, roster: str, words: Mapping[str, NDArray[np.uint64]], signatures: Mapping[str, bytes]
     ) -> SiteWords:
-        """Return the words that a site sent.
+        """Return a document with the masked codes that a site sent.
 
         Args:
             site: Name of the site.
@@ -118,7 +126,7 @@ class SiteWords(Filed):
             signatures: Signatures by query id.
 
         Returns:
-            The words.
+            The document.
         """
         found = (Word(query, one.astype("<u8").tobytes(), signatures[query]) for query, one in words.items())
         return cls(site, roster, tuple(found))
@@ -126,7 +134,7 @@ class SiteWords(Filed):
 
 @dataclass(frozen=True, slots=True)
 class DrawEvidence(Filed):
-    """One draw as an auditor gets it: its roster, its queries, and every site's signed words."""
+    """The evidence of one draw for an auditor: its roster, its queries, and every site's signed masked codes."""
 
     SCHEMA: ClassVar = ("evidence of a draw", 1)
     FILE: ClassVar = ("evidence", MAX_EVIDENCE_BYTES)
@@ -148,9 +156,12 @@ class DrawEvidence(Filed):
         if len({query.id for query in self.queries}) != len(self.queries):
             raise InvalidInput("queries of the evidence", limit="no query twice")
         if len({query.mechanism for query in self.queries}) != 1:
-            raise InvalidInput("queries of the evidence", limit="queries of one mechanism, as all of a study are")
+            raise InvalidInput(
+                "queries of the evidence",
+                limit="queries with one mechanism, since all queries of a study have the same",
+            )
         if any(words.roster != self.roster.id for words in self.sites):
-            raise InvalidInput("words of the evidence", limit="words sent for its own roster")
+            raise InvalidInput("masked codes of the evidence", limit="masked codes sent for the evidence's own roster")
 
     @property
     def id(self) -> str:

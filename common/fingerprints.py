@@ -10,7 +10,7 @@ _PREFIX = "SHA256:"
 
 
 def fingerprint_of(data: bytes) -> str:
-    """Return ``SHA256:`` and the unpadded base64 of a hash.
+    """Return the fingerprint of data: ``SHA256:`` and the unpadded base64 of its SHA-256.
 
     Args:
         data: The data.

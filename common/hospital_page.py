@@ -1,6 +1,6 @@
-"""Defines what a hospital's own page shows, as values: the site reads them, the page's server draws them.
+"""Defines the data that a hospital's own page shows. The site provides them; the page's web server renders them.
 
-Holds nothing that leaves the site. A case is a number here; no name of a patient or a file is kept.
+Nothing here leaves the site. Cases are identified by numbers; no name of a patient or a file is included.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from jaxtyping import UInt8
 
 @dataclass(frozen=True, slots=True)
 class OwnStudy:
-    """A study of the pool, and what it took of the budget.
+    """A study of the pool, and its use of the budget.
 
     Attributes:
         name: The study's name.
         state: ``open``, ``pause``, ``withdraw`` or ``spent``.
-        releases: Accepted queries.
-        epsilon: ε of them, by the pool's accountant at the pool's δ.
-        share: Their share of Σμ² that the cap allows, from 0 to 1.
-        here: Whether it is the study of this directory.
+        releases: Number of accepted queries.
+        epsilon: ε of the accepted queries, by the pool's accountant at the pool's δ.
+        share: Share of the cap's Σμ² that they use, from 0 to 1.
+        here: True if it is the study of this directory.
     """
 
     name: str
@@ -36,7 +36,9 @@ class OwnStudy:
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """An accepted batch or a declined one: when, how many queries, and the reason's word, empty where accepted."""
+    """A batch of queries that the site accepted or declined: time, number of queries, and reason (empty if
+    accepted).
+    """
 
     time: str
     queries: int
@@ -45,7 +47,9 @@ class OwnAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OwnPeer:
-    """Another hospital: its name, its key's fingerprint, what is known of it, and whether that is in order."""
+    """Another hospital: its name, the fingerprint of its key, how its key was confirmed, and whether all is in
+    order.
+    """
 
     name: str
     fingerprint: str
@@ -55,7 +59,7 @@ class OwnPeer:
 
 @dataclass(frozen=True, slots=True)
 class OwnAlarm:
-    """What is wrong, what to do, and whether it stops answers."""
+    """A problem at the site: what is wrong, what to do, and whether it stops answers."""
 
     text: str
     remedy: str
@@ -72,7 +76,7 @@ class OwnNetwork:
 
 @dataclass(frozen=True, slots=True)
 class HospitalFacts:
-    """Everything on the page but pictures.
+    """Everything on the page except pictures.
 
     Attributes:
         site: The site's name.
@@ -80,26 +84,26 @@ class HospitalFacts:
         study: The study of this directory.
         state: ``alarm``, ``unconsented``, ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
         sheet: The consent sheet.
-        consented: Who consented when, one sentence each.
+        consented: One sentence for each consent: who gave it, and when.
         epsilon: ε spent, by ``accountant`` at ``delta``.
-        cap: ε of the site's own cap.
-        share: Share of Σμ² that is spent, from 0 to 1.
+        cap: ε of the site's own cap, by the same accountant and δ.
+        share: Share of the cap's Σμ² that is spent, from 0 to 1.
         accountant: Name of the accountant.
-        delta: δ of both.
+        delta: δ of ``epsilon`` and ``cap``.
         unit: Unit of privacy.
         relation: Neighbouring relation.
-        doubt: Why more may have been spent; empty where the books are whole.
+        doubt: Reason why more may have been spent; empty if the ledger is complete.
         today: Queries accepted today.
         per_day: Queries that the site accepts in a day.
         studies: The pool's studies.
-        trainings: Sentences about private trainings, which cost patients beside the releases.
+        trainings: Sentences about private trainings, which cost privacy in addition to the releases.
         answers: Accepted and declined batches, the newest first.
         accepted: Number of accepted queries.
         refused: Number of declined offers on record.
-        sealed: Whether the study adds up under seal, so that peers matter.
+        sealed: True if the study uses a sealed sum, so that the site must confirm its peers.
         own_fingerprint: Fingerprint of this site's key.
         peers: The other hospitals.
-        alarms: What is wrong, the worst first.
+        alarms: Problems, the worst first.
         networks: Networks that this hospital has.
         pause: The command that pauses the study, or ends the pause.
         cases: Numbers, from 1, of the cases that can be shown.
@@ -143,13 +147,13 @@ class HospitalFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShownCase:
-    """One of the hospital's cases as the viewer draws it, on the study's grid.
+    """One of the hospital's cases as the viewer shows it, on the study's grid.
 
     Attributes:
         arrays: ``image``, ``label`` and each network's label map, by name.
         labels: Names of the label values.
         spacing_mm: Size of a voxel.
-        dice: Mean Dice of each network with the drawn label; None where nothing is to be compared.
+        dice: Mean Dice of each network against the annotated label; None if there is no label to compare with.
     """
 
     arrays: Mapping[str, UInt8[np.ndarray, "x y z"]]
@@ -159,12 +163,22 @@ class ShownCase:
 
 
 class OwnPage(Protocol):
-    """What the page's server asks of a site; reads only."""
+    """The interface by which the page's web server reads a site's data."""
 
     def facts(self) -> HospitalFacts:
-        """Everything but pictures, as it is now."""
+        """Return everything on the page except pictures, as of now."""
         ...
 
     def case(self, number: int) -> ShownCase:
-        """A case by its number from 0; InvalidInput for one that is not there or cannot be used."""
+        """Return a case.
+
+        Args:
+            number: Number of the case, from 0.
+
+        Returns:
+            The case with its image, label and the networks' label maps.
+
+        Raises:
+            InvalidInput: If there is no such case, or it cannot be used.
+        """
         ...

@@ -1,8 +1,9 @@
 """Requests resources over HTTP from exactly the given address, without following redirects.
 
 Called wherever a site or the server fetches something or sends an alarm. A redirect could send a request's content (a
-site's signature, an alarm's text) to another recipient, or make this machine call an address of the inner network. Only
-https is opened, and http if the caller asks for it; never a file. A reply of 300 to 399 is an HTTPError.
+site's signature, an alarm's text) to another recipient, or make this machine call an address of the internal network.
+Only https is allowed, and http if the caller asks for it; other schemes such as ``file`` are not. A reply with status
+300 to 399 raises HTTPError.
 """
 
 from __future__ import annotations

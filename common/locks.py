@@ -1,7 +1,7 @@
-"""Locks a file for one holder, and lets others look whether it is locked.
+"""Locks a file for one process, and lets other processes test whether it is locked.
 
-Called by supervision and by studies. The kernel frees a lock when its holder dies. A look shares the lock for a moment.
-Taking the lock waits for looks to end, and fails only if somebody holds it.
+Called by supervision and by studies. The kernel frees a lock when its holder dies. A test takes a shared lock for a
+moment. Taking the lock waits for tests to end, and fails only if another process holds it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from typing import IO, Any
 
 _LOOK_S = 0.01
-"""Seconds between attempts. A look usually takes less."""
+"""Seconds between attempts. A test usually takes less."""
 _LOOKS_S = 30.0
-"""Seconds for which looks are waited for, however many there are."""
+"""Total seconds to wait for tests of other processes to end."""
 
 
 def take(stream: IO[Any]) -> bool:
@@ -34,7 +34,7 @@ def take(stream: IO[Any]) -> bool:
 
 
 def held(stream: IO[Any]) -> bool:
-    """Return whether somebody else holds the lock of an open file. The look never makes another holder's attempt fail.
+    """Return whether another process holds the lock of an open file. The test makes no other process's attempt fail.
 
     Args:
         stream: The open file; this process must not hold its lock.

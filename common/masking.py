@@ -1,9 +1,10 @@
 """Computes the masks of a sealed sum, which cancel only in the sum over the whole roster.
 
-Sites mask their codes with it, auditors recompute masks. Every site of a draw has an X25519 key made for this draw
-alone, signed with its ledger's key. Two sites k < j (by name) share s = HKDF-SHA256(X25519(k, j)), bound to the query
-and to exactly this roster. ChaCha20 under s gives words that k adds to its code and j subtracts, modulo 2⁶⁴. If a
-member is missing, two sites see different rosters, or one key was exchanged, the sum stays uniform.
+Sites mask their codes with this module; auditors recompute the masks. Every site of a draw (an attempt at a sum) has an
+X25519 key made for this draw alone, signed with its ledger's key. Two sites k < j (by name) share s =
+HKDF-SHA256(X25519(k, j)), bound to the query and to exactly this roster. ChaCha20 under s gives pseudorandom words that
+k adds to its code and j subtracts, modulo 2⁶⁴. If a member is missing, two sites see different rosters, or a key was
+replaced, the masks do not cancel and the sum stays uniformly distributed.
 
 Source: Bonawitz et al. 2017, without the secret shares. Refuses a roster that is not sorted or names a site or a key
 twice; :func:`unconfirmed` finds keys that their site did not sign.
@@ -45,7 +46,7 @@ def _check_signature(signature: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrawId:
-    """One draw of a batch of a study, as the server's ledger with this id numbers it. Mask keys are made for a draw."""
+    """Identifies one draw: study, batch, server's ledger and number. Each draw has its own mask keys."""
 
     study: str
     ledger: str
@@ -83,11 +84,11 @@ class MaskedRoster(Document):
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def check(self) -> None:
-        """Refuse members that are not sorted or repeated, and a mask key that occurs twice in any encoding."""
+        """Refuse members that are unsorted or repeated, and a mask key that occurs twice, in any encoding."""
         if not all(one.site < other.site for one, other in pairwise(self.members)):
             raise InvalidInput("members of a roster", value=len(self.members), limit="each once, sorted by site")
         if len({point_of(member.mask.key) for member in self.members}) != len(self.members):
-            raise InvalidInput("mask keys of a roster", limit="each key once, however it is encoded")
+            raise InvalidInput("mask keys of a roster", limit="no key twice, in any encoding")
 
     @property
     def draw_id(self) -> DrawId:
@@ -117,7 +118,7 @@ def mask_private_key(secret: bytes, draw: DrawId, *, nonce: str) -> X25519Privat
     Args:
         secret: Secret bytes of the site's ledger.
         draw: The draw.
-        nonce: Nonce that was drawn when the site accepted.
+        nonce: Nonce that was drawn when the site accepted the offer.
 
     Returns:
         The key.
@@ -128,7 +129,7 @@ def mask_private_key(secret: bytes, draw: DrawId, *, nonce: str) -> X25519Privat
 
 
 def signed_mask_key(private: X25519PrivateKey, draw: DrawId, *, sign: Sign, site: str) -> MaskKey:
-    """Return the public half of a mask key, signed, as a site sends it.
+    """Return the signed public key of a private mask key, which a site sends to the server.
 
     Args:
         private: The private mask key.
@@ -217,7 +218,7 @@ def masks(
 def pair_mask(
     roster: MaskedRoster, *, me: str, peer: Member, private: X25519PrivateKey, query: str, dimension: int
 ) -> NDArray[np.uint64]:
-    """Return the part of a site's mask that one peer cancels. # sensitive
+    """Return the part of a site's mask that is shared with one peer. # sensitive
 
     Args:
         roster: The roster.
@@ -241,12 +242,14 @@ def pair_mask(
 def _shared(private: X25519PrivateKey, member: Member) -> bytes:
     try:
         return private.exchange(sealing_public_key(member.mask.key))
-    except InvalidInput as error:  # such as a point of small order: what is shared would be known to everybody
+    except InvalidInput as error:  # such as a point of small order, for which everybody knows the shared secret
         raise Refused("roster", f"the mask key of {member.site} is not a valid public key") from error
 
 
 def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:
-    """Return ChaCha20's words under a key that no other query, roster or pair has, so that the nonce may be zero."""
+    """Return the words of ChaCha20 under a key that is used for one query, roster and pair only; the nonce can
+    be zero.
+    """
     key = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask/v1\0" + info).derive(shared)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * words))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)

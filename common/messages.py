@@ -3,11 +3,11 @@
 1. An :class:`Offer` names the queries of a batch in full, so that a site decides from public facts alone.
 2. An :class:`OfferReply` accepts or declines with a word from a fixed list.
 3. A :class:`CodesRequest` asks for the codes of accepted queries.
-4. A :class:`CodesReply` brings sealed codes.
-5. :class:`Receipts` bring a site its signed receipts, and a :class:`ReceiptsReply` confirms them.
+4. A :class:`CodesReply` contains sealed codes: encrypted to the server's sealing key.
+5. :class:`Receipts` contains a site's signed receipts, and a :class:`ReceiptsReply` confirms them.
 
-:class:`Several` brings several of these, or the replies to them, in one message, because each message passes through
-polled queues.
+:class:`Several` combines several of these, or the replies to them, in one message, because each message passes through
+polled queues and therefore takes time.
 
 A message is one line of canonical JSON. Long sealed codes and receipts follow the line as raw bytes, and the line
 states their lengths (schema 4). All other messages have schema 3, with everything in the line; long messages of schema
@@ -39,7 +39,7 @@ LONG = 64 << 10
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
-"""A week, the longest deadline of a study. With one attempt per second for a week, attempts have six digits."""
+"""A week, the longest deadline of a study; and the largest number of an attempt, about one a second for a week."""
 
 MAX_TIME = 1 << 50
 """Milliseconds since 1970."""
@@ -47,7 +47,7 @@ MAX_TIME = 1 << 50
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message that every transport between core and worker carries."""
 MAX_MESSAGE_VALUES = 1 << 20
-"""Most values in a message. A value needs many times its bytes in memory, so values are counted before reading."""
+"""Most JSON values in a message. A parsed value needs far more memory than its text, so values are counted first."""
 MAX_QUERIES = 500
 """Most queries of an offer, a codes request and its reply: the largest batch that a study may plan."""
 MAX_VOLUMES = 1_000
@@ -61,7 +61,7 @@ MAX_STATUS = 1 << 15
 """Most characters of a site's status."""
 
 NO_HEAD = "0" * 64
-"""Head in a reply of a site that holds no receipt."""
+"""Head in the reply of a site without a receipt."""
 
 REASONS = (
     "accepted",
@@ -83,13 +83,13 @@ REASONS = (
 
 
 def _check_ledger_id(text: str) -> None:
-    """Check the id of a server's ledger, which the site writes into its own rows: 1 to 128 letters and digits."""
+    """Refuse the id of a server's ledger, which the site stores, unless it has 1 to 128 letters and digits."""
     if not 1 <= len(text) <= 128 or not (text.isascii() and text.isalnum()):
         raise InvalidInput("id of the server's ledger", limit="1 to 128 letters and digits")
 
 
 def _volumes(items: list[Any]) -> int:
-    """Count the volumes of all queries in an offer that is not read yet."""
+    """Count the volumes of all queries in an offer whose queries have not been parsed yet."""
     volumes = [item.get("volumes") for item in items if isinstance(item, dict)]
     return sum(len(one) for one in volumes if isinstance(one, list))
 
@@ -122,8 +122,8 @@ class Offer(Document):
         queries: The queries.
         draw: Number of the draw in a sealed sum.
         peers: In a sealed sum, the sites that may be on the roster.
-        issued: When the server made this message, in milliseconds since 1970 by its clock. Without it, a carrier could
-            bring a site again an offer that it has declined. Servers up to 0.2.0 leave it out.
+        issued: Time at which the server made this message, in milliseconds since 1970 by its clock. Without it, Flower
+            or the gateway could replay an offer that the site has declined. Servers up to 0.2.0 leave it out.
     """
 
     study: Sha256
@@ -139,14 +139,12 @@ class Offer(Document):
     issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)] | None = None
 
     def check(self) -> None:
-        """Refuse editions and rounds out of bounds, a draw without peers, and repeated peers."""
+        """Refuse an edition or a round outside its bounds, a draw without peers, and repeated peers."""
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)
             Between("round of a query", 1, MAX_COUNTER)(query.round)
         if (self.draw is None) != (self.peers is None):
-            raise InvalidInput(
-                "draw of an offer", limit="both a draw number and the peers it is offered to, or neither"
-            )
+            raise InvalidInput("draw of an offer", limit="both a draw number and the offered peers, or neither")
         _once("peers of an offer", [peer.site for peer in self.peers or ()])
 
     @property
@@ -165,8 +163,8 @@ class OfferReply(Document):
         ledger_row: Row of the head; 0 for none.
         ledger_head: Hash of the head; :data:`NO_HEAD` for none.
         mask: In a sealed sum, the site's mask key for the draw if it accepts.
-        unconfirmed: In a sealed sum, the peers whose keys nobody at the site has confirmed.
-        last_draw: In a sealed sum, the newest draw that the site accepted of one of the queries.
+        unconfirmed: In a sealed sum, the peers whose keys have not been confirmed at the site.
+        last_draw: In a sealed sum, the largest number of a draw that the site accepted for one of the queries.
     """
 
     batch: Sha256
@@ -219,7 +217,7 @@ class CodesRequest(Document):
 
     @property
     def roster(self) -> MaskedRoster | None:
-        """The roster for which codes are masked; None in an open study; InvalidInput if it is invalid."""
+        """The roster for which codes are masked; None in an open study. Raises InvalidInput if it is invalid."""
         if self.draw is None or self.members is None:
             return None
         roster = MaskedRoster(self.study, self.ledger, self.batch, self.draw, self.members)
@@ -229,24 +227,26 @@ class CodesRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class CodesReply(Document):
-    """Sealed codes by query id: of every query that was asked for, or of none if the site was not done in time."""
+    """Sealed codes by query id: those of all requested queries, or none if the site did not finish in time."""
 
     batch: Sha256
     attempt: Annotated[int, Between("attempt of a reply", 1, MAX_ATTEMPT)]
     codes: Annotated[tuple[tuple[Sha256, bytes], ...], Count("codes of a reply", most=MAX_QUERIES)]
     signatures: Annotated[tuple[WordSignature, ...], Count("signatures of a reply", most=MAX_QUERIES)] | None = None
-    """In a sealed sum, the site's signatures over each query's words (:mod:`common.evidence`), in order."""
+    """In a sealed sum, the site's signatures over the masked codes (:mod:`common.evidence`), in order."""
 
     def check(self) -> None:
         """Refuse two codes of one query, and another number of signatures than codes."""
         _once("sealed codes of one query", [query for query, _ in self.codes])
         if self.signatures is not None and len(self.signatures) != len(self.codes):
-            raise InvalidInput("signatures of a reply", value=len(self.signatures), limit="one a code, or none at all")
+            raise InvalidInput("signatures of a reply", value=len(self.signatures), limit="one for each code, or none")
 
 
 @dataclass(frozen=True, slots=True)
 class Receipts(Document):
-    """Signed receipts of ``ledger`` in order. The site checks each against its own record."""
+    """Signed receipts of the server's ledger ``ledger``, in order. The site checks each receipt against its own
+    record.
+    """
 
     ledger: _LedgerId
     receipts: Annotated[
@@ -260,7 +260,7 @@ class Receipts(Document):
 class ReceiptsReply(Document):
     """The newest head of the server's ledger for which the site now holds a receipt, as in :class:`OfferReply`.
 
-    ``status`` is JSON about the site, if its policy shares that. It is shown, and nothing is decided by it.
+    ``status`` is JSON about the site, if its policy shares that. The server displays it and bases no decision on it.
     """
 
     ledger_row: int
@@ -279,10 +279,9 @@ Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Messages that are sent as one and handled in order, or the replies to them. Messages without a reply are left
-    out.
+    """Messages that are sent as one and handled in order, or the replies to them. Some messages have no reply.
 
-    Each part is of another kind, so that one message causes no more work than one of each kind.
+    Each part has a different kind, so a message causes at most the work of one message of each kind.
     """
 
     parts: tuple[Part, ...]
@@ -324,13 +323,13 @@ def encode(message: AnyMessage) -> bytes:
 
 
 def _encoded(part: Part, follows: list[bytes]) -> bytes:
-    """Return one of several parts as it is written in the line."""
+    """Return the bytes of one part of a :class:`Several` in the JSON line."""
     return _shared(part) if isinstance(part, Offer | CodesRequest) else canonical_bytes(_written(part, follows))
 
 
 @lru_cache(maxsize=4)
 def _shared(part: Offer | CodesRequest, **more: int) -> bytes:
-    """Return the bytes of a message that is the same for every site; they are computed once."""
+    """Return the bytes of a message that is the same for every site. They are computed once and cached."""
     return canonical_bytes(_written(part, []) | more)
 
 
@@ -344,7 +343,7 @@ def decode(data: bytes) -> AnyMessage:
         The message.
 
     Raises:
-        InvalidInput: For anything that this or an earlier version would not have written.
+        InvalidInput: If this or an earlier version could not have written the bytes.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise InvalidInput("message", value=f"{len(data)} bytes", limit=f"at most {MAX_MESSAGE_BYTES} bytes")
@@ -366,7 +365,7 @@ def decode(data: bytes) -> AnyMessage:
 
 
 def _written(part: Part, follows: list[bytes]) -> dict[str, object]:
-    """Return a part as it is written in the line, and append the raw bytes that follow to ``follows``."""
+    """Return the JSON form of a part for the line, and append its raw bytes to ``follows``."""
     kind = _NAMES[type(part)]
     if isinstance(part, CodesReply) and sum(len(sealed) for _, sealed in part.codes) >= LONG:
         follows += [sealed for _, sealed in part.codes]
@@ -395,7 +394,7 @@ class _Following:
 
 
 def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
-    """Read a reply whose line has the lengths of its codes."""
+    """Read a reply whose line contains the lengths of its codes."""
     codes = document.get("codes")
     if not isinstance(codes, list) or not all(isinstance(one, list) and len(one) == 2 for one in codes):
         raise InvalidInput("codes of a reply", limit="queries with the lengths of their codes")
@@ -404,7 +403,7 @@ def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
 
 
 def _receipts(document: dict[str, Any], follows: _Following) -> Receipts:
-    """Read receipts whose line has their lengths."""
+    """Read receipts whose line contains their lengths."""
     lengths = document.get("receipts")
     if not isinstance(lengths, list) or len(lengths) > MAX_RECEIPTS:
         raise InvalidInput("receipts of a message", limit=f"the lengths of at most {MAX_RECEIPTS}")

@@ -1,8 +1,8 @@
 """Computes Dice and HD95 of label maps with MONAI, with a defined result for empty structures.
 
 Called by every evaluation. A structure is a label value or, if structures overlap, a set of them
-(``DataConfig.members``). A structure in neither map has no Dice and no distance: nan, left out of a mean. A structure
-in only one of them has Dice 0 and infinite HD95. :func:`lesion_wise` scores as the BraTS challenge does instead.
+(``DataConfig.members``). A structure in neither map has Dice and distance nan and is left out of a mean. A structure in
+only one of them has Dice 0 and infinite HD95. :func:`lesion_wise` uses the rules of the BraTS challenge instead.
 Refuses label maps of different shapes and values that belong to no structure.
 """
 
@@ -34,8 +34,8 @@ class Score:
         per_class: Dice of each structure (structure 1 first), averaged over the volumes that have it in either map; nan
             if none does.
         mean: Mean over the structures.
-        cases: For every volume with a structure in the truth, in order, its mean over structures. Networks are compared
-            by these.
+        cases: For every volume with a structure in the truth, in order, its mean over structures. Comparisons of
+            networks use these.
     """
 
     per_class: tuple[float, ...]
@@ -104,7 +104,7 @@ def score(
 
     Args:
         predictions: Label maps.
-        label_maps: The true label maps, as many.
+        label_maps: The true label maps, in the same order.
         structures: Label values of each structure, or the number of classes.
 
     Returns:
@@ -152,7 +152,7 @@ def hd95_mm(
             result.append(math.nan if not inside_p.any() and not inside_t.any() else math.inf)
             continue
         pair = [mask[None, None] for mask in (inside_p, inside_t)]
-        with warnings.catch_warnings():  # MONAI 1.6 calls itself with an argument it has deprecated
+        with warnings.catch_warnings():  # MONAI 1.6 uses an argument that it has deprecated itself
             warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
             distance = compute_hausdorff_distance(
                 *pair, include_background=True, percentile=95, spacing=list(spacing_mm)

@@ -48,8 +48,8 @@ from common.config import CodecConfig
 from common.errors import InvalidInput
 
 STEPS, BATCH = 300, 8
-MAX_VOXELS = 1 << 22  # largest grid; every copy of every map is held at full resolution
-MAX_FEATURES = 1 << 18  # numbers of a pooled map: 4 voxels a block on the paper's grid, where the linear codec has 8
+MAX_VOXELS = 1 << 22  # largest grid, since every copy of every map is held in memory at full resolution
+MAX_FEATURES = 1 << 18  # numbers of a pooled map; on the paper's grid it pools by 4, the linear codec by 8
 LEARNING_RATE = 3e-3
 LINEAR_LEARNING_RATE = 1e-4
 """Learning rate of the linear maps. It is smaller because they start near their optimum."""
@@ -135,7 +135,17 @@ class BallAutoencoder:
         return self.grid[0] // int(self.metric.shape[0])
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """Encode class probabilities (:meth:`Codec.encode`); φ guarantees ‖code‖₂ ≤ C in float64."""
+        """Encode class probabilities (:meth:`Codec.encode`).
+
+        Args:
+            probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+
+        Returns:
+            Float64 array [l]. The activation φ guarantees ‖code‖₂ ≤ C.
+
+        Raises:
+            InvalidInput: If the array has another shape or holds no probabilities.
+        """
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         offset = (shapes.to_log_ratios(values, factor=self._factor) - self.centre) * self.metric
         with torch.no_grad():
@@ -144,7 +154,18 @@ class BallAutoencoder:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """Decode a mean code (:meth:`Codec.decode`): softmax of m + Δ(z) − Δ(0), with z shrunk for the noise."""
+        """Decode a mean code (:meth:`Codec.decode`): softmax of m + Δ(z) − Δ(0), with z shrunk for the noise.
+
+        Args:
+            mean_code: Float array [l].
+            noise_std: Standard deviation of the noise on every coordinate, in the code's units.
+
+        Returns:
+            Float32 array [c, x, y, z] that sums to 1 in every voxel.
+
+        Raises:
+            InvalidInput: If the code has another shape or a value is not finite.
+        """
         code = check_code(mean_code, dimension=self.dimension) / self.radius
         noise = check_noise_std(noise_std) / self.radius
         shrunk = torch.tensor(code * self.powers / (self.powers + noise**2), dtype=torch.float32)[None]
@@ -163,7 +184,18 @@ class BallAutoencoder:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> BallAutoencoder:
-        """Rebuild the codec from its header and arrays (:meth:`Codec.from_parts`)."""
+        """Rebuild the codec (:meth:`Codec.from_parts`).
+
+        Args:
+            header: The header of the codec's bytes.
+            arrays: The arrays by name: ``centre``, ``metric``, ``powers`` and the network's weights.
+
+        Returns:
+            The codec.
+
+        Raises:
+            InvalidInput: If header and arrays contradict each other.
+        """
         public = ("centre", "metric", "powers")
         dtypes = dict.fromkeys(arrays, np.float32) | dict.fromkeys(public, np.float64)
         fields = read_header(header, grid=True, arrays=arrays, dtypes=dtypes)

@@ -163,6 +163,13 @@ class Codec(Protocol):
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
         """Rebuild a codec from the header and arrays that :func:`unpack` read.
 
+        Args:
+            header: Facts of the header, with ``schema`` and ``name`` checked.
+            arrays: The arrays by name.
+
+        Returns:
+            The codec.
+
         Raises:
             InvalidInput: If header and arrays contradict each other.
         """
@@ -195,8 +202,8 @@ class Codec(Protocol):
 
 
 class LinearCodec(Codec, Protocol):
-    """A codec whose code is w_i · z_i, for coordinates z of a basis of log-ratios. Each coordinate is decoded by
-    itself.
+    """A codec whose code is w_i · z_i, for the coordinates z of a shape's log-ratios in a basis. Each coordinate is
+    decoded independently of the others.
 
     ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape on a grid that divides the codec's.
 
@@ -580,7 +587,7 @@ def check_noise_std(noise_std: float) -> float:
         noise_std: The standard deviation, in the code's units.
 
     Returns:
-        The same as float.
+        The value as a float.
 
     Raises:
         InvalidInput: If it is no number, not finite or negative.

@@ -6,8 +6,8 @@ water-filling nor Wiener weights; l counts the variances above the planned noise
 
 Three points differ from the printed algorithm, each because the printed one cannot be run:
 
-1. The paper forgets the mean. Here the mean of the public maps is subtracted, so the zero code is the public mean
-   shape.
+1. The paper does not subtract a mean. Here the mean of the public maps is subtracted, so the zero code is the public
+   mean shape.
 2. y ∈ [0, 1]^d only bounds a *difference* of two codes, by √d. Here every code is clipped to C = √d/2, so Δ = 2C = √d
    exactly, whatever a site sends.
 3. Eq (7) may keep no component. Here at least one stays. Decoded numbers are cut at 0 and normalised to probabilities.
@@ -99,14 +99,33 @@ class PaperPcaCodec:
         return x, y, z
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """Encode class probabilities (:meth:`Codec.encode`) as A_l (y − mean)."""
+        """Encode class probabilities (:meth:`Codec.encode`) as A_l (y − mean).
+
+        Args:
+            probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+
+        Returns:
+            Float64 array [l], not yet clipped.
+
+        Raises:
+            InvalidInput: If the array has another shape or holds no probabilities.
+        """
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ (values - self.mean).ravel()
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """Decode a mean code (:meth:`Codec.decode`) as mean + A_lᵀ z, cut at 0 and normalised. The noise has no
-        influence.
+        """Decode a mean code (:meth:`Codec.decode`) as mean + A_lᵀ z, cut at 0 and normalised.
+
+        Args:
+            mean_code: Float array [l].
+            noise_std: Standard deviation of the noise. It is checked, and has no influence on the result.
+
+        Returns:
+            Float32 array [c, x, y, z] that sums to 1 in every voxel.
+
+        Raises:
+            InvalidInput: If the code has another shape or a value is not finite.
         """
         code = check_code(mean_code, dimension=self.dimension)
         check_noise_std(noise_std)
@@ -121,7 +140,18 @@ class PaperPcaCodec:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PaperPcaCodec:
-        """Rebuild the codec from its header and arrays (:meth:`Codec.from_parts`)."""
+        """Rebuild the codec (:meth:`Codec.from_parts`).
+
+        Args:
+            header: The header of the codec's bytes.
+            arrays: The arrays ``basis`` and ``mean``.
+
+        Returns:
+            The codec.
+
+        Raises:
+            InvalidInput: If header and arrays contradict each other.
+        """
         return cls(**read_header(header, grid=False, arrays=arrays, dtypes=_DTYPES))
 
     @classmethod

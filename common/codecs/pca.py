@@ -115,7 +115,17 @@ class PcaCodec:
         return self.grid[0] // int(self.metric.shape[0])
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """Encode class probabilities (:meth:`Codec.encode`): w · basis · metric · (log-ratios − centre)."""
+        """Encode class probabilities (:meth:`Codec.encode`): w · basis · metric · (log-ratios − centre).
+
+        Args:
+            probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+
+        Returns:
+            Float64 array [l], not yet clipped.
+
+        Raises:
+            InvalidInput: If the array has another shape or holds no probabilities.
+        """
         values = check_probabilities(probabilities, labels=self.labels, grid=self.grid)
         offset = (shapes.to_log_ratios(values, factor=self._factor) - self.centre) * self.metric
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ offset.ravel()
@@ -123,7 +133,18 @@ class PcaCodec:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """Decode a mean code (:meth:`Codec.decode`). Each coordinate is shrunk by Wiener's weight p_i / (p_i + σ²)."""
+        """Decode a mean code (:meth:`Codec.decode`). Each coordinate is shrunk by Wiener's weight p_i / (p_i + σ²).
+
+        Args:
+            mean_code: Float array [l].
+            noise_std: Standard deviation σ of the noise on every coordinate, in the code's units.
+
+        Returns:
+            Float32 array [c, x, y, z] that sums to 1 in every voxel.
+
+        Raises:
+            InvalidInput: If the code has another shape or a value is not finite.
+        """
         code = check_code(mean_code, dimension=self.dimension)
         shrunk = code * self.powers / (self.powers + check_noise_std(noise_std) ** 2)
         coordinates = shrunk * np.sqrt(self.variances / self.powers)
@@ -136,7 +157,18 @@ class PcaCodec:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PcaCodec:
-        """Rebuild the codec from its header and arrays (:meth:`Codec.from_parts`)."""
+        """Rebuild the codec (:meth:`Codec.from_parts`).
+
+        Args:
+            header: The header of the codec's bytes.
+            arrays: The arrays ``basis``, ``centre``, ``metric``, ``variances`` and ``powers``.
+
+        Returns:
+            The codec.
+
+        Raises:
+            InvalidInput: If header and arrays contradict each other.
+        """
         fields = read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES)
         if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
             raise InvalidInput("pca codec", limit="finite arrays of matching shapes")

@@ -54,8 +54,9 @@ def pool(array: Float[np.ndarray, "... x y z"], *, factor: int) -> Float[np.ndar
 
 
 def enlarge(array: Float[np.ndarray, "... u v w"], *, factor: int) -> Float[np.ndarray, "... x y z"]:
-    """Interpolate linearly between block centres, the way back from :func:`pool`; values beyond the outermost are
-    constant.
+    """Enlarge an array by linear interpolation between block centres, the approximate inverse of :func:`pool`.
+
+    Beyond the outermost centres, values are constant.
 
     Args:
         array: Shape [..., u, v, w].
@@ -93,7 +94,7 @@ def to_log_ratios(
 
 
 def to_probabilities(ratios: Float[np.ndarray, "k u v w"], *, factor: int) -> Float[np.ndarray, "c x y z"]:
-    """Return the softmax of enlarged log-ratios, the way back from :func:`to_log_ratios`.
+    """Return the softmax of enlarged log-ratios, the approximate inverse of :func:`to_log_ratios`.
 
     Args:
         ratios: Log-ratios, shape [k, u, v, w]; any finite numbers.
@@ -135,15 +136,15 @@ def augmented(
         labels: Number of classes.
         copies: Number of copies.
         seed: Seed of the deformations.
-        coarse: Edge in voxels of the blocks over which maps are pooled before they are deformed, which large grids
-            need.
+        coarse: Edge in voxels of the blocks over which maps are pooled before they are deformed, to save memory on
+            large grids.
 
     Returns:
         An iterator over soft maps, float32 [c, x, y, z].
     """
     if copies == 0:
         return
-    import torch  # only where a codec is fitted: reading and using one needs no torch
+    import torch  # imported here, because reading and using a codec needs no torch
     from monai.transforms import Rand3DElastic
 
     grid = tuple(n // coarse for n in label_maps[0].shape)

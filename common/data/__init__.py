@@ -1,1 +1,1 @@
-"""Reading, writing, making and splitting image data. No module here handles codes, budgets or network messages."""
+"""Modules that read, write, make and split image data. None of them handles codes, budgets or network messages."""

@@ -1,8 +1,8 @@
-"""Describes a dataset on disk in any layout: its cases, their patients, and which cases were left out for which reason.
+"""Describes a dataset on disk in any layout: its cases, their patients, and the cases left out with the reason.
 
-Readers of layouts return a :class:`Dataset`; training, splitting and the site's checks use it. The dataset defines who
-a patient is. If it does not, every case counts as a patient. That choice is part of the guarantee's unit, so
-:attr:`Dataset.patient_identity` carries it to every place that prints a guarantee.
+Readers of layouts return a :class:`Dataset`; training, splitting and the site's checks use it. The dataset says which
+cases belong to one patient. If it does not, every case counts as a patient. The guarantee protects one patient, so its
+meaning depends on this. :attr:`Dataset.patient_identity` is therefore printed with every guarantee.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from common.errors import InvalidInput
 
 
 class PatientIdentity(StrEnum):
-    """How a dataset identifies patients: by the layout's own subjects, by a table, by folder, or one
-    patient per file.
+    """How a dataset tells which cases belong to one patient: by BIDS subject, BraTS folder, a table, or one patient per
+    file.
     """
 
     FILE = "file"
@@ -29,16 +29,16 @@ class PatientIdentity(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """One sentence about who counts as a patient, for a ledger, a certificate or a report."""
+        """One sentence that defines a patient, for a ledger, a certificate or a report."""
         match self:
             case PatientIdentity.SUBJECT:
                 return "a patient is a BIDS subject: all scans below one sub- folder"
             case PatientIdentity.FOLDER:
                 return "a patient is a BraTS folder, all visits of one number together"
             case PatientIdentity.TABLE:
-                return "a patient is what the site's table of cases and patients says"
+                return "a patient is the one that the site's table names for a case"
             case _:
-                return "nothing says whose scan a file is: every file counts as a patient of its own"
+                return "no table says which patient a file belongs to, so every file counts as a patient of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Case:
         patient: Patient whose scan it is; None if the dataset does not say.
         channel_files: (channel name, file) if every channel has its own file. One name may have several files until a
             study determines which channels it needs.
-        channel_order: Which of the file's channels to take, in which order; empty for all in their order.
+        channel_order: Indices of the file's channels to take, in this order; empty for all in their order.
         label_map: Pairs (value in the file, label of the study); empty if they are equal.
         label_names: Pairs (value, name) from a table for this case alone; empty to use the dataset's names.
         absent: Indices of the study's channels that the site does not have. They are read as 0.
@@ -93,10 +93,10 @@ class Doubled(Document):
 
     @property
     def sentence(self) -> str:
-        """What the repeated scan means for the guarantee, and how to fix it."""
+        """A sentence on how the repeated scan weakens the guarantee, and on how to fix it."""
         return (
-            f"{self.case} holds the same scan as {self.same_as}, of another patient: somebody with two names sits in "
-            "two slots and is protected as a group of two is (g = 2); to fix: take one out, or give both one patient"
+            f"{self.case} holds the same scan as {self.same_as}, of another patient: one person may be registered as "
+            "two patients and be protected only as a group of two (g = 2); to fix: remove one, or give both one patient"
         )
 
 
@@ -133,7 +133,7 @@ class Dataset:
         channels: Names of the channels; empty if every case names its own.
         cases: Usable cases. They share no id with ``problems``.
         problems: Cases that are left out.
-        listed: Every id listed for training, usable or not, in the dataset's order. Voters' seats are dealt over these.
+        listed: Every id listed for training, usable or not, in the dataset's order. They are divided among the voters.
         patients: Patient of each id, usable or not, as far as the dataset knows; see :meth:`patient_of`.
         patient_identity: How patients are identified.
         label_values: Label values if they are not 0, 1, 2, …
@@ -141,8 +141,8 @@ class Dataset:
         absent: As in :class:`Case`, for all cases.
         doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
         synthetic: True if Consilium made the cases, so that they belong to no patient and a seed may replace secret
-            randomness. It is a mark in the index that anybody can write; a site that sets it for real scans weakens the
-            protection of its own patients.
+            randomness. The mark is read from the index and not verified; a site that sets it for real scans weakens
+            the protection of its own patients.
     """
 
     name: str

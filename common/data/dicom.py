@@ -1,8 +1,8 @@
 """Reads a folder with one DICOM series as a volume, with SimpleITK (``pip install 'SimpleITK>=2.4'``).
 
 Called when a case's image is a folder. Refuses a folder without a series or with several, files whose headers announce
-more than there is room for (:mod:`common.data.dicom_header`), and slices that are not evenly spaced, because an
-unnoticed gap would shift everything behind it. SimpleITK is an optional dependency because most sites have NIfTI files.
+more voxels than the reader accepts (:mod:`common.data.dicom_header`), and slices that are not evenly spaced. An
+unnoticed gap would shift all slices behind it. SimpleITK is an optional dependency because most sites have NIfTI files.
 It was preferred to pydicom because it decodes every common transfer syntax and sorts slices by position.
 """
 
@@ -97,15 +97,15 @@ def _simpleitk() -> Any:
 
 
 def _check_headers(folder: Path, room: VoxelRoom) -> None:
-    """Check every file's header before SimpleITK opens one: one series, slices of one size, together
-    within the room.
+    """Check every file's header before SimpleITK opens a file: one series, slices of one size, and together at most
+    ``room`` voxels.
     """
     series, sizes, voxels = set(), set(), 0
     for path in folder.iterdir():
         if path.is_dir():
             continue
-        if not path.is_file():  # a pipe or a device has no end
-            raise InvalidInput("folder holds something that is no file", remedy="give the series its own folder")
+        if not path.is_file():  # a pipe or a device could be read forever
+            raise InvalidInput("folder holds something other than files", remedy="give the series its own folder")
         with path.open("rb") as stream:
             pixels = read_pixels(stream)
         if pixels is not None:
@@ -127,7 +127,7 @@ def _check_one(series: int) -> None:
 
 
 def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:
-    """Check from the headers that all slices have one size, and that together they fit into the room."""
+    """Check from the headers that all slices have one size, and together at most ``room`` voxels."""
     sizes = set()
     for file in files:
         one = sitk.ImageFileReader()
@@ -150,7 +150,7 @@ def _check_slices(reader: Any, count: int) -> None:
         turns = np.array([_numbers(reader.GetMetaData(i, _ORIENTATION)) for i in range(count)])
     except (RuntimeError, ValueError) as error:
         raise InvalidInput(
-            "a slice of the DICOM series does not say where it lies", remedy="export the series again"
+            "a slice of the DICOM series does not state its position", remedy="export the series again"
         ) from error
     steps = np.diff(positions, axis=0)
     even = np.abs(steps - steps.mean(axis=0)).max() <= max(GAP_TOLERANCE * np.linalg.norm(steps.mean(axis=0)), 1e-3)

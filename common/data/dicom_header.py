@@ -1,14 +1,14 @@
 """Reads what the header of a DICOM file states about its pixels, in bounded time and memory, before a library decodes
 it.
 
-Called by :mod:`common.data.dicom` for every file of a folder. SimpleITK unpacks compressed slices while it still looks
-for series, follows sequences to any depth, and ends its process at some malformed headers. Therefore these checks come
-first, in this order:
+Called by :mod:`common.data.dicom` for every file of a folder. SimpleITK unpacks compressed slices while it searches for
+series, follows sequences to any depth, and crashes at some malformed headers. Therefore these checks come first, in
+this order:
 
 1. The file meta header (group 2) has at most :data:`META_BYTES`, and the file is not deflated as a whole.
 2. The elements up to the pixels are at most :data:`MAX_ELEMENTS`, nested at most :data:`MAX_DEPTH` deep, and end
    within the file.
-3. Rows and columns are stated, and no fact that is read here is stated twice.
+3. Rows and columns are stated, and no element that is read here occurs twice.
 4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces, which together are no longer than twice the pixels and
    64 KiB for each frame.
 5. A run-length coded frame has one piece, whose header names the planes that the pixels have.
@@ -60,8 +60,8 @@ _TEXTS = {0x00280008: "frames", 0x0020000E: "series"}
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """How many pixels a file holds: [frames, rows, columns] of ``samples`` values of ``bits`` bits, and its series'
-    UID.
+    """The pixels that a header announces: [frames, rows, columns] of ``samples`` values of ``bits`` bits, and the
+    series' UID.
     """
 
     rows: int
@@ -83,13 +83,13 @@ class Pixels:
 
 
 def read_pixels(stream: BinaryIO) -> Pixels | None:
-    """Read a file's header and check that its pixels are as the header states (see the module).
+    """Read a file's header and make the six checks of the module.
 
     Args:
         stream: The file, seekable.
 
     Returns:
-        Its pixels; None if it has none or is no DICOM file.
+        The announced pixels; None if the file has none or is no DICOM file.
 
     Raises:
         InvalidInput: If a check of the module fails.
@@ -150,9 +150,9 @@ def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
 
 
 def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
-    """Return whether elements name their value representation, and the byte order; None if no element follows.
+    """Return whether elements state their value representation, and the byte order; None if no element follows.
 
-    Files without a transfer syntax are read as their first element shows.
+    Without a transfer syntax, both are inferred from the first element.
     """
     start = stream.tell()
     head = stream.read(8)
@@ -179,7 +179,7 @@ class _Walk:
         self._named, self._order = named, order
         self._ends: list[
             tuple[int | None, bool]
-        ] = []  # of open sequences and items: their end, whether kinds are named
+        ] = []  # for each open sequence or item: its end, and whether value representations are stated
         self._left = MAX_ELEMENTS
         self.noted: dict[str, Any] = {}
         self.twice = False
@@ -248,7 +248,7 @@ class _Walk:
         return kind, length
 
     def pieces(self) -> list[tuple[int, int]]:
-        """Return start and length of the pieces of compressed pixels at the stream's position; the stream is then
+        """Return start and length of each piece of compressed pixels at the stream's position, and move the stream
         behind them.
         """
         found: list[tuple[int, int]] = []
@@ -268,7 +268,7 @@ class _Walk:
             self._stream.seek(start + length)
 
     def take(self, at: int, count: int) -> bytes:
-        """Return ``count`` bytes from a place in the file."""
+        """Return ``count`` bytes from position ``at`` of the file."""
         self._stream.seek(at)
         return self._stream.read(count)
 
@@ -282,7 +282,7 @@ class _Walk:
         self._ends.append((end, self._named))
 
     def _note(self, tag: int, length: int) -> None:
-        """Keep the value if the module needs it; only the first one if there are several."""
+        """Keep the value of an element that the module needs; of several values, only the first."""
         name = _NUMBERS.get(tag) or _TEXTS.get(tag)
         if name is None:
             return
@@ -309,7 +309,7 @@ def _checked(walk: _Walk, syntax: str) -> Pixels | None:
         return None
     if walk.twice or not {"rows", "columns"} <= walk.noted.keys():
         raise InvalidInput(
-            "a slice of the DICOM series does not say once how large it is", remedy="export the series again"
+            "a slice of the DICOM series does not state its size exactly once", remedy="export the series again"
         )
     pixels = Pixels(**walk.noted)
     if walk.pixels != _UNDEFINED:
@@ -351,7 +351,7 @@ def _check_run_length(frame: bytes, length: int, planes: int) -> None:
 
 
 def _picture_size(start: bytes) -> tuple[int, int, int] | None:
-    """Return rows, columns and samples that the codestream itself states; None if it states none."""
+    """Return the rows, columns and samples that the codestream itself states; None if it states none."""
     if start[:3] == b"\xff\xd8\xff":
         return _jpeg_size(start)
     at = start.find(b"\xff\x4f\xff\x51")

@@ -1,8 +1,8 @@
 """Reads a DICOM Segmentation as a label map, by highdicom, and puts it on its image's voxels.
 
 A voxel's value is the number of its segment, or 0 if no segment covers it. Writers leave out slices without any
-structure, so the positions of the slices say where the label map lies. Called for labels of a case table. Refuses a
-file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its image's voxel grid.
+structure, so the label map is placed by the positions that its slices state. Called for labels of a case table. Refuses
+a file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its image's voxel grid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.errors import InvalidInput
 ENDING = ".dcm"
 
 OFF_VOXELS = 0.05
-"""How far a voxel may lie from the image's, in voxels."""
+"""Largest distance of a Segmentation's voxel from the image's voxel, in voxels."""
 
 
 def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
@@ -28,13 +28,14 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
 
     Args:
         path: The file.
-        room: How many voxels it may have.
+        room: Largest number of voxels that is accepted.
 
     Returns:
         The label map, on the slices that the file has.
 
     Raises:
-        InvalidInput: As the module says, or if highdicom is not installed.
+        InvalidInput: If the file is no binary Segmentation, segments overlap, it is too large, or highdicom is not
+            installed.
     """
     hd = highdicom()
     try:
@@ -45,7 +46,7 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
         volume = found.get_volume(combine_segments=True, dtype=np.uint8)
     except InvalidInput:
         raise
-    except Exception as error:  # of a file that somebody else wrote, highdicom and pydicom raise anything
+    except Exception as error:  # highdicom and pydicom raise any type of exception for a malformed file
         raise InvalidInput(
             "DICOM file cannot be read as a label map",
             value=type(error).__name__,
@@ -83,8 +84,8 @@ def onto_image(scan: Scan, affine: np.ndarray, shape: tuple[int, int, int]) -> S
     if not fits:
         raise InvalidInput(
             "DICOM Segmentation lies on other voxels than its image",
-            limit="the series that it was drawn on",
-            remedy="name the label of this image, or export both from one study",
+            limit="the voxels of the series that it was drawn on",
+            remedy="give the Segmentation that was drawn on this image, or export both from one study",
         )
     array = np.zeros((1, *shape), dtype=np.float32)
     array[0][tuple(voxels.T)] = scan.array[0][tuple(marked.T)]

@@ -46,8 +46,8 @@ def write_segmentation(
 
     Args:
         path: The file to write.
-        label_map: Value v is structure v − 1 of ``structures``; i along a slice's columns, j along its rows, k over
-            ``slices``.
+        label_map: Array [i, j, k]; i runs along a slice's columns, j along its rows, k over ``slices``. Value v > 0
+            stands for ``structures[v − 1]``.
         slices: The files of the series in the order of k.
         structures: Names of the labels from 1 on.
         algorithm: The algorithm that found them.
@@ -59,7 +59,7 @@ def write_segmentation(
     source = [dicom.dcmread(file) for file in slices]
     expected = (int(source[0].Columns), int(source[0].Rows), len(source))
     if label_map.shape != expected:
-        raise InvalidInput("label map of a series", value=label_map.shape, limit=str(expected))
+        raise InvalidInput("shape of the series' label map", value=label_map.shape, limit=str(expected))
     for one in source:  # required by the standard, and left out by some scanners
         for tag in ("PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber"):
             if tag not in one:
@@ -94,7 +94,9 @@ def write_segmentation(
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
-            "headers of the series make no DICOM Segmentation", value=str(error)[:200], remedy="export it again"
+            "no DICOM Segmentation can be made from the headers of the series",
+            value=str(error)[:200],
+            remedy="export the series again",
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     made.save_as(path)

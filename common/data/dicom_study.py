@@ -69,7 +69,7 @@ def series_in(folder: Path) -> tuple[Series, ...]:
         The series by number, at least one.
 
     Raises:
-        InvalidInput: If there is none, more than one study or patient, or too many files.
+        InvalidInput: If there is no series, more than one study or patient, or too many files.
     """
     if not folder.is_dir():
         raise InvalidInput("DICOM study", value=str(folder), limit="a folder")
@@ -92,12 +92,12 @@ def series_in(folder: Path) -> tuple[Series, ...]:
 
 
 def _head(path: Path) -> dict[str, str]:
-    """Return the needed tags of one file as text; empty texts for a file that is not DICOM."""
+    """Return the needed tags of one file as text; all texts are empty if the file is not DICOM."""
     dicom = pydicom()
     try:
         head = dicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_TAGS))
         return {tag: str(head.get(tag) or "").strip() for tag in _TAGS}
-    except Exception:  # noqa: BLE001  # whatever a stranger's bytes do to the reader: no file of a series
+    except Exception:  # noqa: BLE001  # pydicom raises any type of exception for a file that is not DICOM
         return dict.fromkeys(_TAGS, "")
 
 
@@ -127,8 +127,8 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
         The series.
 
     Raises:
-        InvalidInput: If no series or several fit, with their names; or if the named one has another modality or is one
-            multi-frame file.
+        InvalidInput: If no series or several fit; the message lists their names. Also if the named series has another
+            modality or is one multi-frame file.
     """
     listed = "; ".join(one.name for one in series)
     if named:

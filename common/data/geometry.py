@@ -1,9 +1,9 @@
 """Determines where a volume's voxels lie in the patient from sform, qform, units and pixdim, or refuses the volume.
 
-Called by the readers of NIfTI and DICOM, and wherever two volumes are compared in space. Corrections that are certain
-are made and noted: a sform that only shifts the scanner's frame, a template's sform beside the scanner's qform, units
-other than mm, an unusable pixdim beside a good sform. Refuses volumes for which left and right or sizes would have to
-be guessed. Coordinates are NIfTI's, RAS+ in mm.
+Called by the readers of NIfTI and DICOM, and wherever two volumes are compared in space. Four cases are resolved and
+noted: a sform that only shifts the scanner's frame, a template's sform beside the scanner's qform, units other than mm,
+and an unusable pixdim beside a good sform. Refuses volumes for which left and right or sizes would have to be guessed.
+Coordinates are NIfTI's, RAS+ in mm.
 
 Source: the NIfTI-1.1 header, "3D image orientation and location in space".
 """
@@ -36,7 +36,7 @@ LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
-    """Return the affine voxel → mm in RAS+ that a header means, and the corrections that were made.
+    """Return the affine voxel → mm in RAS+ of a header, and the corrections that were made.
 
     Args:
         header: A NIfTI-1 or NIfTI-2 header.
@@ -151,13 +151,21 @@ def same_place(one: Affine, other: Affine, shape: tuple[int, ...]) -> bool:
 
 
 def corners(shape: tuple[int, ...], *, margin: float = 0.0) -> Float[np.ndarray, "4 8"]:
-    """Return homogeneous voxel coordinates of a volume's corner voxels, [4, 8]; ``margin`` .5 gives its outer edges."""
+    """Return homogeneous voxel coordinates of a volume's corner voxels.
+
+    Args:
+        shape: Shape of the volume, [i, j, k].
+        margin: Distance in voxels by which the corners are moved outwards; .5 gives the outer edges.
+
+    Returns:
+        Array of shape [4, 8].
+    """
     ends = [(-margin, n - 1 + margin) for n in shape]
     return np.array([(*corner, 1.0) for corner in itertools.product(*ends)]).T
 
 
 def to_axes_of(array: np.ndarray, affine: Affine, reference: Affine) -> tuple[np.ndarray, Affine]:
-    """Permute and flip the axes of a volume so that they run as those of a reference. Values stay the same.
+    """Permute and flip the axes of a volume so that they run as those of a reference. No value is interpolated.
 
     Args:
         array: Shape [c, i, j, k].

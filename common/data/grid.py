@@ -87,11 +87,11 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
 
 
 def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
-    """Return data settings in which hospitals are asked on a grid 2 or 4 times coarser than the student's.
+    """Return data settings whose queries use a grid 2 or 4 times coarser than the student's.
 
     Args:
         data: The study's data settings, with the student's grid.
-        most: Largest number of voxels of the grid on which hospitals are asked.
+        most: Largest number of voxels of the queries' grid.
 
     Returns:
         The coarser settings. ``data`` itself if its grid is small enough, or no coarser grid has multiples of 8 voxels
@@ -124,7 +124,7 @@ def patch_of(grid: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def _reach(label_maps: Sequence[Path], *, spacing_mm: Triple) -> list[float]:
-    """Return how far the maps' structures reach from the centre on each axis, in voxels of the given spacing."""
+    """Return the largest distance of a structure from the centre on each axis, in voxels of the given spacing."""
     _check(label_maps)
     reach: list[list[np.ndarray]] = [[], [], []]
     for path in label_maps:

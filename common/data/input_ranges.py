@@ -31,7 +31,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class InputRanges:
-    """Smallest and largest value of each figure over the public volumes.
+    """Smallest and largest value of each measured quantity over the public volumes.
 
     Attributes:
         volumes: Number of volumes.
@@ -80,16 +80,16 @@ class InputRanges:
         return made
 
     def unlike(self, volume: Volume) -> str:
-        """Return words about the figure of a volume that lies farthest outside the ranges.
+        """Describe the quantity of a volume that lies farthest outside the ranges.
 
-        A figure counts as outside if it is more than 1 + 4/n widths of the range beyond it. With few volumes n the
-        ranges say little about other volumes, so the limit is wider.
+        A quantity counts as outside if its distance from the range exceeds 1 + 4/n times the range's width. With few
+        volumes n the ranges say little about other volumes, so the limit is wider.
 
         Args:
             volume: The volume to compare.
 
         Returns:
-            The words; empty if no figure is that far outside.
+            A description; empty if no quantity is that far outside.
         """
         found, sizes = _figures(volume)
         worst, said = 1 + 4 / self.volumes, ""
@@ -102,7 +102,7 @@ class InputRanges:
                 width = max(high - low, LEAST_MM if size else LEAST_STEP)
                 if (beyond := max(low - value, value - high) / width) > worst:
                     of = f" of channel {channel}" if len(found) > 1 and not size else ""
-                    worst, said = beyond, f"{name}{of} is {value:.3g}, there {low:.3g} to {high:.3g}"
+                    worst, said = beyond, f"{name}{of} is {value:.3g}, in public volumes {low:.3g} to {high:.3g}"
         return said
 
 

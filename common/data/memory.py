@@ -8,11 +8,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the memory that is left: the smaller of the container's and the machine's.
+    """Return how much memory can still be allocated: the smaller of the container's and the machine's free memory.
 
     Args:
-        root: Where control groups are mounted, of version 2 or 1.
-        meminfo: The machine's file about its memory.
+        root: Mount point of the control groups, of version 2 or 1.
+        meminfo: The machine's ``/proc/meminfo``.
 
     Returns:
         Bytes; None if neither is known. Memory in which a container caches files counts as free.

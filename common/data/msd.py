@@ -1,8 +1,8 @@
-"""Reads and writes datasets in the layout of the Medical Segmentation Decathlon.
+"""Reads and writes datasets in the layout of the Medical Segmentation Decathlon (MSD).
 
 Called by the readers of layouts, by the split, and for synthetic data. Refuses a dataset without a readable
-``dataset.json``. One bad case does not stop the rest: a missing file, an entry that is not understood, a path outside
-the directory, or a case listed twice becomes a :class:`Problem` and is left out of ``cases``.
+``dataset.json``. One bad case does not stop the rest: a missing file, an invalid entry, a path outside the directory,
+or a case listed twice becomes a :class:`Problem`, and the case is left out of ``cases``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
 
     Args:
         folder: The folder.
-        what: What the folder is for, for the error.
+        what: Name of the folder in the error.
 
     Returns:
         At least one file.
@@ -53,16 +53,16 @@ def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
         InvalidInput: If the folder does not exist or holds no NIfTI file.
     """
     if not folder.is_dir():
-        raise InvalidInput(what, value=str(folder), limit="a folder that is there")
+        raise InvalidInput(what, value=str(folder), limit="an existing folder")
     found = sorted(p for p in folder.iterdir() if nifti_ending(p.name) and not p.name.startswith("."))
     files = [p for p in found if not p.is_dir()]
     if not files:
-        raise InvalidInput(what, value=str(folder), limit="a folder with .nii or .nii.gz files right in it")
+        raise InvalidInput(what, value=str(folder), limit="a folder that directly contains .nii or .nii.gz files")
     return tuple(files)
 
 
 def other_files(folder: Path) -> tuple[Problem, ...]:
-    """Return what else lies in a folder of NIfTI files and is left out, except hidden files.
+    """Return a problem for everything in a folder that is not a NIfTI file, except hidden files.
 
     Args:
         folder: The folder.
@@ -74,7 +74,7 @@ def other_files(folder: Path) -> tuple[Problem, ...]:
         return ()
     others = (p for p in sorted(folder.iterdir()) if not p.name.startswith("."))
     return tuple(
-        Problem(p.name, "a folder, which is not looked into" if p.is_dir() else "not a .nii or .nii.gz file")
+        Problem(p.name, "a folder; folders are not searched" if p.is_dir() else "not a .nii or .nii.gz file")
         for p in others
         if p.is_dir() or not nifti_ending(p.name)
     )
@@ -109,11 +109,28 @@ class MsdLayout:
     says = "dataset.json with the lists training and test, imagesTr, labelsTr"
 
     def matches(self, directory: Path) -> bool:
-        """Return whether the directory holds a ``dataset.json``."""
+        """Return whether a directory has this layout.
+
+        Args:
+            directory: The directory.
+
+        Returns:
+            True if it holds a ``dataset.json``.
+        """
         return (directory / "dataset.json").is_file()
 
     def read(self, directory: Path) -> Dataset:
-        """Read the dataset (:func:`read_dataset`)."""
+        """Read the dataset (:func:`read_dataset`).
+
+        Args:
+            directory: The dataset's directory.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InvalidInput: If ``dataset.json`` is missing or unusable.
+        """
         return read_dataset(directory)
 
 
@@ -226,7 +243,8 @@ def write_dataset(
     """Write an MSD dataset: copy each case's files, then write the index.
 
     Labelled cases go to imagesTr and labelsTr, the others to imagesTs. If cases name patients, ``patients.tsv`` is
-    written too. A file that already lies in its place is kept, so a caller may write volumes first and call this last.
+    written too. A file that already lies at its destination is kept, so a caller may write volumes first and call this
+    last.
 
     Args:
         directory: Where to write; created if needed.
@@ -277,8 +295,8 @@ def write_dataset(
 
 
 def _numbered(table: object, *, key: str) -> tuple[str, ...]:
-    """Return names by their numbers: ``{"0": "background", "1": "left"}`` → ``("background", "left")``; refuse gaps and
-    repeats.
+    """Return the names of a table such as ``{"0": "background", "1": "left"}`` in the order of their numbers; refuse
+    gaps and repeats.
     """
     limit = 'an object that numbers names from 0 without a gap, such as {"0": "background", "1": "left"}'
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
@@ -314,7 +332,7 @@ def _read_entry(
     label = entry.get("label") if isinstance(entry, dict) else None
     if not isinstance(image, str) or (isinstance(entry, dict) and not isinstance(label, str)):
         return name, Problem(
-            name, "not understood; to fix: a training entry has image and label, a test entry an image"
+            name, "its entry is invalid; to fix: a training entry has image and label, a test entry an image"
         )
     paths: list[Path] = []
     for kind, text in (("image", image), ("label", label)):

@@ -1,10 +1,9 @@
-"""Reads a NIfTI file's bytes: returns its voxels, their place and the corrections made, or refuses with the reason.
+"""Reads a NIfTI file's bytes: returns its voxels, its affine and the corrections made, or refuses with the reason.
 
 Called for every volume that a site or the server opens. The header is read before any library repairs it, and every
 size in it is checked before memory of that size is allocated. Refuses, before unpacking, a file that announces more
-voxels than its reader has room for, or more than gzip or an image could pack into it. Refuses a file that unpacks to
-more than it announces. Reads NIfTI-1 and NIfTI-2 in one file, of either byte order, plain or gzipped. Messages name no
-file.
+voxels than the caller accepts, or more bytes than a file of its size can compress. Refuses a file that unpacks to more
+than it announces. Reads NIfTI-1 and NIfTI-2 in one file, of either byte order, plain or gzipped. Messages name no file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAX_FILE_BYTES = 1 << 31
 MAX_NATIVE_VOXELS = 1 << 27
 LARGEST_INTENSITY = 1e15
 GZIP_RATIO = 1032
-"""Most bytes that one byte of gzip unpacks to. Label maps come near it."""
+"""Largest number of bytes that one byte of gzip can unpack to. Label maps come near it."""
 IMAGE_RATIO = 64
 """Largest compression ratio accepted for scans of more than :data:`_SMALL` bytes. Measured scans have 2 to 8, nearly
 empty ones 20."""
@@ -51,7 +50,12 @@ _OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x89HDF", "is an HDF5 or MINC file", "convert it to NIfTI"),
     (0, b"\x89PNG", "is a picture", "export the scan itself"),
     (0, b"\xff\xd8\xff", "is a picture", "export the scan itself"),
-    (0, b"\x00\x05\x16\x07", "is macOS's note about a file and not the file", "copy the file without the ._ in front"),
+    (
+        0,
+        b"\x00\x05\x16\x07",
+        "is metadata that macOS keeps about a file",
+        "give the file whose name has no ._ in front",
+    ),
     (0, b"\x00\x00\x00\x01\x00\x00", "is a FreeSurfer volume", "convert it to NIfTI"),
     (0, b"version https://git-lfs", "is a git-LFS pointer and not the file", "fetch the file itself with git lfs pull"),
 )
@@ -74,7 +78,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class VoxelRoom:
-    """How much a file may hold.
+    """Limits on the size of a volume file.
 
     Attributes:
         voxels: Largest number of voxels over all channels.
@@ -96,16 +100,16 @@ def read_nifti(content: bytes, *, channels: int | None, room: VoxelRoom = ANY_RO
     Args:
         content: The file's bytes.
         channels: Number of channels it must have; None for any.
-        room: How large it may be. Its header is compared with this before anything is unpacked.
+        room: Limits on its size. The header is compared with them before anything is unpacked.
 
     Returns:
-        The voxels and their place.
+        The voxels and their affine.
 
     Raises:
         InvalidInput: If the file is refused, with the reason and one remedy.
     """
     refused = parsing("volume file is damaged", remedy="copy or export it again")
-    with refused, np.errstate(all="ignore"):  # what is not finite is looked for and refused, not warned about
+    with refused, np.errstate(all="ignore"):  # values that are not finite are refused below, so numpy need not warn
         return _read(content, channels=channels, room=room)
 
 
@@ -145,12 +149,14 @@ class _Source:
         self._start = b""
 
     def start(self, count: int) -> bytes:
-        """Return the first ``count`` bytes, or fewer if the file is shorter. It may be called again for more."""
+        """Return the first ``count`` bytes, or fewer if the file is shorter. A later call may ask for more."""
         self._start += self._take(max(0, count - len(self._start)))
         return self._start
 
     def slice(self, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes from ``offset``, which lies behind the start; refuse a file that ends before."""
+        """Return ``count`` bytes from ``offset``, which lies behind the bytes that ``start`` returned; refuse a shorter
+        file.
+        """
         skip = offset - len(self._start)
         if len(self._take(skip)) < skip or len(voxels := self._take(count)) < count:
             raise InvalidInput(
@@ -173,7 +179,7 @@ class _Source:
 
 
 def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
-    """Return the unrepaired header, and the least offset of the voxels."""
+    """Return the unrepaired header, and the smallest possible offset of the voxels."""
     start = source.start(348)
     if not start:
         raise InvalidInput("volume file is empty", remedy="copy or export it again")
@@ -195,7 +201,7 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
             raise InvalidInput("volume lies in two files, .hdr and .img", remedy="convert it to one .nii.gz")
         if magic == b"\x00\x00\x00\x00":
             raise InvalidInput(
-                "volume is Analyze 7.5, which does not say which side is left", remedy="export it again as NIfTI"
+                "volume is Analyze 7.5, which does not state which side is left", remedy="export it again as NIfTI"
             )
         if magic in (b"n+1\x00", b"n+2\x00\r\n\x1a\n"):
             return header, size + 4
@@ -229,7 +235,7 @@ def _shape(
             "volume's channels",
             value=tuple(sizes),
             limit=f"three axes of voxels, then {channels or 'any number of'} channel{'' if channels == 1 else 's'}",
-            remedy="one 3D volume per file and channel; a time series is not one",
+            remedy="give one 3D volume per file and channel, not a time series",
         )
     return (sizes[0], sizes[1], sizes[2], count), ()
 
@@ -263,8 +269,8 @@ def _offset(header: nib.Nifti1Header, least: int) -> int:
 
 
 def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarray, "i j k c"]:
-    """Return slope · stored + intercept. NaN and infinity pass; a scale or a value that no scanner
-    produces is refused.
+    """Return slope · stored + intercept. NaN and infinity are allowed; a scale or a value that no scanner produces is
+    refused.
     """
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if math.isinf(slope) or (slope != 0 and not math.isnan(slope) and not math.isfinite(intercept)):

@@ -1,9 +1,9 @@
-"""Determines whose scan each case is, from a table beside the data or one named on the command line.
+"""Determines the patient of each case, from a table beside the data or one named on the command line.
 
 Called by the readers of layouts and by the split. The table has a header with the columns ``case_id`` and
-``patient_id``, in CSV (commas or semicolons) or TSV. It is read before any scan is opened, so a refusal depends only on
-what a person wrote. Refuses a table that misses a listed case or assigns a case to two patients: a patient under two
-names would have half the stated protection.
+``patient_id``, in CSV (commas or semicolons) or TSV. It is read before any scan is opened, so a refusal depends on the
+table alone. Refuses a table that misses a listed case or assigns a case to two patients. A patient under two names
+would be protected only as a group of two patients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MAX_TABLE_CELLS = 1_000_000
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV or TSV file with a header; names and values are stripped of surrounding blanks.
 
-    The separator is the tab in a ``.tsv``, else whichever of ``,`` and ``;`` the header has more of.
+    The separator is a tab in a ``.tsv`` file; otherwise it is ``,`` or ``;``, the one that occurs more often in the
+    header.
 
     Args:
         path: The file.
@@ -90,7 +91,7 @@ def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
         raise InvalidInput(
             f"{len(missing)} case(s) without a patient in {path.name}",
             value=missing[:3],
-            remedy="add a row for every case, or take the table away: then every file counts as a patient",
+            remedy="add a row for every case, or remove the table; every file then counts as a patient",
         )
     return {case: patients[case] for case in listed}
 
@@ -122,10 +123,10 @@ def counted_once(dataset: Dataset) -> Dataset:
     """Return the dataset with repeated scans of one patient left out, and a note of scans that occur under two
     patients.
 
-    Scans are compared by the content of their image files. Copies that are compressed or stored differently are found
-    by `site doctor`. Within one patient a repeated scan becomes a Problem and is left out, whatever other patients
-    have. Between patients nothing is left out: if one patient's files decided about another's, one patient could move
-    two voters. Such pairs are listed in :attr:`Dataset.doubled`.
+    Scans are compared by the hash of their image files. Copies that are compressed or stored differently are found by
+    `site doctor`. Within one patient a repeated scan becomes a Problem and is left out, independently of other
+    patients. Between patients nothing is left out: if one patient's files decided whether another's are used, one
+    patient could change two voters. Such pairs are listed in :attr:`Dataset.doubled`.
 
     Args:
         dataset: The dataset.
@@ -142,7 +143,7 @@ def counted_once(dataset: Dataset) -> Dataset:
     patient = dataset.patient_of
     kept = [case for case in labelled if case.id not in copies]
     between = [(a, b) for a, b in _copies(kept, content) if patient(a) != patient(b)]
-    problems = (Problem(copy, f"the same scan as {copies[copy]}; to fix: take one of them out") for copy in copies)
+    problems = (Problem(copy, f"the same scan as {copies[copy]}; to fix: remove one of them") for copy in copies)
     return replace(
         dataset,
         cases=tuple(case for case in dataset.cases if case.id not in copies),
@@ -152,8 +153,8 @@ def counted_once(dataset: Dataset) -> Dataset:
 
 
 def _copies(cases: Sequence[Case], content_of: Callable[[Path], str | None]) -> list[tuple[str, str]]:
-    """Return (id, id of the first earlier case with an image file of the same content) for every case that repeats
-    another.
+    """Return (id of the repeat, id of the first earlier case) for every case that has an image file with the same
+    content as an earlier case's.
     """
     sizes = Counter(_size(path) for case in cases for path in case.images)
     seen: dict[str, str] = {}
@@ -170,7 +171,7 @@ def _copies(cases: Sequence[Case], content_of: Callable[[Path], str | None]) -> 
 
 
 def content_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the files of a folder (a DICOM series) independent of their names.
+    """Return the SHA-256 of a file, or of the files of a folder (a DICOM series) independently of their names.
 
     Args:
         path: File or folder.
@@ -184,7 +185,7 @@ def content_hash(path: Path) -> str:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size in bytes; None if it cannot be read, which opening the file reports later."""
+    """Return the size in bytes; None if it cannot be read. Opening the file reports that error later."""
     try:
         files = path.iterdir() if path.is_dir() else [path]
         return sum(file.stat().st_size for file in files if file.is_file())

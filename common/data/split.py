@@ -1,9 +1,9 @@
 """Splits a dataset's cases into hospitals, public parts, validation and test, by a seed, and records the split.
 
 Called by `consilium data split` and by the demo. Every case goes to exactly one part, with all scans of its patient.
-Public label maps come from other cases than public images; only paired cases are public with both. If the dataset or a
-table of sites names hospitals, cases stay with theirs; otherwise patients are dealt at random. Refuses counts that the
-dataset cannot fill, and a directory that already holds something.
+Public label maps come from other cases than public images; only of paired cases both become public. If the dataset or a
+table of sites names hospitals, each case goes to its hospital; otherwise patients are assigned at random. Refuses
+counts that the dataset cannot fill, and a directory that is not empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SplitCounts:
     """How many cases go to each part; the hospitals share the rest.
 
     Attributes:
-        hospitals: Number of hospitals; None for as many as the dataset names.
+        hospitals: Number of hospitals; None for the hospitals that the dataset names.
         public_images: Cases whose image becomes public.
         label_maps: Cases whose label map becomes public.
         validation: Cases for validation.
@@ -65,7 +65,7 @@ class SplitCounts:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The part that each case went to."""
+    """The result of a split: the cases of each part."""
 
     seed: int
     sites: dict[str, tuple[Case, ...]]
@@ -124,18 +124,18 @@ def plan_split(
 ) -> Split:
     """Decide which part every labelled case goes to. Files are opened only to hash them.
 
-    A scan that occurs under two names is used once and reported. Each hospital gives cases in proportion to its
-    patients, and keeps at least one patient. All scans of a patient go to one part, so a part may hold a few more cases
-    than asked.
+    A scan that occurs under two names is used once and reported. The public, validation and test cases are taken from
+    every hospital in proportion to its patients; each hospital keeps at least one patient. All scans of a patient go to
+    one part, so a part may hold a few more cases than requested.
 
     Args:
         dataset: The dataset.
         counts: How many cases each part gets.
         seed: Seed of the random order.
-        folds: If given, the test part is one of this many equal folds of the patients, chosen by ``seed``, so that over
-            successive seeds every patient that may be set aside is tested once; ``counts.test`` is then ignored.
-        tests: Returns, for a patient's name (or the case's, if it names no patient), whether it may be in the test
-            part.
+        folds: If given, the patients are divided into this many equal folds, and ``seed`` chooses the one to test. Over
+            successive seeds every patient that may be set aside is tested once. ``counts.test`` is ignored.
+        tests: Called with a patient's name (or the case's, if it names no patient); returns whether the patient may be
+            in the test part.
 
     Returns:
         The split.
@@ -173,7 +173,7 @@ def plan_split(
         raise InvalidInput(
             "patients to set aside",
             value=len(patients) - hospitals,
-            limit=f"enough for {counts.set_aside + fold} cases, a patient of each hospital left out",
+            limit=f"enough for {counts.set_aside + fold} cases, besides one patient of each hospital",
             remedy="lower the counts or add cases",
         )
     _, validation, label_maps, public_images, paired = parts
@@ -190,7 +190,7 @@ def plan_split(
 
 
 def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
-    """Return the hospitals that the cases name; none unless all cases name one. Refuse another number than
+    """Return the hospitals that the cases name; empty unless every case names one. Refuse a number other than
     ``asked``.
     """
     named = sorted({case.hospital for case in cases if case.hospital is not None})
@@ -230,7 +230,7 @@ def _taken(order: list[list[Case]], count: int) -> tuple[Case, ...]:
 
 
 def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> dict[str, tuple[Case, ...]]:
-    """Return the patients' cases by site: the hospital that each names, or numbered hospitals in turn."""
+    """Return the cases by site: each patient's named hospital, or numbered hospitals in turn."""
     dealt = (
         {f"hospital-{i + 1:02d}": order[i::hospitals] for i in range(hospitals)}
         if isinstance(hospitals, int)
@@ -244,7 +244,8 @@ def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> di
 
 
 def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tuple[list[list[Case]], list[list[Case]]]:
-    """Return patients in the order in which they are set aside, and those that never are: one of every named hospital.
+    """Return the patients in the order in which they are set aside, and one patient of every named hospital who never
+    is.
 
     Any first part of the order holds each hospital's share, as closely as whole patients allow.
     """
@@ -386,7 +387,7 @@ def without_channel(directory: Path, channel: str) -> Dataset:
     dataset = read_dataset(directory)
     if channel not in dataset.channels or len(dataset.channels) == 1:
         raise InvalidInput(
-            "channel to leave out", value=channel, limit=f"one of {', '.join(dataset.channels)}, not all"
+            "channel to leave out", value=channel, limit=f"one of {', '.join(dataset.channels)}, and not the only one"
         )
     kept = [place for place, name in enumerate(dataset.channels) if name != channel]
     for case in dataset.cases:
@@ -410,13 +411,13 @@ def _saved(array: np.ndarray, affine: np.ndarray, path: Path) -> Path:
 
 
 def read_left_out(record: Path) -> tuple[int, tuple[Problem, ...]]:
-    """Read from ``split.json`` how many cases the split dealt, and which it left out.
+    """Read from ``split.json`` how many cases the split used, and which it left out.
 
     Args:
         record: Path of ``split.json``.
 
     Returns:
-        Number of cases, and the problems.
+        Number of used cases, and one problem for each case left out.
 
     Raises:
         InvalidInput: If the file is no record of a split.
@@ -449,15 +450,15 @@ def private_label_hashes(record: Path) -> frozenset[str]:
 
 
 def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
-    """Return cases without repeated images, and a problem for each repeat, which could be public and
-    private at once.
+    """Return the cases without repeated images, and a problem for each repeat. A repeated image could otherwise be
+    public and private at once.
     """
     seen: dict[str, str] = {}
     kept, repeated = [], []
     for case in cases:
         content = content_hash(case.image)
         if content in seen:
-            repeated.append(Problem(case.id, f"the same scan as {seen[content]}; to fix: take one of them out"))
+            repeated.append(Problem(case.id, f"the same scan as {seen[content]}; to fix: remove one of them"))
         else:
             seen[content] = case.id
             kept.append(case)

@@ -1,13 +1,13 @@
-"""Makes 3D phantoms from a seed, which stand in for patients, and writes them as an MSD dataset.
+"""Makes 3D phantoms from a seed, which replace patients, and writes them as an MSD dataset.
 
 Called by `consilium data synth`, the demo and tests. A bent ellipsoid is cut into two neighbouring structures
-(anterior and posterior, like a hippocampus); a third one lies beside it if requested. Pose, size, bend, cut and a
+(anterior and posterior, like a hippocampus); a third structure lies beside it if requested. Pose, size, bend, cut and a
 smooth deformation vary between patients, so that the mean shape is a poor segmentation. Tissue texture, other bodies of
 the same brightness, partial volume, a bias field and Rician noise make brightness alone a poor segmentation too.
 
 Each hospital has its own scanner: contrast, noise, voxel spacing and axis order. A case depends only on the seed and
-its number. A :class:`Drawing` sets how cluttered the images are and where the border between the two structures is
-drawn, in which collections may differ.
+its number. A :class:`Drawing` sets how cluttered the images are and where annotators draw the border between the two
+structures; collections may differ in both.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FIELD_OF_VIEW_MM = (44.0, 48.0, 44.0)
 HALF_AXES_MM = (8.0, 16.0, 8.0)
 CSF, GREY, WHITE = 0.1, 0.35, 1.0
 ORIENTATIONS = ("RAS", "LPS", "LAS", "ASR", "PIR")
-_SCANNER, _CASE = 1, 2  # keep the two kinds of draws apart
+_SCANNER, _CASE = 1, 2  # parts of the seeds, so that scanners and cases get different random numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Scanner:
-    """What all images of a hospital share. ``noise_std`` is relative to white matter, ``gain`` is white matter's stored
-    value.
+    """The properties that all images of a hospital share. ``gain`` is the stored value of white matter; ``noise_std``
+    is relative to it.
     """
 
     spacing_mm: tuple[float, float, float]
@@ -54,9 +54,10 @@ class Drawing:
     """How a collection's phantoms are imaged and annotated, apart from scanners and anatomy.
 
     Attributes:
-        border_mm: Distance by which the annotated border between anterior and posterior lies before the visible change
-            of brightness, in mm of a body of size 1.
-        cut_mm: Mean and standard deviation over patients of that change's position along the body, in the same mm.
+        border_mm: Distance from the annotated border between anterior and posterior to the visible change of
+            brightness behind it, in mm of a body of size 1.
+        cut_mm: Mean and standard deviation over patients of the position of that change along the body, in the same
+            unit.
         clutter: Strength of tissue texture and of other bodies.
         noise: Factor of the scanners' noise.
         size: Size of the body, relative to :data:`HALF_AXES_MM`.
@@ -87,7 +88,15 @@ def study_data(structures: int = 2) -> DataConfig:
 
 
 def scanner_of(hospital: int, *, seed: int) -> Scanner:
-    """Return the scanner of one hospital. It does not depend on the number of cases."""
+    """Return the scanner of one hospital. It does not depend on the number of cases.
+
+    Args:
+        hospital: Number of the hospital.
+        seed: Seed of the collection.
+
+    Returns:
+        The scanner.
+    """
     rng = np.random.default_rng([_SCANNER, seed, hospital])
     in_plane, slices = rng.uniform(1.0, 1.3), rng.uniform(1.0, 1.6)
     return Scanner(
@@ -213,7 +222,7 @@ class _Anatomy:
     Attributes:
         body: Depth in the whole body.
         cut: Distance before the plane at which the brightness changes, which cuts the body in two.
-        beside: Depth in each body beside it.
+        beside: Depth in each further body beside it.
     """
 
     body: Float[np.ndarray, "x y z"]
@@ -221,8 +230,8 @@ class _Anatomy:
     beside: tuple[Float[np.ndarray, "x y z"], ...]
 
     def depths(self, border_mm: float = 0.0) -> list[Float[np.ndarray, "x y z"]]:
-        """Return the depth in each structure, of which at most one is positive; the border is shifted by
-        ``border_mm``.
+        """Return the depth in each structure after shifting the border by ``border_mm``; at most one depth is
+        positive.
         """
         cut = self.cut - border_mm
         return [np.minimum(self.body, cut), np.minimum(self.body, -cut), *self.beside]

@@ -1,4 +1,4 @@
-"""Brings a case's files onto the study's grid and back: RAS+, the study's spacing, cropped or padded, z-scored.
+"""Resamples a case's files to the study's grid and back: RAS+, the study's spacing, cropped or padded, z-scored.
 
 Called wherever an image or a label map is opened for training, prediction or scoring. In this order:
 
@@ -8,10 +8,10 @@ Called wherever an image or a label map is opened for training, prediction or sc
 3. The volume is turned to RAS+ and resampled to the study's spacing.
 4. Images are z-scored, then everything is cropped or padded about the centre.
 
-Refuses whatever would silently train or label wrongly: unreadable files, placements that contradict themselves,
-non-finite or constant images, the wrong number of channels, label values outside the study, a label map with another
-geometry than its image. Corrections are listed in ``notes``. Messages name no file and no patient, since the caller
-knows which file it opened.
+Refuses files that would silently lead to wrong training or labels: unreadable files, contradictory affines, non-finite
+or constant images, the wrong number of channels, label values outside the study, a label map with another geometry than
+its image. Corrections are listed in ``notes``. Messages name no file and no patient, since the caller knows which file
+it opened.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
 MOST_COARSER = 16
 ROOM_VOXELS, RESAMPLED_VOXELS, MOST_OF_A_GRID = 1 << 25, 20_000_000, 64
-"""Limits on a scan's own voxels, on its voxels at the study's spacing (a head at 1 mm has 17 million), and on either as
-a multiple of the grid."""
+"""Limits on a scan: its own voxels, its voxels at the study's spacing (a head at 1 mm has 17 million), and the factor
+by which either may exceed the grid."""
 SMALL_VOXELS = 1 << 22
-"""Number of voxels that is always accepted, however little memory seems free."""
+"""Number of voxels that is always accepted, even if little memory seems free."""
 BYTES_A_VOXEL = 72
-"""Measured peak memory of bringing a scan to a grid, in bytes for each voxel before or after resampling."""
+"""Measured peak memory of resampling a scan to a grid, in bytes for each voxel before or after resampling."""
 _RAS = (("L", "R"), ("P", "A"), ("I", "S"))
 
 
@@ -115,8 +115,8 @@ def load_example(case: Case, data: DataConfig) -> Example:
 
 
 def load_case(case: Case, data: DataConfig) -> Volume:
-    """Read the image of a case onto the study's grid. Channels that the site does not have are 0, the mean of a
-    channel.
+    """Read the image of a case onto the study's grid. Channels that the site does not have are filled with 0, the mean
+    of a z-scored channel.
 
     Args:
         case: A case that was matched to the study.
@@ -217,7 +217,8 @@ def load_label(
         Uint8 array on the grid.
 
     Raises:
-        InvalidInput: If values are unknown, the place is another than the image's, or the file is unreadable.
+        InvalidInput: If values are unknown, the label map lies at another place than the image, or the file is
+            unreadable.
     """
     scan = _label_scan(path, data, volume)
     return _read_label(scan, data, volume=volume, mapping=mapping or {})[0]
@@ -226,7 +227,7 @@ def load_label(
 def load_native_label(
     path: Path, data: DataConfig, *, volume: Volume, mapping: Mapping[int, int] | None = None
 ) -> UInt8[np.ndarray, "i j k"]:
-    """Read a label map on its image's own voxels, in the study's numbers: the truth for results in native space.
+    """Read a label map on its image's own voxels, in the study's label numbers, to score results in native space.
 
     Args:
         path: File of the label map.
@@ -250,7 +251,7 @@ def load_native_label(
 def to_native(
     array: Num[np.ndarray, "*c x y z"], volume: Volume
 ) -> UInt8[np.ndarray, "i j k"] | Float[np.ndarray, "c i j k"]:
-    """Bring a result on the study's grid back to the file's own voxels.
+    """Resample a result on the study's grid back to the file's own voxels.
 
     Args:
         array: A label map [x, y, z], resampled by nearest neighbour, or probabilities [c, x, y, z], resampled linearly.
@@ -264,7 +265,9 @@ def to_native(
     """
     label = array.ndim == 3
     if array.shape[-3:] != volume.image.shape[-3:] or array.ndim not in (3, 4):
-        raise InvalidInput("array to bring back", value=array.shape, limit=f"the grid {volume.image.shape[-3:]}")
+        raise InvalidInput(
+            "shape of the result to resample", value=array.shape, limit=f"the grid {volume.image.shape[-3:]}"
+        )
     source = MetaTensor(
         torch.tensor(array[None] if label else array, dtype=torch.float32), affine=torch.tensor(volume.affine)
     )
@@ -281,7 +284,7 @@ def to_native(
 def onto_grid(
     probabilities: Float[np.ndarray, "k x y z"], source: Volume, target: Volume
 ) -> Float[np.ndarray, "k u v w"]:
-    """Bring probabilities from one grid to another grid of the same scan, linearly and by their place in space.
+    """Resample probabilities linearly from one grid to another grid of the same scan, by their position in space.
 
     Args:
         probabilities: Shape [k, x, y, z], on the grid of ``source``.
@@ -316,8 +319,14 @@ def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume)
 
 
 def room_for(data: DataConfig) -> VoxelRoom:
-    """Return how large a scan of this study may be: a multiple of its grid, at least :data:`ROOM_VOXELS`, but no more
-    than free memory allows.
+    """Return the largest scan that this study accepts.
+
+    Args:
+        data: The study's data settings.
+
+    Returns:
+        Limits on voxels and compression: a multiple of the grid, at least :data:`ROOM_VOXELS`, at most what free memory
+        allows.
     """
     grid = len(data.channels) * math.prod(data.grid)
     voxels = min(MAX_NATIVE_VOXELS, max(ROOM_VOXELS, MOST_OF_A_GRID * grid))
@@ -328,14 +337,14 @@ def room_for(data: DataConfig) -> VoxelRoom:
 
 
 def _label_room(data: DataConfig, volume: Volume | None) -> VoxelRoom:
-    """Return the room for a label map, which may be twice as fine as its image on each axis."""
+    """Return the size limits of a label map, which may be twice as fine as its image on each axis."""
     most = room_for(data)
     voxels = most.voxels if volume is None else min(most.voxels, max(SMALL_VOXELS, 8 * math.prod(volume.native_shape)))
     return replace(most, voxels=voxels, ratio=GZIP_RATIO)
 
 
 def _label_scan(path: Path, data: DataConfig, volume: Volume | None) -> Scan:
-    """Read a label map's file; a DICOM Segmentation is put on its image's voxels."""
+    """Read a label map's file; a DICOM Segmentation is moved onto its image's voxels."""
     room = _label_room(data, volume)
     if path.suffix.lower() != dicom_labels.ENDING:
         return _scan(path, channels=1, room=room)
@@ -349,8 +358,8 @@ def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
         return dicom.read_series(path, room=room)
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe or a device has no end
-            raise InvalidInput("volume is no file", remedy="check what lies there")
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device could be read forever
+            raise InvalidInput("volume is not a regular file", remedy="give the path of a NIfTI file")
         if found.st_size > MAX_FILE_BYTES:
             raise InvalidInput(
                 "volume file is too large", limit=f"{MAX_FILE_BYTES} bytes", remedy="crop or downsample the scan"
@@ -376,13 +385,13 @@ def _stack(scans: list[Scan]) -> Scan:
         array, affine = scan.array, scan.affine
         if not np.array_equal(io_orientation(affine), io_orientation(first.affine)):
             array, affine = geometry.to_axes_of(array, affine, first.affine)
-            notes.append("a channel stored in another axis order turned to the first one's")
+            notes.append("a channel with another axis order was turned to the first channel's")
         if array.shape != first.array.shape or not geometry.same_place(first.affine, affine, array.shape[1:]):
             raise InvalidInput(
                 "the channels lie on different voxels",
                 value=array.shape[1:],
                 limit=str(first.array.shape[1:]),
-                remedy="register them and resample them onto one of them",
+                remedy="register the channels and resample them onto one of them",
             )
         if any(np.array_equal(array, known) for known in arrays):
             raise InvalidInput("two channels hold the same image", remedy="give each contrast its own file")
@@ -412,21 +421,17 @@ def _check_image(array: Float[np.ndarray, "c i j k"], *, labels: int) -> None:
         if not np.isfinite(channel).all():
             raise InvalidInput(
                 "image holds NaN or infinite voxels",
-                remedy="replace them by the background's value, or export it again",
+                remedy="replace these voxels by the background's value, or export the image again",
             )
         low, high = float(channel.min()), float(channel.max())
         if low == high:
             raise InvalidInput("image is constant: every voxel has the same value", remedy="export the scan again")
         if low >= 0 and high < labels and np.array_equal(channel, np.rint(channel)):
-            raise InvalidInput(
-                "image is a label map: it holds nothing but label numbers", remedy="give the scan as the image"
-            )
+            raise InvalidInput("image is a label map: it holds only label numbers", remedy="give the scan as the image")
 
 
 def _plain_float(array: Float[np.ndarray, "c i j k"]) -> Float[np.ndarray, "c i j k"]:
-    """Return float32. Intensities so small that their squares would vanish are scaled first, which the
-    z-score undoes.
-    """
+    """Return float32. Intensities whose squares would underflow are scaled up first; the z-score undoes the scale."""
     largest = float(np.abs(array).max(initial=0))
     if 0 < largest < 1e-6:
         array = array.astype(np.float64) / largest
@@ -449,7 +454,7 @@ def _read_label(
     labels: np.ndarray = np.asarray(grid.array, dtype=np.uint8)[0]
     before, after = int((spaced != 0).sum()), int((labels != 0).sum())
     if before == 0:
-        notes = (*notes, "no structure in the label map")
+        notes = (*notes, "the label map holds no structure")
     elif after == 0:
         raise InvalidInput(
             "every structure lies outside the study's grid",
@@ -476,12 +481,12 @@ def _label_values(
     ]
     if unknown:
         raise InvalidInput(
-            "label map holds values the study does not know",
+            "label map holds values that the study does not define",
             value=unknown[:5],
             limit=", ".join(map(str, sorted(known))),
             remedy="map the site's labels to the study's in [labels] of site.toml, or with --label-map",
         )
-    notes = ("label values rounded to whole numbers",) if not np.array_equal(values, whole) else ()
+    notes = ("label values were rounded to whole numbers",) if not np.array_equal(values, whole) else ()
     rounded = np.rint(array)
     if not mapping:
         return rounded, notes
@@ -494,20 +499,20 @@ def _label_values(
 def _onto_image(
     array: Float[np.ndarray, "1 i j k"], affine: Float[np.ndarray, "4 4"], volume: Volume
 ) -> tuple[Float[np.ndarray, "1 i j k"], tuple[str, ...]]:
-    """Bring the label map to its image's own voxels if their relation is certain, else refuse."""
+    """Resample the label map to its image's own voxels if their relation is certain, else refuse it."""
     shape, target = volume.native_shape, volume.native_affine
     if array.shape[1:] == shape and geometry.same_place(target, affine, shape):
         return array, ()
     turned, placed = geometry.to_axes_of(array, affine, target)
     if turned.shape[1:] == shape and geometry.same_place(target, placed, shape):
-        return turned, ("label map stored in another axis order turned to the image's",)
+        return turned, ("label map with another axis order was turned to the image's",)
     if turned.shape[1:] != shape and geometry.same_box(target, shape, placed, turned.shape[1:]):
         moved = SpatialResample(mode="nearest", padding_mode="border", align_corners=True)(
             MetaTensor(torch.tensor(turned), affine=torch.tensor(placed)),
             dst_affine=torch.tensor(target),
             spatial_size=shape,
         )
-        return np.asarray(moved.array), ("label map on other voxels resampled to the image's",)
+        return np.asarray(moved.array), ("label map on other voxels was resampled to the image's",)
     if array.shape[1:] != shape:
         raise InvalidInput(
             "label map and image have different shapes",

@@ -1,4 +1,4 @@
-"""Keeps training volumes with bounded memory: in memory up to a budget, beyond it in files of the site's own.
+"""Stores training volumes with bounded memory: in memory up to a budget, then in files on the site's disk.
 
 Called by the trainers. The files hold patients' voxels, so only their owner can read them, and they are deleted with
 their directory. Refuses arrays of different shapes.
@@ -21,8 +21,8 @@ DEFAULT_BUDGET_BYTES = 2 << 30
 
 
 class StoredVolumes:
-    """A sequence of arrays of one shape, read one at a time: ``volumes[i]`` is [c, x, y, z], ``shape`` [n,
-    c, x, y, z].
+    """A sequence of arrays of one shape, read one at a time. ``volumes[i]`` is [c, x, y, z]; ``shape`` is [n, c, x, y,
+    z].
     """
 
     def __init__(self, parts: Sequence[np.ndarray | Path]) -> None:
@@ -49,7 +49,7 @@ class StoredVolumes:
 
 
 class VolumeCache:
-    """Keeps arrays in memory up to ``budget_bytes``, beyond it in files below ``directory``.
+    """Stores arrays in memory up to ``budget_bytes``, and further ones in files below ``directory``.
 
     Leaving the context deletes the directory. A directory left by a crashed run is emptied at the start.
 
@@ -71,13 +71,13 @@ class VolumeCache:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def keep(self, array: np.ndarray) -> np.ndarray | Path:
-        """Keep an array.
+        """Store an array.
 
         Args:
             array: The array.
 
         Returns:
-            The array itself while the budget lasts, then the file that it was written to.
+            The array itself as long as the budget lasts; after that, the file that it was written to.
         """
         if array.nbytes <= self._left:
             self._left -= array.nbytes

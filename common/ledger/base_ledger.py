@@ -6,8 +6,8 @@ Base of the server's and a site's ledger. Opening replays every row, in this ord
 2. The newest row must be covered by a head signed with the ledger's own key.
 3. The signing key given must be the ledger's.
 
-Refuses a ledger that fails one of these. A process that has a ledger open for writing notices, before it charges, rows
-that anybody changed meanwhile, through SQLite or past it.
+Refuses a ledger that fails one of these. Before it charges, a process that has a ledger open for writing detects rows
+that somebody changed in the meantime, by SQLite or by editing the file.
 """
 
 from __future__ import annotations
@@ -28,31 +28,43 @@ from common.ledger.rows import START, Position, Row, SignedHead
 from common.ledger.sqlite_file import ledger_error
 
 QUICK_S, LOOK_SHARE = 0.02, 30
-"""How often old rows are checked again. A check takes a few microseconds per row. If it took longer than ``QUICK_S``
-seconds, the next one waits ``LOOK_SHARE`` times as long as it took.
+"""Limits on how often old rows are checked again. A check takes a few microseconds per row. If a check took longer than
+``QUICK_S`` seconds, the next one waits ``LOOK_SHARE`` times as long as it took.
 """
 
 
 class FilledByRows(Protocol):
-    """The totals and rules into which rows are entered in order."""
+    """The totals of a ledger, into which its rows are entered in order."""
 
     key: SigningKey
     row_count: int
     kept: dict[Position, Document]
     has_standing: bool
 
-    def enter(self, row: Row) -> object: ...
+    def enter(self, row: Row) -> object:
+        """Enter the next row into the totals.
+
+        Args:
+            row: The row.
+
+        Returns:
+            Anything; the caller ignores it.
+
+        Raises:
+            LedgerCorrupt: If the row breaks a rule.
+        """
+        ...
 
 
 B = TypeVar("B", bound=FilledByRows)
 
 
 class OpenLedger(ABC, Generic[B]):
-    """Base of both ledgers. A context manager; it owns the chain from the start and closes it.
+    """Base of both ledgers. A context manager that closes the chain on exit.
 
     Args:
-        chain: The open file.
-        books: Totals and rules without a row; opening fills them.
+        chain: The open file. The ledger owns it from now on.
+        books: Totals and rules without a row. Opening enters all rows into them.
 
     Raises:
         InvalidInput: If the signing key is not the ledger's.
@@ -95,8 +107,8 @@ class OpenLedger(ABC, Generic[B]):
         self.close()
 
     def head(self) -> SignedHead:
-        """Return the newest signed head. Anybody who keeps it outside this machine can detect a cut or rewritten
-        ledger.
+        """Return the newest signed head. With a copy kept on another machine, a cut or rewritten ledger can be
+        detected.
         """
         self._catch_up()
         return self._chain.head()
@@ -150,10 +162,10 @@ class OpenLedger(ABC, Generic[B]):
     def contains(self, position: Position) -> bool:
         """Return whether exactly this row is in the ledger.
 
-        If somebody holds a signed head that is not, the ledger was rolled back or forked.
+        A signed head whose row is not in the ledger proves that the ledger was rolled back or forked.
 
         Args:
-            position: Number and hash of a row. The place before the first row is in every ledger.
+            position: Number and hash of a row. The position before the first row is in every ledger.
 
         Returns:
             True if the row is there with this hash.
@@ -171,33 +183,33 @@ class OpenLedger(ABC, Generic[B]):
             position: Number and hash of the row.
 
         Returns:
-            True if the row is in the ledger, or was lost with an older copy and charged from the standing kept for that
-            row.
+            True if the row is in the ledger, or if it was lost when an older copy was restored and was charged from the
+            standing file that was kept for it.
         """
         return self.contains(position) or position in self._books.kept
 
     def _older_copy(self, *, this: str, beside: str) -> str | None:
-        """Return words on what the kept standing shows against this file; None if it shows nothing.
+        """Return a message on what the standing file shows against this ledger file; None if there is nothing.
 
-        A ledger that had a standing and has none is a problem too, because its newest rows may be missing. Ledgers have
-        a standing from their first row on, those of earlier versions from their first charge on. A read-only copy
-        without its signing key needs none.
+        A ledger that should have a standing file and has none is a problem too, because its newest rows may be missing.
+        Ledgers have a standing from their first row on; those of earlier versions from their first charge on. A
+        read-only copy without its signing key needs none.
         """
         path = kept_standing(self._chain.path)
         if path is None:
             in_use = not self._chain.read_only or lies_with_its_key(self._chain.path)
             if in_use and ((self._books.has_standing and self.row_count > 1) or self._has_charged()):
-                return f"the standing of {this} is missing, so that nothing tells whether {this} is an older copy"
+                return f"the standing file of {this} is missing, so it is unknown whether {this} is an older copy"
             return None
         return self.STANDING.load(path).against(
             ledger_id=self.ledger_id, rows=self.row_count, covers=self.covers, this=this, beside=beside
         )
 
     def _fork(self, standing: KeptStanding) -> Position:
-        """Return the newest row named by a standing that is covered here; START if there is none, so that all of it is
-        charged.
+        """Return the newest row of a standing that is covered by this ledger; START if there is none, so that every row
+        is charged.
 
-        An earlier row than the last common one makes the charge larger, never smaller.
+        If an earlier row than the last common one is returned, the charge is larger, never smaller.
         """
         return next((position for position in standing.positions() if self.covers(position)), START)
 
@@ -210,13 +222,13 @@ class OpenLedger(ABC, Generic[B]):
         """Return the current standing. The caller holds the write lock."""
 
     def _keep_standing(self) -> None:
-        with self._chain.unchanging():  # so that no earlier standing replaces a later one
+        with self._chain.unchanging():  # otherwise an earlier standing could replace a later one
             self._catch_up()
             self._standing().save(standing_path(self._chain.path))
             self._kept_at = self._books.row_count
 
     def _make_good_standing(self) -> None:
-        """Write the standing file if it is missing or outdated, after a crash or a version that wrote none."""
+        """Write the standing file if it is missing or outdated, as after a crash or with a version that wrote none."""
         path = kept_standing(self._chain.path)
         last = self._chain.last
         known = None if path is None else self.STANDING.load(path).position
@@ -225,7 +237,7 @@ class OpenLedger(ABC, Generic[B]):
         self._kept_at = self._books.row_count
 
     def _append(self, record: Document, *, payload: tuple[str, bytes] | None = None) -> None:
-        """Write a row and enter it as it was written."""
+        """Write a row and enter it into the totals, as read back from the file."""
         kind = kind_of(self.STANDING.ROLE, record)
         self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
 
@@ -235,7 +247,7 @@ class OpenLedger(ABC, Generic[B]):
         self._look_back()
 
     def _look_back(self) -> None:
-        """If the file has changed, check that no row read before did, since other processes may only append.
+        """If the file has changed, check that no row read before did, since other processes may only append rows.
 
         Only writers do this. All rows are hashed again; see :data:`LOOK_SHARE` for how often.
         """

@@ -1,7 +1,7 @@
 """Replays the rows of either ledger: checks each row, and tracks the keys that sign.
 
-Base of both ledgers' totals. The same object decides whether a new row may be written and replays stored ones. A ledger
-that breaks a rule anywhere can therefore neither be opened nor verified.
+Base of both ledgers' totals. The same object checks new rows before they are written and stored rows when they are
+replayed. A ledger that breaks a rule anywhere can therefore neither be opened nor verified.
 """
 
 from __future__ import annotations
@@ -100,15 +100,16 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """The records that charged a standing of lost rows, by the newest lost row."""
+        """The records that charged lost rows from a standing file, by the newest lost row."""
         self.has_standing = False
-        """True if a standing was kept from the first row on."""
+        """True if a standing file was kept from the first row on."""
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
-        """Read a row, unless its writer passes the record, and ``enter`` it if it is of a kind of this ledger's own.
+        """Read a row's record, unless the writer passes it, and call ``enter`` with it if only this ledger has the
+        kind.
 
         Raises:
-            LedgerCorrupt: If the row breaks a rule, with its number. ``enter`` must then have changed nothing.
+            LedgerCorrupt: If the row breaks a rule, with its number. ``enter`` must not have changed anything then.
         """
         try:
             record = record or parse_record(self.role, row.kind, row.body)
@@ -124,7 +125,9 @@ class RowState:
         except InvalidInput as error:
             raise LedgerCorrupt(str(error), row=row.seq) from error
         except KeyError as error:
-            raise LedgerCorrupt(f"it names {error.args[0]!r}, which no earlier row introduces", row=row.seq) from error
+            raise LedgerCorrupt(
+                f"the row names {error.args[0]!r}, which no earlier row introduces", row=row.seq
+            ) from error
         self.row_count = row.seq
         return record
 

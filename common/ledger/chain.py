@@ -1,12 +1,13 @@
-"""Stores a ledger's rows in an append-only SQLite file: each row contains the hash of the one before, and heads are
-signed.
+"""Stores a ledger's rows in an append-only SQLite file, as a hash chain with signed heads.
 
-Both ledgers use it. It contains no privacy rules. A row is ``(seq, time_utc, kind, body, prev_hash, hash)``. A
-transaction ends with an Ed25519 signature over the hash of its last row. A payload (a noisy answer at the server, a
-code at a site) is stored in its own table, in the transaction of the row that names its SHA-256.
+The server's and a site's ledger use it. It contains no privacy rules. A row is ``(seq, time_utc, kind, body, prev_hash,
+hash)``, where ``prev_hash`` is the hash of the row before. Each transaction ends with a head: an Ed25519 signature over
+the hash of its last row. A payload (a noisy answer at the server, a code at a site) is stored in its own table, in the
+transaction of the row that names its SHA-256.
 
-The chain proves that nothing was changed, dropped or inserted **before** the newest head that somebody knows. If a tail
-was cut off together with its heads, the file is shorter but valid; only somebody who kept a later head can tell.
+The chain proves that nothing was changed, dropped or inserted **before** the newest head that somebody knows. If the
+newest rows were cut off together with their heads, the file is shorter but valid; only a later head that was kept
+elsewhere reveals it.
 
 Refuses a file of another format or an unknown schema version, a row that does not follow from the one before, and
 appending without a key.
@@ -53,11 +54,11 @@ from common.ledger.sqlite_file import (
 )
 
 EXACT_MARKS = 256
-"""A standing names the end of each of this many newest transactions, and some older ones."""
+"""Number of newest transactions whose ends a standing file lists; it also lists some older ones."""
 
 
 class Chain:
-    """An open ledger file. Threads take turns by the caller's lock, processes by SQLite's write lock.
+    """An open ledger file. The caller's lock serialises threads; SQLite's write lock serialises processes.
 
     Args:
         connection: The open database.
@@ -178,7 +179,7 @@ class Chain:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read rows and heads of one moment within the context, whatever others commit meanwhile."""
+        """Read a consistent state within the context, even if other processes commit meanwhile."""
         self._db.execute("BEGIN")
         try:
             yield
@@ -186,7 +187,7 @@ class Chain:
             self._db.execute("COMMIT")
 
     def new_rows(self) -> Iterator[Row]:
-        """Return rows that anyone appended since the last call, each checked against the chain as it is read.
+        """Return the rows appended since the last call by any process, each checked against the chain as it is read.
 
         Returns:
             An iterator. A row counts as read when the next one is requested.
@@ -204,23 +205,23 @@ class Chain:
                 row = Row(*values)
                 check_link(self.role, row, self._last)
                 yield row
-                self._last = row  # after the yield: a row the reader refused stays unread
+                self._last = row  # after the yield, so that a row that the caller refused counts as unread
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise ledger_error(error, "the ledger file cannot be read") from error
 
     def changed_by_others(self) -> bool:
         """Return whether anything but this object changed the file since the last call, or since it was opened.
 
-        Commits of other connections count, and so do bytes written past SQLite and a file put in place of this one.
+        Detected are commits of other connections, bytes written without SQLite, and a file that replaced this one.
         """
         before, self._seen = self._seen, self._stamp()
         return before != self._seen
 
     def _stamp(self) -> tuple[object, ...]:
-        """Return facts that change whenever somebody else writes to the ledger or replaces its file.
+        """Return values that change whenever somebody else writes to the ledger or replaces its file.
 
-        They are SQLite's count of other connections' commits, and the inode, size and times of change of the file and
-        of its write-ahead log.
+        They are SQLite's count of other connections' commits, and the inode, size and modification times of the file
+        and of its write-ahead log.
         """
         stamp: list[object] = [self._db.execute("PRAGMA data_version").fetchone()[0]]
         for file in self._files:
@@ -240,13 +241,13 @@ class Chain:
         The check uses a connection of its own, because this one may hold older pages of the file in memory.
 
         Raises:
-            LedgerCorrupt: If a row changed, with its number, or the file is gone or another.
+            LedgerCorrupt: If a row changed, or the file is missing or was replaced.
         """
         try:
             with closing(connect(self.path, read_only=True)) as fresh:
                 self._check_rows(fresh)
         except InvalidInput as error:
-            raise LedgerCorrupt(f"the ledger's file was taken away while it was open ({error})") from error
+            raise LedgerCorrupt(f"the ledger's file was removed while it was open ({error})") from error
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise ledger_error(error, "the ledger was rewritten while it was open") from error
 
@@ -284,7 +285,7 @@ class Chain:
             yield Row(*values)
 
     def row_hashes(self, *, until: int, kinds: tuple[str, ...] = ()) -> list[bytes]:
-        """Return the hash of every row up to a row, as stored.
+        """Return the stored hashes of all rows up to a given one.
 
         Args:
             until: Number of the last row.
@@ -332,7 +333,7 @@ class Chain:
         return found[0]
 
     def row_at(self, place: Position) -> Row:
-        """Return the row at a place that was read before.
+        """Return a row that was read before, and check that it has not changed.
 
         Args:
             place: Number and hash of the row.
@@ -397,16 +398,17 @@ class Chain:
         """
         end = self._db.execute("SELECT min(seq) FROM heads WHERE seq >= ?", (seq,)).fetchone()[0]
         if end is None:
-            raise LedgerCorrupt("no signed head covers it", row=seq)
+            raise LedgerCorrupt("no signed head covers the row", row=seq)
         return int(end)
 
     def marks(self) -> tuple[tuple[int, str], ...]:
-        """Return row number and hash of the ends of some transactions, newest first, by which a fork of another copy is
-        found.
+        """Return row number and hash of the last rows of some transactions, newest first.
+
+        Another copy of the ledger is compared with them to find the row after which the two differ.
 
         Returns:
-            Each of the newest :data:`EXACT_MARKS` ends, then ends at distances that grow by a sixteenth, and the first
-            of all. Their number grows with the logarithm of the ledger's length.
+            The ends of the newest :data:`EXACT_MARKS` transactions, then ends whose distances grow by a sixteenth each,
+            and the first end. Their number grows with the logarithm of the ledger's length.
         """
         ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
         found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()
@@ -427,11 +429,11 @@ class Chain:
     def transaction(self) -> Iterator[None]:
         """Take the write lock; commit with a signed head, or roll everything back on any exception.
 
-        Inside, the caller must first read what other processes appended (``new_rows``).
+        Inside, the caller must first read the rows that other processes appended (:meth:`new_rows`).
 
         Raises:
             InvalidInput: If there is no key, or the lock cannot be taken.
-            StorageFailed: If the disk is full or fails. Nothing was then written.
+            StorageFailed: If the disk is full or fails. Nothing was written.
         """
         key = self.signing_key
         self._take_place()
@@ -476,7 +478,9 @@ class Chain:
             if isinstance(failed := ledger_error(error, ""), StorageFailed):
                 raise failed from error
             raise InvalidInput(
-                "ledger cannot be locked for writing", value=str(error), remedy="see which process holds it; try again"
+                "ledger cannot be locked for writing",
+                value=str(error),
+                remedy="end the process that holds it; try again",
             ) from error
 
     @property
@@ -514,7 +518,7 @@ class Chain:
         return row
 
     def drop_payloads(self, *, before: int) -> None:
-        """Delete the payloads of rows before a row, inside the current transaction. The rows stay.
+        """Delete the payloads of all rows before a given one, inside the current transaction. The rows stay.
 
         This is the only deletion in a ledger. The trigger that forbids deletions is dropped and restored in the same
         transaction.
@@ -533,7 +537,7 @@ class Chain:
         self._db.execute(schema_sql(self.role)[guard])
 
     def has_payload(self, *, before: int) -> bool:
-        """Return whether a payload of a row before a row is stored.
+        """Return whether any row before a given one has a stored payload.
 
         Args:
             before: Number of the row.
@@ -545,16 +549,16 @@ class Chain:
         return found is not None
 
     def settle(self) -> None:
-        """Move the write-ahead log into the file and empty it, so that no copy of deleted bytes stays there.
+        """Move the write-ahead log into the file and empty it, so that the log keeps no copy of deleted bytes.
 
-        If a reader is in the way, the next checkpoint does it.
+        If a reader prevents this, the next checkpoint does it.
         """
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._seen = self._stamp()
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
-        """Sign later heads with another key, after its key row was committed.
+        """Sign later heads with another key. The row that introduces the key must have been committed.
 
         Args:
             key: The new key.
@@ -563,16 +567,16 @@ class Chain:
 
     @property
     def signing_key(self) -> Ed25519PrivateKey:
-        """The key that signs heads; InvalidInput if the ledger is open for reading only."""
+        """The key that signs heads; raises InvalidInput if the ledger is open for reading only."""
         if self._key is None:
-            raise InvalidInput("ledger is open for reading", remedy="open it with its signing key")
+            raise InvalidInput("ledger is open for reading only", remedy="open it with its signing key")
         return self._key
 
     def possession(self, key: Ed25519PrivateKey) -> str:
-        """Return a new key's signature that it takes over this ledger after the newest row.
+        """Return a new key's proof of possession, a signature that it takes over this ledger after the newest row.
 
         Args:
-            key: The new key.
+            key: The new private key.
 
         Returns:
             The signature in hex.

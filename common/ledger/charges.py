@@ -1,8 +1,8 @@
 """Defines pools, studies with their budgets, releases, and the cost of a release for a pool.
 
-Both ledgers use these types. Everything derived (a query's id, the number of voters, the event) is stored and computed
-again when it is read. Refuses a record whose derived values differ, and names with other characters than letters,
-digits and ``-_./``.
+The server's and a site's ledger use these types. Derived values (a query's id, the number of voters, the event) are
+stored, and computed again when they are read. Refuses a record whose stored and computed values differ, and names with
+characters other than letters, digits and ``-_./``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from common.privacy.mechanism import (
 )
 
 MAX_REPEATED_ROSTER = 16
-"""Longest roster that every release repeats in full, as version 0.1.0 wrote it. A longer one has a row of its own."""
+"""Largest roster that each release repeats in full, as in version 0.1.0. A larger roster has a row of its own."""
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
@@ -41,7 +41,7 @@ def check_ledger_name(text: object, *, what: str) -> str:
 
     Args:
         text: 1 to 128 letters, digits, ``-``, ``_``, ``.`` or ``/``.
-        what: What the name is for, for the error.
+        what: Words for the error that say what the name is for.
 
     Returns:
         The name.
@@ -70,8 +70,8 @@ class PoolDeclaration(Document):
         pool: Name of the pool.
         site: Name of the site.
         budget: ε and δ that all releases together may spend.
-        accountant: The accountant that decides.
-        protection: Unit and relation.
+        accountant: The accountant that decides whether a release fits the budget.
+        protection: Privacy unit and neighbouring relation.
     """
 
     pool: str
@@ -88,7 +88,7 @@ class PoolDeclaration(Document):
 
 @dataclass(frozen=True, slots=True)
 class StudyTerms:
-    """The part of a study that ledgers act on, read from the consent text, which is stored in full.
+    """The terms of a study that ledgers enforce, read from the consent text. The consent text is stored in full.
 
     Attributes:
         id: Content hash of the study.
@@ -172,7 +172,7 @@ class StudyTerms:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(
-                "consent text of a study", value=type(error).__name__, limit="the text that Study writes"
+                "consent text of a study", value=type(error).__name__, limit="the JSON that Study.to_json writes"
             ) from error
 
 
@@ -196,10 +196,10 @@ Roster = tuple[RosterEntry, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spend(Document):
-    """What a pool has spent.
+    """The total cost of releases for a pool.
 
     Attributes:
-        mu_squared: Σμ², exactly.
+        mu_squared: Σμ² as an exact rational.
         releases: Number of releases.
         coordinates: Number of noisy coordinates of all releases.
     """
@@ -209,14 +209,14 @@ class Spend(Document):
     coordinates: int = 0
 
     def plus(self, mu_squared: Fraction, coordinates: int) -> Spend:
-        """Return the sum with one more release.
+        """Return the total with one more release.
 
         Args:
             mu_squared: μ² of the release.
             coordinates: Its number of coordinates.
 
         Returns:
-            The new sum.
+            The new total.
         """
         return Spend(self.mu_squared + mu_squared, self.releases + 1, self.coordinates + coordinates)
 
@@ -226,10 +226,10 @@ class Spend(Document):
         )
 
     def beyond(self, other: Spend) -> Spend:
-        """Return by how much this sum exceeds another, each figure at least 0.
+        """Return the difference by which this total exceeds another; a negative difference counts as 0.
 
         Args:
-            other: The other sum.
+            other: The other total.
 
         Returns:
             The difference.
@@ -248,7 +248,7 @@ class Spend(Document):
 
 NOTHING = Spend()
 Spends = dict[PoolName, Spend]
-"""What was spent, by the name of the pool."""
+"""Totals by the name of the pool."""
 
 
 def check_roster(roster: Roster) -> Roster:
@@ -261,7 +261,7 @@ def check_roster(roster: Roster) -> Roster:
         The sorted roster.
 
     Raises:
-        InvalidInput: If a site or a pool occurs twice, since its patients would then count double.
+        InvalidInput: If a site or a pool occurs twice, because its patients would then count twice.
     """
     ordered = tuple(sorted(roster))
     for attribute in ("site", "pool"):
@@ -298,10 +298,11 @@ class RosterRecord(Document):
 
 @lru_cache(maxsize=4096)
 def charge_of(mechanism: Mechanism, protection: Protection, study_protection: Protection) -> Fraction:
-    """Return the μ² that one release under a study's rules costs a pool, exactly.
+    """Return the μ² that one release under a study's rules costs a pool, as an exact rational.
 
-    Only a study of unit ``patient`` promises disjoint teachers, so that a patient moves a single voter's code. In a
-    study of unit ``hospital``, a pool that is accounted per patient is charged for all m voters of the site.
+    With disjoint teachers, a patient changes a single voter's code. Only studies of unit ``patient`` promise disjoint
+    teachers. In a study of unit ``hospital``, a pool that is accounted per patient is charged for all m voters of its
+    site.
 
     Args:
         mechanism: The release's mechanism.
@@ -328,14 +329,14 @@ def _event(mechanism: Mechanism, protection: Protection) -> tuple[str, int, str]
 
 
 def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object]:
-    """Return the release as any accountant can replay it: a Gaussian of noise multiplier z = σ/Δ.
+    """Return a release as a privacy event that any accountant can replay: a Gaussian of noise multiplier z = σ/Δ.
 
     Args:
         mechanism: The release's mechanism.
         protection: The study's unit and relation.
 
     Returns:
-        ``kind``, ``mu_squared``, ``noise_multiplier``, ``relation``, ``sensitivity`` and ``unit``.
+        A mapping with ``kind``, ``mu_squared``, ``noise_multiplier``, ``relation``, ``sensitivity`` and ``unit``.
     """
     multiplier, moved, mu_squared = _event(mechanism, protection)
     return {
@@ -350,9 +351,9 @@ def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord(Document):
-    """One charged query. Its answer is stored beside the row, which contains the answer's hash.
+    """One charged query. Its answer is stored in another table, and the row contains the answer's hash.
 
-    A short roster is in the row. A long one is in an earlier row of its own, whose id is named here. In a sealed sum
+    A short roster is in the row. A long roster is in an earlier row of its own, whose id is named here. In a sealed sum
     the row is written before any site is asked; the answer, if it arrives, gets a row of its own.
 
     Attributes:
@@ -364,7 +365,7 @@ class ReleaseRecord(Document):
         event: The result of :func:`event_json`; checked by readers that know the study.
         answer_sha256: Hash of the answer; empty in a sealed sum.
         roster: The sites, if the roster is short.
-        draw: In a sealed sum, the number of sums begun for the query.
+        draw: In a sealed sum, number of this attempt at the query's sum, from 1.
         masks: In a sealed sum, the id of the roster with its mask keys.
         roster_sha256: Id of the roster's row, if the roster is long.
     """
@@ -429,18 +430,25 @@ class ReleaseRecord(Document):
         """Refuse a wrong query id, roster or number of voters, and an open release without an answer."""
         check_query_id(self.query, self.query_id)
         if (self.roster is None) == (self.roster_sha256 is None):
-            raise InvalidInput("roster of a release", limit="its sites, or the id of the row that names them")
+            raise InvalidInput("roster of a release", limit="either its sites or the id of the row that names them")
         if self.roster is not None:
             RosterRecord(self.roster).check()
             self.check_voters(self.roster)
         sealed = self.query.mechanism.colluders is not None
         if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
             raise InvalidInput(
-                "release", limit="in a sealed sum a draw with its masks and no answer yet; otherwise an answer"
+                "release", limit="a draw with masks and without an answer in a sealed sum, an answer in an open study"
             )
 
     def check_voters(self, roster: Roster) -> None:
-        """Raise InvalidInput unless the stored number of voters is that of the roster."""
+        """Check the stored number of voters.
+
+        Args:
+            roster: The sites of the release.
+
+        Raises:
+            InvalidInput: If the number is not that of the roster.
+        """
         voters = len(roster) * self.query.mechanism.voters_per_site
         if self.voters != voters:
             raise InvalidInput("voters", value=self.voters, limit=str(voters))
@@ -452,7 +460,7 @@ class ReleaseRecord(Document):
             named: Known rosters by id.
 
         Returns:
-            The sites in the row, or those of the roster that it names.
+            The sites in the row, or the sites of the roster that the row names.
 
         Raises:
             KeyError: If the named roster is unknown.

@@ -1,8 +1,8 @@
-"""Reads and writes key files: the Ed25519 key that signs a ledger's heads, and the X25519 key that codes are sealed to.
+"""Reads and writes key files: the Ed25519 key that signs a ledger's heads, and the X25519 key that decrypts codes.
 
 Called by both ledgers, by workers and by the commands that create them. A private key is one unencrypted PEM file
-(PKCS8) that only its owner may read. Refuses a file that the group or the world may access, a symbolic link, a key of
-the wrong kind, and to replace an existing file. Messages name the file and never its contents.
+(PKCS8) that only its owner may read. Refuses a file that group or others may access, a symbolic link, and a key of the
+wrong kind. An existing file is never replaced. Messages name the file and never its contents.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def load_sealing_key(path: Path) -> X25519PrivateKey:
 
 
 def public_hex(key: Ed25519PublicKey | X25519PublicKey | Ed25519PrivateKey | X25519PrivateKey) -> str:
-    """Return the 32 public bytes of a key in hex, as ledgers and offers name a key.
+    """Return the 32 public bytes of a key in hex. Ledgers and offers name keys this way.
 
     Args:
         key: A public or private key.
@@ -118,7 +118,7 @@ def public_hex(key: Ed25519PublicKey | X25519PublicKey | Ed25519PrivateKey | X25
 
 
 def public_pem(key: Ed25519PrivateKey) -> bytes:
-    """Return the public half of a key in PEM, as openssl reads it.
+    """Return the public key of a private key in PEM, the format that openssl reads.
 
     Args:
         key: The private key.
@@ -178,7 +178,7 @@ def hex_bytes(text: str) -> bytes:
 
 
 def read_public_key(source: str) -> Ed25519PublicKey:
-    """Return the public key for a verification.
+    """Read an Ed25519 public key that a person named on the command line.
 
     Args:
         source: 64 hex digits, or the path of a PEM file with the public or the private key.
@@ -187,7 +187,7 @@ def read_public_key(source: str) -> Ed25519PublicKey:
         The Ed25519 public key.
 
     Raises:
-        InvalidInput: If it is neither.
+        InvalidInput: If ``source`` is neither, or the key is of another type.
     """
     if len(source) == 64 and not set(source) - set("0123456789abcdef"):
         return signing_public_key(source)
@@ -263,7 +263,7 @@ def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> Non
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError as error:
         raise InvalidInput(
-            "key file exists", value=str(path), remedy="keep it; to start with a new key, move this file away yourself"
+            "key file exists", value=str(path), remedy="keep it; to start with a new key, move this file away first"
         ) from error
     except OSError as error:
         raise InvalidInput("key file cannot be written", value=str(path), remedy="check the folder") from error
@@ -296,7 +296,7 @@ def _load_private(path: Path) -> object:
     try:
         return load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # the parser's own message is dropped: nothing derived from key bytes may reach a log
+        # Drop the parser's own message: nothing derived from key bytes may reach a log.
         raise InvalidInput("key file", value=str(path), limit="an unencrypted PEM (PKCS8) private key") from None
 
 

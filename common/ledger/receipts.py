@@ -4,20 +4,23 @@ server.
 The server issues receipts after each release; sites check and keep them. A receipt covers one transaction of the
 server's ledger that released something with the site on its roster. It contains the release rows word for word, the
 pool's totals before and after, and for every row since the site's previous receipt the facts that make up its hash. The
-site itself therefore computes the new signed head from the one it kept.
+site can therefore compute the new signed head from the head that it kept.
 
-A receipt proves accounting: the server cannot later charge less, drop, rewrite or fork what a receipt covers without
-detection by a site that keeps its receipts. It does not prove that noise was added, nor that the roster's other sites
-exist.
+A receipt proves accounting: if the server later charges less, or drops, rewrites or forks rows that a receipt covers, a
+site that keeps its receipts detects it. A receipt does not prove that noise was added, nor that the roster's other
+sites exist.
 
-Forms of a receipt: schema 1 repeats the roster in every release, as version 0.1.0 wrote it. Schema 2 names one roster
-for all releases. With schema 3 a long roster has a row of its own, and a release names it by that row's hash; the
-receipt shows every roster with this site in the rows that it spans, so a site is shown each roster it was on once. The
-signature of schema 3 covers a short text: the site's own facts, and the digest of the facts that all receipts of the
-transaction share. The digest covers rosters by their hashes among the links.
+Schemas of a receipt:
 
-Refuses a receipt that the server's key did not sign, that does not add up, or that does not follow from what the site
-knows.
+* Schema 1 repeats the roster in every release, as in version 0.1.0.
+* Schema 2 names one roster for all releases.
+* In schema 3 a long roster has a row of its own, and a release names it by that row's hash. The receipt contains every
+  roster with this site in the rows that it spans, so a site receives each of its rosters once. The signature covers a
+  short text: the site's own facts, and the digest of the facts that all receipts of the transaction share. The digest
+  covers rosters through the hashes of their rows.
+
+Refuses a receipt that the server's key did not sign, whose totals do not add up, or that contradicts the site's earlier
+receipts.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class ReceiptedRelease(Document):
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Signed):
-    """A signed receipt for one site. Totals are those of the site's pool, under the protection it was declared with.
+    """A signed receipt for one site. Totals are those of the site's pool, for the unit and relation that it declared.
 
     Attributes:
         study_id: Content hash of the study.
@@ -74,7 +77,7 @@ class Receipt(Signed):
         before: The pool's total before them.
         after: The pool's total after them.
         previous: The last row that the site's previous receipt covered.
-        links: The facts that make up each row's hash, from the row after ``previous`` to the head.
+        links: The facts from which each row's hash is computed, from the row after ``previous`` to the head.
         head: The signed head of the transaction.
         rosters: Rosters that a receipt of schema 3 shows to the site; None if it shows none.
         schema: 1, 2 or 3; see the module.
@@ -101,7 +104,7 @@ class Receipt(Signed):
         """Refuse rosters in rows of their own in a receipt of schema 1 or 2."""
         by_hash = any(item.release.roster_sha256 is not None for item in self.releases)
         if self.schema < 3 and (by_hash or self.rosters is not None):
-            raise InvalidInput("receipt schema", value=self.schema, limit="3, where rosters have rows of their own")
+            raise InvalidInput("receipt schema", value=self.schema, limit="3, if rosters have rows of their own")
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form of the receipt's schema."""
@@ -129,7 +132,7 @@ class Receipt(Signed):
                 data = _roster_in_each(data)
             else:
                 check_schema("receipt", schema, known=3)
-        return super(Receipt, cls).from_json(data)  # slots make this another class than the one super() knows
+        return super(Receipt, cls).from_json(data)  # with slots, a bare super() would name a class that was replaced
 
     @property
     def ledger_id(self) -> str:
@@ -169,15 +172,15 @@ class Receipt(Signed):
     def losses(self) -> int:
         """Number of rows of kind ``lost`` since the previous receipt.
 
-        In such a row a server that restored an older copy of its ledger charges what the copy lacked. A row's hash
+        A server that restored an older copy of its ledger charges the missing releases in such a row. A row's hash
         covers its kind, so the server cannot show a row to one site as ``lost`` and to another as something else.
         """
         return sum(link.kind == "lost" for link in self.links)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Return whether a key signed this receipt, and the head in it is genuine.
+        """Return whether a key signed this receipt and the head in it.
 
-        Of the rosters in it, the signature covers only those in :attr:`shown`.
+        Of the rosters in the receipt, the signature covers only those in :attr:`shown`.
 
         Args:
             public_key: The server's key.
@@ -189,12 +192,12 @@ class Receipt(Signed):
 
     @property
     def named(self) -> frozenset[str]:
-        """Hashes of the rosters whose rows the receipt spans."""
+        """Hashes of the rosters whose rows lie between ``previous`` and the head."""
         return frozenset(link.body_sha256 for link in self.links if link.kind == "roster")
 
     @property
     def shown(self) -> dict[str, Roster]:
-        """Rosters in the receipt whose rows it spans, by their hashes."""
+        """Rosters in the receipt whose rows lie between ``previous`` and the head, by their hashes."""
         named = self.named
         return {record.id: record.roster for record in self.rosters or () if record.id in named}
 
@@ -249,7 +252,7 @@ def _without_roster(item: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a site knows of one server ledger from the receipts it accepted.
+    """A site's knowledge of one server ledger, from the receipts that it accepted.
 
     Attributes:
         position: The last row covered.
@@ -279,7 +282,7 @@ def read_receipts(path: Path) -> tuple[Receipt, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("receipts", value=str(path), limit="a file with one receipt a line") from error
+        raise InvalidInput("receipts", value=str(path), limit="a file with one receipt per line") from error
     return tuple(Receipt.parse(line) for line in lines if line)
 
 
@@ -296,7 +299,7 @@ def row_hashes(receipt: Receipt) -> dict[int, str]:
 
 
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
-    """Return the first row for which two sites were shown different ledgers.
+    """Return the first row in which the receipts of two sites differ.
 
     Every row that both sites' receipts cover is compared, not only the heads.
 
@@ -313,7 +316,7 @@ def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str,
 
 
 def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str, Roster] | None = None) -> None:
-    """Check that a receipt is consistent in itself.
+    """Check that the parts of a receipt agree with each other.
 
     1. The links lead from ``previous`` to the signed head, with each release at its row.
     2. Every release belongs to the receipt's study and batch, names the site with its pool, and has the event that
@@ -327,8 +330,9 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str,
 
     Raises:
         LedgerCorrupt: If the receipt contradicts itself.
-        InvalidInput: If the receipt should show its roster and does not, which anyone could have removed.
-        Refused: With code ``receipt-gap`` if an earlier receipt should have shown the roster.
+        InvalidInput: If the receipt should contain its roster and does not. Anybody who passed it on may have removed
+            the roster.
+        Refused: With code ``receipt-gap`` if the roster is in an earlier receipt that has not arrived.
     """
     if receipt.head.role != "server" or len(receipt.links) != receipt.head.seq - receipt.previous.seq:
         raise LedgerCorrupt("the receipt's links do not reach from its previous head to its new one")
@@ -358,9 +362,9 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
     except KeyError:
         if record.roster_sha256 in receipt.named:
             raise InvalidInput(
-                "receipt", limit="a receipt that contains every roster it is the first to name"
+                "receipt", limit="a receipt that contains every roster that no earlier receipt named"
             ) from None
-        raise Refused("receipt-gap", "the receipt that shows the roster has not arrived") from None
+        raise Refused("receipt-gap", "the earlier receipt that contains the roster has not arrived") from None
     except InvalidInput as error:
         raise LedgerCorrupt(
             f"the release's number of voters differs from its roster's ({error})", row=item.seq
@@ -379,14 +383,15 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
 
 
 def check_continuity(receipt: Receipt, known: Known) -> None:
-    """Check that a receipt follows directly from the last one.
+    """Check that a receipt directly follows the site's last one.
 
-    After a recovery the new line of receipts may begin at any row, but its totals may not fall short of what this site
-    holds receipts for. The same holds after the server charged what it lost, which is more than any receipt stated.
+    After a recovery of the server's ledger the next receipt may begin at any row, but its totals must not be below the
+    charges of this site's receipts. The same holds after the server charged lost rows, which costs more than any
+    receipt stated.
 
     Args:
         receipt: A genuine receipt.
-        known: What the site knows of the ledger.
+        known: The site's knowledge of the ledger.
 
     Raises:
         LedgerCorrupt: For a rollback, a fork or other totals.
@@ -415,15 +420,15 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
 def never_receipted(receipt: Receipt, known: Known) -> Spend:
     """Return charges that the server marked lost without sending this site a receipt.
 
-    The site's acceptances may not cover such a draw. A query whose answer was lost before its receipt arrived is asked
-    again under the acceptance that paid for the first draw, so the site counts the lost draw here.
+    The site's acceptances may not cover such a draw. If an answer was lost before its receipt arrived, the query is
+    asked again under the acceptance that paid for the first draw. The site therefore counts the lost draw here.
 
     Args:
         receipt: A genuine receipt.
-        known: What the site knows of the ledger.
+        known: The site's knowledge of the ledger.
 
     Returns:
-        The charges; nothing if the receipt spans no loss.
+        The charges; zero if the receipt spans no loss.
     """
     if not receipt.losses:
         return NOTHING

@@ -1,8 +1,8 @@
 """Defines one frozen type for each kind of ledger row, and reads rows strictly.
 
-Both ledgers write and replay these records. How a type is written and read is declared in the type
+The server's and a site's ledger write and replay these records. Each type declares its JSON form
 (:mod:`common.document`). Refuses a body with an unknown, missing or ill-typed field, and a row of an unknown kind,
-because a reader that does not understand a row cannot know what was spent.
+because the cost of a row that is not understood is unknown.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ Amount = Annotated[str, OrEmpty(parse_rational)]
 class GenesisRecord(Document):
     """The first row: the ledger's id, role and schema, and the key that signs it.
 
-    ``standing`` is 1 if a standing has been kept from this row on. It is None in ledgers of earlier versions, which
-    wrote their standing with the first charge.
+    ``standing`` is 1 if a standing file (:mod:`common.ledger.rollback_guard`) has been kept from this row on. It is
+    None in ledgers of earlier versions, which first wrote the standing file with the first charge.
     """
 
     ledger_id: str
@@ -123,9 +123,10 @@ class StudyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RefusalRecord(Document):
-    """Queries that were not released (server) or not accepted (site), and the reason. A refusal costs nothing.
+    """Queries that the server did not release or the site did not accept, and the reason. A refusal costs nothing.
 
-    ``requested`` and ``remaining`` are the μ² of the first refused query and what the named pool had left, or empty.
+    ``requested`` is the μ² of the first refused query, ``remaining`` the μ² that the named pool had left. Both are
+    empty if no budget was the reason.
     """
 
     study_id: StudyId
@@ -157,7 +158,7 @@ class NoteRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class PoolRecord(Document):
-    """A declared pool, or a tighter declaration of it."""
+    """The declaration of a pool. A later row for the same pool may only tighten it."""
 
     declaration: Annotated[PoolDeclaration, FLAT]
 
@@ -170,7 +171,7 @@ class RecoveredRecord(Document):
     origin: SiteName
     release_hash: Sha256
     head: Position | None = None
-    """Head of the receipt, in the lost rows; None in rows of earlier versions."""
+    """Head of the receipt, which was one of the lost rows; None in rows of earlier versions."""
 
     def check(self) -> None:
         """Refuse a hash that is not the release's."""
@@ -185,10 +186,10 @@ class LostRecord(Document):
     Attributes:
         pools: Lost charges by pool, under the pool's protection.
         studies: Lost charges by study and pool, under the study's protection.
-        kept_row: Number of the lost row whose standing gave the figures.
+        kept_row: Number of the newest row in the standing file from which the charges were computed.
         kept_hash: Hash of that row; None in rows of earlier versions.
-        fork: Last row of that standing that this ledger contains or had charged before; the figures count from there.
-            None in rows of earlier versions.
+        fork: Last row of that standing file that this ledger contains or had charged before; the charges count from
+            there. None in rows of earlier versions.
     """
 
     pools: Spends
@@ -200,7 +201,7 @@ class LostRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class BooksRecord(Document):
-    """The id of the site ledger that keeps a pool's accounts at its hospital. A pool has one such row for life."""
+    """The id of the site ledger in which a pool's hospital accounts for it. A pool has one such row for life."""
 
     pool: PoolName
     ledger_id: Annotated[LedgerName, Key("books")]
@@ -208,8 +209,8 @@ class BooksRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReuseRecord(Document):
-    """Stored answers of other studies that this study uses too. No pool pays again; they count in the study's own
-    total.
+    """Stored answers of other studies that this study also uses. No pool is charged again, but the answers count in
+    this study's own total.
     """
 
     study_id: StudyId
@@ -245,7 +246,8 @@ class ReservationRecord(Document):
         pool: The pool that is charged.
         ledger: Id of the server's ledger that offered it; empty in rows of earlier versions.
         sealing_key: Server's public key in hex to which the code is to be sealed; empty in rows of earlier versions.
-        draw: Number of the sum that this pays for in a sealed study; another sum is another charge.
+        draw: In a sealed study, number of the attempt at the sum that this charge pays for. Another attempt is another
+            charge.
     """
 
     study_id: StudyId
@@ -255,29 +257,29 @@ class ReservationRecord(Document):
     ledger: Annotated[str, OrEmpty(partial(check_ledger_name, what="ledger id")), LATER] = ""
     sealing_key: Annotated[HashOrEmpty, LATER] = ""
     draw: Number | None = None
-    """Number of the sum that this pays for in a sealed study. Another sum is another charge."""
+    """In a sealed study, number of the attempt at the sum that this charge pays for; None in an open study."""
 
     def check(self) -> None:
         """Refuse a wrong query id, a draw in an open study, and a sealed one without a draw."""
         check_query_id(self.query, self.query_id)
         if (self.draw is None) != (self.query.mechanism.colluders is None):
             raise InvalidInput(
-                "draw of a reservation", value=self.draw, limit="a draw number in a sealed sum, none in an open one"
+                "draw of a reservation", value=self.draw, limit="a draw number in a sealed study, none in an open study"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord(Document):
-    """The code that answers a reserved query was fixed.
+    """A record that the code for a reserved query was computed and will not change.
 
-    A second row for the query replaces the first after a patient was withdrawn in between.
+    If a patient was withdrawn afterwards, a second row for the query replaces the first.
 
     Attributes:
         query_id: The query's id.
         dimension: Length of the code.
         outcome: One word that says whether it is a real code.
         code_sha256: Hash of the code.
-        teachers: Digest of the :class:`TeachersRecord` it was computed with; empty if that is not known.
+        teachers: Digest of the :class:`TeachersRecord` that it was computed with; empty if that is not known.
     """
 
     query_id: Sha256
@@ -297,7 +299,9 @@ class DecisionRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SealingKeyRecord(Document):
-    """A server's notice that codes accepted for the key ``replaces`` may be sealed to ``sealing_key``."""
+    """A server's notice of a new sealing key: codes accepted for the key ``replaces`` may be encrypted to
+    ``sealing_key``.
+    """
 
     sealing_key: Sha256
     replaces: Sha256
@@ -327,7 +331,9 @@ class SupersededRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecord(Document):
-    """A person has examined the alarm, and the server's ledger of this id may continue from a recovered state."""
+    """A person's statement that the alarm was examined. The server's ledger of this id may continue from a recovered
+    state.
+    """
 
     ledger_id: str
 
@@ -341,8 +347,8 @@ class RestoredRecord(Document):
         studies: Lost charges by study, under the study's protection.
         queries: Number of lost acceptances of the day, which count towards the day's cap.
         pending: Ids of lost queries that may be offered again without a further charge.
-        kept_row: Number of the lost row whose standing gave the figures; 0 if there was no standing, so that everything
-            that caps and budgets had left is charged.
+        kept_row: Number of the newest row in the standing file from which the charges were computed; 0 if there was no
+            standing file, so that everything that caps and budgets had left is charged.
         kept_hash: As in :class:`LostRecord`.
         fork: As in :class:`LostRecord`.
     """
@@ -461,13 +467,13 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """Return the record by the newest lost row that it charged.
+    """Return a record of lost charges as a mapping from the newest lost row that it charged.
 
     Args:
         record: A charge of lost rows.
 
     Returns:
-        One entry, or none if the record does not name the row's hash.
+        One entry; none if the record does not name the row's hash.
     """
     return {} if record.kept_hash is None else {Position(record.kept_row, record.kept_hash): record}
 

@@ -18,10 +18,10 @@ from common.privacy.mechanism import Mechanism
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a release may not be written.
+    """The limit that a planned release would exceed.
 
     Attributes:
-        reason: Which limit it would exceed.
+        reason: Name of the limit.
         pool: The pool concerned.
         requested: μ² of the release.
         remaining: μ² left.
@@ -35,7 +35,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class ChargedTotals:
-    """Totals after a release that is not entered yet, by pool and by (study, pool)."""
+    """Totals after a release that has not been entered yet, by pool and by (study, pool)."""
 
     pools: dict[str, Spend]
     studies: dict[tuple[str, str], Spend]
@@ -43,7 +43,7 @@ class ChargedTotals:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRow:
-    """Number and hash of the row that has a noisy answer, and the SHA-256 of the answer."""
+    """Row number and row hash of a noisy answer, and the answer's SHA-256."""
 
     seq: int
     row_hash: str
@@ -54,8 +54,8 @@ class AnswerRow:
 class Release:
     """A charge of a query in row ``seq``, and the row of its answer.
 
-    A draw of a sealed sum has no answer at first, and may never get one. ``lost`` is True if the ledger records that it
-    ended without an answer.
+    A draw of a sealed sum has no answer at first, and may never get one. ``lost`` is True if the ledger records that
+    the draw ended without an answer.
     """
 
     seq: int
@@ -73,8 +73,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A charge known from a site's receipt whose row this ledger lost. ``head`` is the receipt's, if it
-    was recorded.
+    """A charge whose row this ledger lost, known from a site's receipt. ``head`` is the receipt's head, if it was
+    recorded.
     """
 
     study_id: str
@@ -86,14 +86,14 @@ class Recovered:
 class Releases:
     """Every charge of a server's ledger, in the order of rows and by query.
 
-    A query of a sealed sum is charged for every draw. Only its newest draw may have the answer; all earlier ones were
-    lost. :meth:`undo` reverts every change since :meth:`mark`; :meth:`settle` keeps them.
+    A query of a sealed sum is charged for every draw (attempt). Only its newest draw may have the answer; all earlier
+    draws were lost. :meth:`undo` reverts every change since :meth:`mark`; :meth:`settle` keeps them.
     """
 
     def __init__(self) -> None:
         self._charges: list[Release] = []
-        self._newest: dict[str, int] = {}  # by query: the place of its newest charge
-        self._before: dict[int, int] = {}  # the place of the charge before this one, where a query was charged again
+        self._newest: dict[str, int] = {}  # by query: index of its newest charge
+        self._before: dict[int, int] = {}  # by index of a charge: index of the same query's charge before it
         self._mechanisms: dict[Mechanism, Mechanism] = {}  # equal mechanisms share one object
         self._mark: tuple[int, dict[int, Release]] | None = None
 
@@ -178,8 +178,8 @@ class Releases:
         return iter(sorted(found, key=attrgetter("seq")))
 
     def lost_in(self, study_id: str) -> int:
-        """Return how many charges of a study gave no answer: those recorded as lost, and those followed by a later
-        draw.
+        """Return how many charges of a study gave no answer: recorded as lost, or followed by a later draw of the
+        query.
 
         Args:
             study_id: The study's id.
@@ -244,7 +244,7 @@ class Releases:
         self._charges.append(replace(release, mechanism=shared))
 
     def end(self, query_id: str, answer: AnswerRow | None) -> None:
-        """Enter the answer of a query's open draw, or that the draw is lost.
+        """Enter the answer of a query's open draw, or enter that the draw is lost.
 
         Args:
             query_id: The query's id.

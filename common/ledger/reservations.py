@@ -20,9 +20,9 @@ class Reservation:
         study_id: The study's id.
         day: UTC date of the charge.
         seq: Number of the row.
-        ledger: Id of the server's ledger; empty if the row does not say.
-        sealing_key: Server's sealing key; empty if the row does not say.
-        draw: Number of the newest sum paid for, in a sealed study.
+        ledger: Id of the server's ledger; empty if the row does not name it.
+        sealing_key: Server's sealing key; empty if the row does not name it.
+        draw: In a sealed study, number of the newest draw that was paid for.
     """
 
     query_id: str
@@ -48,8 +48,8 @@ class Reservations(dict[str, Reservation]):
     """Every query that a site ever accepted, by its id. A query that is accepted again keeps its position.
 
     Attributes:
-        receipted: Id of the server's ledger whose receipt shows the release, by query.
-        codes: Row of the code, by query.
+        receipted: By query, id of the server's ledger whose receipt shows the release.
+        codes: By query, number of the row of its code.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,7 @@ class Reservations(dict[str, Reservation]):
         self[reservation.query_id] = replace(reservation, mechanism=shared)
 
     def newest_in(self, study_id: str) -> Mechanism | None:
-        """Return the mechanism of the newest query of a study; a query that is asked again counts where it was first
-        asked.
+        """Return the mechanism of the newest query of a study. A query that is asked again keeps its first position.
 
         Args:
             study_id: The study's id.

@@ -1,13 +1,13 @@
-"""Keeps a ledger's standing beside the file, by which a ledger restored from an older copy is detected and recharged.
+"""Keeps a standing file beside each ledger, by which a ledger restored from an older copy is detected and charged.
 
-Both ledgers use it. A ledger restored from an older copy is valid in itself; only something outside the file can tell.
-The standing contains the newest head, what was spent by then, and the ends of earlier transactions (``marks``). It is
-written after every transaction of any kind, so it never runs ahead of the ledger. A ledger that continued from an older
-copy contains one of the marks. The standing therefore tells what was charged since the two diverged, and not only by
-how much their totals differ now.
+The server's and a site's ledger use it. A ledger restored from an older copy is valid in itself; only data outside the
+file can reveal it. The standing file contains the newest head, the totals at that head, and the ends of earlier
+transactions (``marks``). It is written after every transaction, so it is never newer than the ledger. A ledger that
+continued from an older copy contains one of the marks. The standing file therefore shows what was charged since the two
+diverged, and not only by how much their totals differ now.
 
-The standing may be on another disk, behind a link. It contains no code, no answer and no name. Refuses a link that
-leads nowhere.
+The standing file may be on another disk, behind a symbolic link. It contains no code, no answer and no name. Refuses a
+link whose target does not exist.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class KeptStanding(Document):
-    """Base of both ledgers' standings: the newest head, and earlier ends of transactions, newest first.
+    """Base of both ledgers' standing files: the newest head, and the last rows of earlier transactions, newest first.
 
-    A standing of an early version has no ``marks``; where it diverged from a ledger is then unknown.
+    A standing file of an early version has no ``marks``; the row where it diverged from a ledger is then unknown.
     """
 
     ROLE: ClassVar[str]
@@ -49,21 +49,21 @@ class KeptStanding(Document):
 
     @property
     def position(self) -> Position:
-        """The newest row that the standing knows."""
+        """The newest row at the time of writing."""
         return Position(self.head.seq, self.head.hash)
 
     def positions(self) -> Iterator[Position]:
-        """Return every row that the standing names, newest first."""
+        """Return every row that the standing file names, newest first."""
         yield self.position
         for seq, hashed in self.marks:
             if seq < self.head.seq:
                 yield Position(seq, hashed)
 
     def save(self, path: Path) -> None:
-        """Replace the file (mode 0600). A power cut may leave the file before it, which is older but valid.
+        """Replace the file (mode 0600). After a power cut the earlier version may remain, which is older but valid.
 
         Args:
-            path: The standing's file.
+            path: The standing file.
         """
         text = canonical_text(self.to_json()) + "\n"
         write_atomically(path, text.encode(), mode=0o600, flush_name=False)
@@ -71,25 +71,25 @@ class KeptStanding(Document):
     def against(
         self, *, ledger_id: str, rows: int, covers: Callable[[Position], bool], this: str, beside: str
     ) -> str | None:
-        """Return words on what this standing shows against a ledger file.
+        """Return a message if this standing file shows that a ledger file is an older copy.
 
         Args:
             ledger_id: Id of the ledger in the file.
             rows: Number of its rows.
             covers: Returns whether all charges up to a row are in the ledger.
             this: Words for the ledger's file.
-            beside: Words for where the standing is kept.
+            beside: Words for the place of the standing file.
 
         Returns:
-            The words; None if the ledger covers the standing.
+            The message; None if all charges of the standing file are in the ledger.
         """
         if self.head.ledger_id != ledger_id:
-            return f"the standing kept {beside} is of another ledger, {self.head.ledger_id}"
+            return f"the standing file kept {beside} belongs to another ledger, {self.head.ledger_id}"
         if covers(self.position):
             return None
         return (
-            f"{this} ends at row {rows} and lacks row {self.head.seq} as the standing kept {beside} knows it: an older "
-            "copy was put in its place"
+            f"{this} ends at row {rows} and lacks row {self.head.seq}, which the standing file kept {beside} names: an "
+            "older copy was put in its place"
         )
 
     @classmethod
@@ -97,7 +97,7 @@ class KeptStanding(Document):
         """Read the file that :meth:`save` wrote.
 
         Args:
-            path: The standing's file.
+            path: The standing file.
 
         Returns:
             The standing.
@@ -124,7 +124,7 @@ class SiteLedgerStanding(KeptStanding):
         queries: Number of queries accepted on that day.
         pending: Ids of accepted queries without a receipt.
         patients: Withdrawals of patients on record, by keyed hashes.
-        left: Studies from which the site withdrew for good.
+        left: Ids of studies from which the site withdrew for good.
     """
 
     ROLE = "site"
@@ -147,15 +147,15 @@ class ServerStanding(KeptStanding):
     Attributes:
         pools: Total spent of every pool.
         studies: Total by study and pool.
-        declarations: How the pools were declared, since an older copy may lack that too.
+        declarations: The pools' declarations, since an older copy may lack them too.
         books: Id of the site ledger that keeps each pool's accounts.
     """
 
     ROLE = "server"
     WHAT = "the server's ledger"
     REMEDY = (
-        "restore it; if it is lost, take the file away and run `consilium ledger recover` with every site's receipts "
-        "and --charge-all"
+        "restore it; if it is lost, remove the file and run `consilium ledger recover` with every site's receipts and "
+        "--charge-all"
     )
 
     pools: Spends
@@ -165,7 +165,7 @@ class ServerStanding(KeptStanding):
 
 
 def standing_path(ledger: Path) -> Path:
-    """Return the path of a ledger's standing: beside the ledger, or where a link beside it leads.
+    """Return the path of a ledger's standing file: beside the ledger, or the target of a symbolic link there.
 
     Args:
         ledger: The ledger's file.
@@ -178,7 +178,7 @@ def standing_path(ledger: Path) -> Path:
 
 
 def lies_with_its_key(ledger: Path) -> bool:
-    """Return whether a signing key is beside the ledger, so that it is in use here and no read-only copy.
+    """Return whether a signing key is beside the ledger, so that the ledger is in use here and not a read-only copy.
 
     Args:
         ledger: The ledger's file.
@@ -191,7 +191,7 @@ def lies_with_its_key(ledger: Path) -> bool:
 
 
 def kept_standing(ledger: Path) -> Path | None:
-    """Return the file of a ledger's standing.
+    """Return the existing standing file of a ledger.
 
     Args:
         ledger: The ledger's file.
@@ -200,13 +200,13 @@ def kept_standing(ledger: Path) -> Path | None:
         The path; None if there is none.
 
     Raises:
-        LedgerCorrupt: If its link leads nowhere, since a rollback could then not be detected.
+        LedgerCorrupt: If its symbolic link has no target, because a rollback could then not be detected.
     """
     path = standing_path(ledger)
     if path.exists():
         return path
     if ledger.with_suffix(".standing").is_symlink():
         raise LedgerCorrupt(
-            f"the standing of {ledger} is not at {path}; to fix: mount that disk, or bring the file back"
+            f"the standing file of {ledger} is not at {path}; to fix: mount that disk, or restore the file"
         )
     return None

@@ -1,8 +1,8 @@
 """Defines a ledger row, its hash and the signed head: everything that others need to check a ledger.
 
-Both ledgers, receipts and verifiers use it. A row's hash covers its body through the body's own hash, so that a link of
-the chain can be shown without the body. It covers everything before through the hash of the row before. The role in the
-hash's domain separates the two kinds of ledger. Refuses times in another form than the ledger writes.
+Both ledgers, receipts and verifiers use it. A row's hash is computed from the hash of its body, so the chain can be
+checked without the bodies, and from the hash of the row before, so it covers all earlier rows. The role in the hash's
+domain separates the two kinds of ledger. Refuses times in another form than the ledger writes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Time = Annotated[str, check_time]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stored row. ``hash`` covers every other field; ``body`` is canonical JSON text."""
+    """One stored row. ``body`` is canonical JSON text; ``hash`` covers all other fields."""
 
     seq: int
     time_utc: str
@@ -61,8 +61,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SignedHead(Document):
-    """The signed number and hash of the newest row. Anybody who keeps it can detect a rewrite or a cut
-    before that row.
+    """The signed number and hash of the newest row. With a kept head, a rewritten or cut ledger up to that row is
+    detected.
     """
 
     role: str
@@ -88,7 +88,7 @@ class SignedHead(Document):
 
 
 def body_digest(body: str) -> str:
-    """Return the SHA-256 of a row's body. The row's hash covers the body through it.
+    """Return the SHA-256 of a row's body, from which the row's hash is computed.
 
     Args:
         body: The body's text.
@@ -146,13 +146,13 @@ def format_time(moment: datetime) -> str:
         InvalidInput: If the time has no zone.
     """
     if moment.tzinfo is None:
-        raise InvalidInput("clock", value=moment.isoformat(), limit="an aware time")
+        raise InvalidInput("clock", value=moment.isoformat(), limit="a time with a time zone")
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
 
 
 @dataclass(frozen=True, slots=True)
 class Position(Document):
-    """A place in a ledger: row number and hash. (0, zeros) is before the first row."""
+    """A position in a ledger: row number and row hash. (0, zeros) is the position before the first row."""
 
     seq: int = 0
     hash: Sha256 = NO_HASH
@@ -163,7 +163,7 @@ START = Position()
 
 @dataclass(frozen=True, slots=True)
 class Link(Document):
-    """The facts that make up one row's hash, without its body."""
+    """The facts from which one row's hash is computed, without its body."""
 
     AS_LIST: ClassVar = True
 
@@ -173,11 +173,11 @@ class Link(Document):
 
 
 def linked_hashes(links: Iterable[Link], *, after: Position) -> Iterator[tuple[int, str]]:
-    """Compute the hashes of the server's rows after a place from their links.
+    """Compute the hashes of consecutive rows of the server's ledger from their links.
 
     Args:
         links: Links of consecutive rows.
-        after: The place before the first of them.
+        after: The position before the first of them.
 
     Returns:
         An iterator of (row number, hash).
@@ -215,7 +215,7 @@ def check_link(role: str, row: Row, previous: Row | None) -> None:
         previous: The row before; None for the first.
 
     Raises:
-        LedgerCorrupt: If it does not.
+        LedgerCorrupt: If it does not follow, or its hash is wrong.
     """
     seq, prev = (previous.seq + 1, previous.hash) if previous else (1, NO_HASH)
     if row.seq != seq:
@@ -224,7 +224,7 @@ def check_link(role: str, row: Row, previous: Row | None) -> None:
         if not isinstance(getattr(row, name), str):
             raise LedgerCorrupt(f"{name} is not text", row=seq)
     if row.prev_hash != prev:
-        raise LedgerCorrupt("the previous hash is not that of the row before", row=seq)
+        raise LedgerCorrupt("the stored previous hash differs from the hash of the row before", row=seq)
     check_own_hash(role, row)
 
 
@@ -236,7 +236,7 @@ def check_own_hash(role: str, row: Row) -> None:
         row: The row.
 
     Raises:
-        LedgerCorrupt: If it is not.
+        LedgerCorrupt: If the hash is wrong or a value cannot be encoded.
     """
     seq = row.seq
     try:

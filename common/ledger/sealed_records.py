@@ -1,4 +1,5 @@
-"""Defines the ledger rows of sealed sums: how a draw ended, and a site's peers, mask keys and masked codes.
+"""Defines the ledger rows of sealed sums: the end of a draw (an attempt at a sum), and a site's peers, mask keys and
+masked codes.
 
 Like :mod:`common.ledger.records`, which registers these types, it has one frozen type for each kind of body.
 """
@@ -15,7 +16,7 @@ from common.ledger.charges import HashOrEmpty, Number, SiteName, StudyId
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord(Document):
-    """The noisy sum of a draw that every site of its roster completed. It was charged with the draw."""
+    """The noisy sum of a draw that every site of its roster completed. The draw's own row was charged."""
 
     query_id: Sha256
     draw: Number
@@ -24,7 +25,7 @@ class AnswerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostDrawRecord(Document):
-    """A draw that ended without an answer and stays charged: a site never completed it, or its sum was ``spoiled``."""
+    """A draw that ended without an answer and stays charged: a site did not complete it, or its sum was ``spoiled``."""
 
     query_ids: tuple[Sha256, ...]
     draw: Number
@@ -33,7 +34,7 @@ class LostDrawRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord(Document):
-    """A person at this site has compared another site's public key with that hospital.
+    """A confirmation that a person at this site has compared another site's public key with that hospital.
 
     A later row for the same site replaces this one; an empty ``key`` revokes the confirmation.
     """
@@ -45,7 +46,7 @@ class PeerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskKeyRecord(Document):
-    """The nonce from which, with the ledger's key, the site's mask key for one draw of a batch is derived."""
+    """The nonce from which the site's mask key for one draw of a batch is derived, together with the ledger's key."""
 
     study_id: StudyId
     batch_id: Annotated[Sha256, Key("batch")]
@@ -55,9 +56,10 @@ class MaskKeyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskedRecord(Document):
-    """A code was masked for one roster and may be sent.
+    """A record that a code was masked for one roster and may be sent.
 
-    There is one row for a draw, because the same masks over another code or other noise would reveal the difference.
+    A draw has at most one such row, because using the same masks for another code or other noise would reveal the
+    difference.
 
     Attributes:
         query_id: The query's id.
@@ -79,16 +81,16 @@ class MaskedRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DisclosureRecord(Document):
-    """The mask key of a batch's draw was disclosed to an auditor. Nothing is masked with it afterwards.
+    """A record that the mask key of a batch's draw was disclosed to an auditor. The key is never used again.
 
     Attributes:
         study_id: The study's id.
         batch_id: The batch.
         draw: Number of the draw.
         masks: Id of the roster.
-        auditor: The key to which the mask key was sealed.
+        auditor: The public key to which the mask key was encrypted.
         queries: Number of queries that were masked with it.
-        mu_squared: Largest increase of the pool's Σμ² if the auditor revealed everything.
+        mu_squared: Increase of the pool's Σμ² if the auditor published everything, at most.
     """
 
     study_id: StudyId

@@ -1,8 +1,8 @@
 """Computes the server ledger's totals from its rows alone, and applies the rules that every row must keep.
 
 The server's ledger and the verifier use it. The same object decides whether a release may be written and replays stored
-rows. A ledger that breaks a rule anywhere (an exceeded budget, a missed quorum, a loosened pool, a derived value that
-does not follow) can neither be opened nor verified. Σμ² are exact rationals, and no cached figure is read.
+rows. A ledger that breaks a rule anywhere (an exceeded budget, a missed quorum, a loosened pool, a wrong derived value)
+can neither be opened nor verified. Each Σμ² is an exact rational, and no cached total is read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Books(RowState):
     # --- totals
 
     def answers(self, study_id: str) -> int:
-        """Return the number of answers that a study may use: its own, and those of other studies that it uses too.
+        """Return the number of answers that a study may use: its own, and those that it reuses from other studies.
 
         Args:
             study_id: The study's id.
@@ -118,7 +118,7 @@ class Books(RowState):
         return found
 
     def last_draw(self, query_id: str) -> int:
-        """Return the number of the newest draw of a query, by rows and recovered receipts.
+        """Return the number of the newest draw of a query, from rows and recovered receipts.
 
         Args:
             query_id: The query's id.
@@ -129,7 +129,7 @@ class Books(RowState):
         return max(self.releases.last_draw(query_id), self.recovered_draws.get(query_id, 0))
 
     def study_pools(self, study_id: str) -> tuple[str, ...]:
-        """Return the pools that took part in any release the study used, sorted by name.
+        """Return the pools that took part in any release that the study used, sorted by name.
 
         Args:
             study_id: The study's id.
@@ -150,7 +150,8 @@ class Books(RowState):
         """
         reused = (len(self.releases[query_id].roster) for query_id in self.reused.get(study_id, {}))
         recovered = (len(one.roster) for _, one in self.recovered.values() if one.study_id == study_id)
-        lost = (len(record.studies.get(study_id, {})) for record in self.lost.values())  # by pool: an upper bound
+        # Lost charges are recorded by pool and not by release, so their number of pools is an upper bound.
+        lost = (len(record.studies.get(study_id, {})) for record in self.lost.values())
         return max(self.releases.largest_roster(study_id), *reused, *recovered, *lost, 0)
 
     def limit(self, pool: str) -> Fraction:
@@ -214,7 +215,7 @@ class Books(RowState):
         return ChargedTotals(pools, studies)
 
     def plan_reuse(self, query_id: str, *, study_id: str) -> ChargedTotals | Obstacle:
-        """Return a study's totals after it uses another study's answer. The pools have paid for it already.
+        """Return a study's totals after it uses another study's answer, for which the pools have paid already.
 
         Args:
             query_id: An answered query of another study.
@@ -265,8 +266,8 @@ class Books(RowState):
     def check_books(self, pool: str, ledger_id: str) -> None:
         """Refuse to assign a pool to a site ledger if either is already assigned otherwise.
 
-        A pool has one site ledger for life, and a site ledger one pool. A second ledger for the same patients would
-        start at zero.
+        A pool has one site ledger for life, and a site ledger has one pool. A second ledger for the same patients would
+        start with a full budget.
 
         Args:
             pool: Name of the pool.
@@ -281,11 +282,11 @@ class Books(RowState):
         other = next((name for name, found in self.pool_books.items() if found == ledger_id and name != pool), None)
         if known != ledger_id or other is not None:
             raise InvalidInput(
-                f"books of pool {pool}" if other is None else f"books of pool {other}, named for pool {pool}",
+                f"ledger of pool {pool}" if other is None else f"ledger of pool {other}, named for pool {pool}",
                 value=ledger_id,
                 limit=f"{known}, as first declared" if other is None else "one ledger for each pool",
-                remedy="the site joins with the books it has: `consilium site join --from` the directory that keeps "
-                "them, or they are carried over to this machine (docs/deployment.md)",
+                remedy="join with the site's existing ledger: `consilium site join --from` its directory, or move the "
+                "ledger to this machine (docs/deployment.md)",
             )
 
     # --- entering rows
@@ -302,24 +303,22 @@ class Books(RowState):
             The row's record.
 
         Raises:
-            LedgerCorrupt: If the row breaks a rule, with its number. Nothing is then changed.
+            LedgerCorrupt: If the row breaks a rule. Then nothing is changed.
         """
         return self._take(row, record, lambda found: self._enter(row, found, charge))
 
     def begin(self) -> None:
-        """Remember what later entries change, until :meth:`settle` keeps it or :meth:`roll_back` reverts it."""
+        """Begin to record changes, so that :meth:`settle` can keep and :meth:`roll_back` can revert them."""
         self._undo, self._before = [], (self.row_count, self.key)
         self.releases.mark()
 
     def settle(self) -> None:
-        """Keep everything entered since :meth:`begin`, after the transaction was committed."""
+        """Keep everything entered since :meth:`begin`. Called after the transaction was committed."""
         self._undo = None
         self.releases.settle()
 
     def roll_back(self) -> None:
-        """Revert everything entered since :meth:`begin`, if that was called, after the transaction was not
-        committed.
-        """
+        """Revert everything entered since :meth:`begin`, if that was called. Called after the transaction failed."""
         if self._undo is None:
             return
         for mapping, key, old in reversed(self._undo):
@@ -373,7 +372,7 @@ class Books(RowState):
     def _check_open(self, query_id: str, draw: int) -> None:
         release = self.releases[query_id]
         if release.draw != draw or release.answer is not None or release.lost:
-            raise InvalidInput(f"draw of query {query_id[:12]}", value=draw, limit="the last one, while it is open")
+            raise InvalidInput(f"draw of query {query_id[:12]}", value=draw, limit="the last draw, while it is open")
 
     def _release(self, row: Row, record: ReleaseRecord, charge: ChargedTotals | None) -> None:
         if self.releases.answered(record.query_id):
@@ -384,20 +383,21 @@ class Books(RowState):
         if charge is None:  # a replayed row: every rule is applied again
             self.check_release(roster, mechanism, study)
             if record.event != event_json(mechanism, study.protection):
-                raise InvalidInput("event of a release", limit="the one that follows from the query and the study")
+                raise InvalidInput("event of a release", limit="the event that follows from the query and the study")
             planned = self.plan(mechanism, study_id=study.id, roster=roster)
             if isinstance(planned, Obstacle):
                 raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
             charge = planned
         self._apply(charge)
-        if roster != self._roster:  # mostly equal to the one before, then one object is kept
+        if roster != self._roster:  # consecutive releases usually have equal rosters, which then share one object
             self._roster = roster
         answer = AnswerRow(row.seq, row.hash, record.answer_sha256) if record.answer_sha256 else None
         of = row.seq, study.id, record.batch_id, record.query_id, mechanism, self._roster, record.voters
         self.releases.add(Release(*of, record.draw, record.masks, answer))
         if answer is not None:
             self._count_answers(study.id, 1)
-        if record.masks is not None and record.masks not in self.rosters:  # the first of a draw's rows has its masks
+        # Only the first row of a draw introduces its roster with masks.
+        if record.masks is not None and record.masks not in self.rosters:
             self._set(self.rosters, record.masks, row.seq)
 
     def check_release(self, roster: Roster, mechanism: Mechanism, study: StudyTerms) -> None:
@@ -449,7 +449,7 @@ class Books(RowState):
             self._set(self._study_spent, (study.id, entry.pool), inside.plus(own, mechanism.dimension))
 
     def _lost(self, row: Row, record: LostRecord) -> None:
-        """Enter charges that an older copy lacked, even beyond a limit, since the releases have happened."""
+        """Enter charges missing in a restored older copy, even beyond a limit, since the releases have happened."""
         for pool, spend in record.pools.items():
             self._set(self._spent, self.pools[pool].pool, self.spent(pool) + spend)
         for study, pools in record.studies.items():

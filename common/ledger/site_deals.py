@@ -1,8 +1,10 @@
-"""Tracks, in a site's ledger, how a pool's patients were dealt to voters, and checks slots files against it.
+"""Tracks, in a site's ledger, which patient is assigned to which voter, and checks slots files against it.
 
-Part of a site's totals (:mod:`common.ledger.site_teachers`). Patients appear as keyed hashes (``subject``), whose key
-is kept with the slots file. Refuses to seat a patient in a second slot, in another patient's slot, or after a
-withdrawal. Two voters of one deal therefore never share a patient, whichever copy of a slots file is read.
+A *deal* is one assignment of a pool's patients to the voters. It gives each patient a *slot*, which belongs to one
+voter; slot and patient together are a *seat*. Part of a site's totals (:mod:`common.ledger.site_teachers`). Patients
+appear as keyed hashes (``subject``), whose key is stored with the slots file. Refuses to give a patient a second slot,
+another patient's slot, or a slot after a withdrawal. Two voters of one deal therefore never share a patient, even if an
+older copy of the slots file is read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from common.ledger.teacher_records import DealRecord
 
 
 def seats_digest(deal: str, seats: Mapping[int, str]) -> str:
-    """Return a hash over a deal and the (slot, subject) of every patient who has not been withdrawn.
+    """Return the hash of a deal and its seats, without those of withdrawn patients.
 
     Args:
         deal: Id of the deal.
@@ -45,7 +47,7 @@ class DealBooks:
         return deal in self._seats
 
     def seats(self, deal: str) -> Mapping[int, str]:
-        """Return the newest subject in each slot, including withdrawn ones that were not replaced.
+        """Return the newest subject in each slot. It includes withdrawn patients whose slot was not given to another.
 
         Args:
             deal: Id of the deal.
@@ -85,12 +87,12 @@ class DealBooks:
         for slot, subject in new:
             if subject in slot_of or subject in self._withdrawn:
                 raise InvalidInput(
-                    "slot of a patient", value=slot, limit="the slot this patient was dealt, which is kept for life"
+                    "slot of a patient", value=slot, limit="the slot that this patient got first and keeps for life"
                 )
             if slot in seats and seats[slot] not in self._withdrawn:
                 raise InvalidInput("slot of a patient", value=slot, limit="a free slot")
         if len({slot for slot, _ in new}) != len(new) or len({subject for _, subject in new}) != len(new):
-            raise InvalidInput("seats of a deal", limit="each slot and each patient once")
+            raise InvalidInput("seats of a deal", limit="no slot and no patient twice")
         return new
 
     def enter(self, record: DealRecord) -> None:
@@ -103,7 +105,7 @@ class DealBooks:
             InvalidInput: If a seat has a row already, or contradicts one.
         """
         if len(self.missing(record)) != len(record.seats):
-            raise InvalidInput("seats of a deal", limit="each in one row")
+            raise InvalidInput("seats of a deal", limit="seats that no earlier row contains")
         self._voters[record.deal] = record.voters
         self._seats.setdefault(record.deal, {}).update(record.seats)
         self._slot_of.setdefault(record.deal, {}).update((subject, slot) for slot, subject in record.seats)

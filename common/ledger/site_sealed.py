@@ -1,7 +1,8 @@
 """Tracks a site's sealed sums from its rows: confirmed peer keys, mask keys, and codes sent under masks.
 
-Part of a site's totals (:mod:`common.ledger.site_state`). Refuses a peer that is the site itself or has another peer's
-key, a second message under the same masks, and a message under another roster than the server's receipt charges.
+Part of a site's totals (:mod:`common.ledger.site_state`). A draw is one attempt at a sealed sum. Refuses a peer that is
+the site itself or has another peer's key, a second message under the same masks, and a message under another roster
+than the one that the server's receipt charges.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ Draw = tuple[str, int]
 
 
 class SealedRecords:
-    """The part of a site's totals about sealed sums. Rows are entered in order, each once; a row that breaks a rule
-    changes nothing.
+    """The part of a site's totals about sealed sums.
+
+    Rows are entered in order, each once. A row that breaks a rule changes nothing.
 
     Attributes:
         peers: Confirmed key by study and site.
@@ -50,7 +52,7 @@ class SealedRecords:
         """
         known = self.peers.get(record.study_id, {})
         if not record.key and record.site not in known:
-            raise InvalidInput("peer", value=record.site, limit=f"one that was confirmed: {', '.join(known) or 'none'}")
+            raise InvalidInput("peer", value=record.site, limit=f"a confirmed peer: {', '.join(known) or 'none'}")
         if record.site == own_name or record.key in own_keys:
             raise InvalidInput("peer", value=record.site, limit="a site other than this one, with its own key")
         named = next((site for site, key in known.items() if key == record.key and site != record.site), None)
@@ -59,11 +61,11 @@ class SealedRecords:
                 f"key of peer {record.site}",
                 value=record.key[:16],
                 limit=f"a key different from that of {named}, which was confirmed before",
-                remedy="one key for two sites counts one site twice: call both hospitals before you ask the consortium",
+                remedy="call both hospitals first, then the consortium: one key for two sites counts one site twice",
             )
 
     def enter_peer(self, record: PeerRecord) -> None:
-        """Confirm a peer's key in place of the one before, or revoke it.
+        """Enter a confirmed peer key, which replaces an earlier one, or a revocation.
 
         Args:
             record: The peer and its key; empty to revoke.
@@ -74,8 +76,8 @@ class SealedRecords:
             known[record.site] = record.key
 
     def enter_key(self, record: MaskKeyRecord | DisclosureRecord) -> None:
-        """Enter a mask key for a draw of a batch, or its disclosure to an auditor. It may be disclosed to several
-        auditors.
+        """Enter a mask key for a draw of a batch, or its disclosure to an auditor. A key may be disclosed several
+        times.
 
         Args:
             record: The row.
@@ -102,7 +104,7 @@ class SealedRecords:
         return any((one.batch_id, one.draw) == (batch, draw) for one in self.disclosed)
 
     def enter_masked(self, row: Row, record: MaskedRecord) -> None:
-        """Enter a masked code. There is one for a draw, so never two messages under the same masks.
+        """Enter a masked code. A draw may have only one, so that the same masks never hide two messages.
 
         Args:
             row: The row.
@@ -117,7 +119,7 @@ class SealedRecords:
         draw = record.query_id, record.draw
         once(draw, self.masked, "masked code of draw")
         if self._receipted_under.get(draw, record.masks) != record.masks:
-            raise InvalidInput("roster of a masked code", limit="the one that the server's receipt charges")
+            raise InvalidInput("roster of a masked code", limit="the roster that the server's receipt charges")
         self.masked[draw] = Position(row.seq, row.hash)
         self._masked_under[draw] = record.masks
 

@@ -1,8 +1,9 @@
 """Computes a site ledger's totals from its rows alone, and applies the rules that every row must keep.
 
-The site's ledger and the verifier use it. The site charges itself when it accepts a query, from the query's own
-mechanism. The server's figures are kept as evidence and never enter a total. As for the server, the same object decides
-whether a row may be written and replays stored rows; a ledger that breaks a rule can neither be opened nor verified.
+The site's ledger and the verifier use it. The site charges itself when it accepts a query, and computes the cost from
+the query's mechanism. The server's figures are stored as evidence and enter no total. As for the server's ledger, the
+same object decides whether a row may be written and replays stored rows; a ledger that breaks a rule can neither be
+opened nor verified.
 """
 
 from __future__ import annotations
@@ -71,15 +72,15 @@ class SiteBooks(RowState):
         self._spent, self._study_spent = NOTHING, dict[str, Spend]()
 
     def spent(self) -> Spend:
-        """Return the total over all studies, under the pool's own protection.
+        """Return the total over all studies, for the pool's own unit and relation.
 
-        It contains every acceptance, every further release of a query that receipts show (an answer lost with an old
-        backup was drawn twice), and the charges that this ledger lost when it was restored from an older copy.
+        It contains every acceptance, every further release of a query that receipts show (a server that restored an old
+        backup may have drawn an answer twice), and the charges that this ledger lost when it was restored itself.
         """
         return self._spent
 
     def spent_in(self, study_id: str) -> Spend:
-        """Return the total of one study, under the study's protection.
+        """Return the total of one study, for the study's unit and relation.
 
         Args:
             study_id: The study's id.
@@ -95,7 +96,9 @@ class SiteBooks(RowState):
         return sum(self._released_again.values())
 
     def is_settled(self, query_id: str) -> bool:
-        """Return whether every acceptance of a query has its receipted release, and a further one needs a recovery.
+        """Return whether receipts show a release for every acceptance of a query.
+
+        A further release of such a query is allowed only after a recovery of the server's ledger.
 
         Args:
             query_id: The query's id.
@@ -110,13 +113,13 @@ class SiteBooks(RowState):
         )
 
     def awaits_release(self, query_id: str) -> bool:
-        """Return whether an acceptance of a query was paid for whose release no receipt has shown yet.
+        """Return whether a query has a paid acceptance whose release no receipt has shown yet.
 
         Args:
             query_id: The query's id.
 
         Returns:
-            True if so.
+            True if it has.
         """
         return self._released(query_id) < self._paid(query_id)
 
@@ -131,8 +134,8 @@ class SiteBooks(RowState):
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
         """Return whether an acceptance was for this study and this server.
 
-        The server is compared by its ledger and its sealing key; a key that the server announced as replacement counts
-        too. What a row or the caller does not state is not compared. If the row names no ledger, the one from which the
+        The server is compared by its ledger and its sealing key, or by a replacement key that it announced. A value
+        that the row or the caller leaves empty is not compared. If the row names no ledger, the ledger from which the
         study's receipts came is used.
 
         Args:
@@ -163,9 +166,11 @@ class SiteBooks(RowState):
 
     @property
     def declared(self) -> CapsRecord:
-        """The site's caps; InvalidInput if none were declared."""
+        """The site's caps; raises InvalidInput if none were declared."""
         if self.caps is None:
-            raise InvalidInput("caps of the site's pool", limit="declared before anything is accepted")
+            raise InvalidInput(
+                "the site's pool has no caps", limit="caps that are declared before the first acceptance"
+            )
         return self.caps
 
     def shortfall(self, mechanisms: list[Mechanism], *, study_id: str) -> Shortfall | None:
@@ -228,7 +233,7 @@ class SiteBooks(RowState):
             case MaskedRecord():
                 reservation = self.reservations[record.query_id]
                 if not self.draw_stands(reservation, record.draw):
-                    raise InvalidInput("draw of a masked code", value=record.draw, limit="the newest that was accepted")
+                    raise InvalidInput("draw of a masked code", value=record.draw, limit="the newest accepted draw")
                 self.sealed.enter_masked(row, record)
             case SealingKeyRecord():
                 self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
@@ -257,8 +262,8 @@ class SiteBooks(RowState):
     def draw_stands(self, reservation: Reservation, draw: int) -> bool:
         """Return whether a code may be sent under the masks of a draw.
 
-        The draw must be the newest accepted one, and accepted since this ledger was last restored from an older copy. A
-        code of an earlier draw may have been sent already under the same masks, in rows that the copy lacks.
+        The draw must be the newest accepted one, and accepted since this ledger was last restored from an older copy.
+        For an earlier draw, another code may have been sent under the same masks, recorded in rows that the copy lacks.
 
         Args:
             reservation: The accepted query.
@@ -270,11 +275,11 @@ class SiteBooks(RowState):
         return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
-        """Return whether accepting a query, or a further sum of it, is a charge that was not made yet.
+        """Return whether accepting a query, or a further draw of it, is a charge that was not made yet.
 
         Args:
             query_id: The query's id.
-            draw: Number of the sum; None in an open study.
+            draw: Number of the draw; None in an open study.
 
         Returns:
             True if it must be charged.
@@ -343,16 +348,18 @@ class SiteBooks(RowState):
         self.sealed.check_peer(record, own_name=self.declared.declaration.site, own_keys=own_keys)
 
     def check_receipt(self, receipt: Receipt) -> None:
-        """Check that a genuine receipt agrees with what this site consented to, accepted and was told before.
+        """Check that a genuine receipt agrees with this site's consents, acceptances and earlier receipts.
 
         1. Study, pool, protection and ledger must be those that the site knows.
-        2. The receipt must be consistent in itself (:func:`check_arithmetic`).
-        3. Every charged query must have been accepted, or lost with an older copy and charged as lost.
+        2. The parts of the receipt must agree with each other (:func:`check_arithmetic`).
+        3. Every charged query must have been accepted by this site. Its row may be missing if it was lost with an older
+           copy and charged as lost.
         4. The receipt must follow from the last one (:func:`check_continuity`).
-        5. What the server charges as lost may not exceed what this site accepted without a receipt.
+        5. The charges that the server marks as lost may not exceed this site's acceptances without a receipt.
 
-        After a recovery, a receipt that falls short was signed between rollback and recovery if its queries were
-        accepted before the recovery. A receipt for queries accepted afterwards must contain every charge, or more.
+        After a recovery of the server's ledger, a receipt with too small totals whose queries were accepted before the
+        recovery was signed between rollback and recovery. A receipt for queries accepted afterwards must contain at
+        least every charge.
 
         Args:
             receipt: A genuine receipt.
@@ -378,10 +385,10 @@ class SiteBooks(RowState):
         except Refused:
             if known.recovering or receipt.previous.seq > known.position.seq:
                 raise
-            raise LedgerCorrupt("the receipt is of a roster that no receipt has shown") from None
+            raise LedgerCorrupt("the receipt names a roster that no receipt has shown") from None
         for record in (item.release for item in receipt.releases):
             reservation = self.reservations.get(record.query_id)
-            if reservation is None:  # never accepted, or its row was lost and charged with the loss
+            if reservation is None:  # never accepted, or accepted in a row that was lost and charged as lost
                 lost -= self._costs(record.query.mechanism, study)[1]
                 if lost < 0:
                     raise LedgerCorrupt(
@@ -396,7 +403,7 @@ class SiteBooks(RowState):
         except LedgerCorrupt:
             rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
             if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
-                raise Refused("receipt-superseded", "it was signed before the ledger was recovered") from None
+                raise Refused("receipt-superseded", "the receipt was signed before the ledger was recovered") from None
             raise
         if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
             raise LedgerCorrupt("the receipt charges as lost more than this site has accepted without a receipt")
@@ -405,9 +412,9 @@ class SiteBooks(RowState):
         return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
 
     def _open_to_loss(self) -> Fraction:
-        """Return the Σμ² that a restored server can have drawn of this pool without a receipt.
+        """Return the largest Σμ² that a restored server can have charged this pool without sending a receipt.
 
-        It is the cost of what was accepted and never receipted, here or in rows that this ledger itself lost.
+        It is the cost of all acceptances without a receipt, in this ledger or in rows that it lost itself.
         """
         open_queries = self.reservations.without_receipt()
         costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)
@@ -416,8 +423,8 @@ class SiteBooks(RowState):
     def _accept(self, row: Row, receipt: Receipt) -> None:
         """Enter a receipt after all its checks.
 
-        An acceptance pays for one release. If receipts show more releases of a query than were paid for, the excess is
-        charged here even beyond a limit, since it has happened.
+        An acceptance pays for one release. If receipts show more releases of a query than were paid for, the further
+        releases are charged here even beyond a limit, since they have happened.
         """
         self.check_receipt(receipt)
         lost = self._lost_draws(receipt)
@@ -456,12 +463,12 @@ class SiteBooks(RowState):
             self._regain(row, record.query, study, ledger=record.ledger, sealing_key=record.sealing_key)
             return
         if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
-            raise InvalidInput(f"the reservation passes a limit ({short.reason})")
+            raise InvalidInput(f"the reservation exceeds a limit ({short.reason})")
         if mechanism.voters_per_site != study.voters_per_site or mechanism.colluders != study.colluders:
-            raise InvalidInput("voters or colluders of a reservation", limit="the study's")
+            raise InvalidInput("voters or colluders of a reservation", limit="those of the study")
         day = row.time_utc[:10]
         if self.per_day.get(day, 0) >= self.declared.queries_per_day:
-            raise InvalidInput("the reservation passes the daily cap", value=self.declared.queries_per_day)
+            raise InvalidInput("the reservation exceeds the daily cap", value=self.declared.queries_per_day)
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self._hold(row, record.query, study, record.ledger, record.sealing_key, record.draw)
@@ -473,7 +480,7 @@ class SiteBooks(RowState):
         self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
-        """Charge what an older copy lacked, pause all studies, and forget confirmed peers.
+        """Charge the rows that an older copy lacks, pause all studies, and forget confirmed peers.
 
         A veto or a revoked peer key may be among the lost rows, so a person must resume studies and confirm peers
         again.
@@ -497,7 +504,7 @@ class SiteBooks(RowState):
         self.kept |= kept_of(record)
 
     def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:
-        """Return whether an acceptance was made before, was lost with its row, and is part of the charge for the loss.
+        """Return whether an earlier acceptance was lost with its row and is part of the charge for the loss.
 
         Args:
             query_id: The query's id.
@@ -505,7 +512,7 @@ class SiteBooks(RowState):
             study_id: The study's id.
 
         Returns:
-            True if it needs no further charge.
+            True if the query needs no further charge.
         """
         own = self._costs(mechanism, self.studies[study_id])[1]
         return query_id in self.pending and own <= self.lost.get(study_id, NOTHING).mu_squared
@@ -520,20 +527,20 @@ class SiteBooks(RowState):
         sealing_key: str = "",
         draw: int | None = None,
     ) -> None:
-        """Enter an acceptance whose row was lost, known from a receipt or offered again. It was charged
+        """Enter an acceptance whose row was lost, known from a receipt or from a repeated offer. It was charged
         with the loss.
         """
         mechanism = query.mechanism
         self.pending.discard(query.id)
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
         self.lost[study.id] = left.beyond(one)
-        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # if only the sum of the loss was known
+        uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # not 0 if only the loss's Σμ² was known
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._hold(row, query, study, ledger, sealing_key, draw)
 
     def _owe(self, receipt: Receipt) -> None:
-        """Add the charges of a receipt that was not accepted to those that a recovered server ledger must contain."""
+        """Record the charges of a receipt that was not accepted. A recovered server ledger must contain them."""
         known = self.known.get(receipt.ledger_id, Known())
         owed = known.owed
         for query_id in receipt.query_ids:

@@ -1,7 +1,8 @@
 """Tracks a site's teachers from its rows: trainings, withdrawn patients, and the codes that teachers computed.
 
-Part of a site's totals (:mod:`common.ledger.site_state`). Refuses a teacher or a code that names a training, a teacher
-or a query that no earlier row introduces, and a deal that moves a patient.
+Part of a site's totals (:mod:`common.ledger.site_state`). A deal is one assignment of patients to voters. Refuses a
+teacher or a code that names a training, a teacher or a query that no earlier row introduces, and a deal that assigns a
+patient to another voter than before.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from common.privacy.mechanism import Unit
 
 @dataclass(frozen=True, slots=True)
 class AskedQuery:
-    """The query that a code answers: its id, its dimension, and its study's unit."""
+    """The query that a code answers: its id, its dimension, and its study's unit of privacy."""
 
     query_id: str
     dimension: int
@@ -38,8 +39,9 @@ class AskedQuery:
 
 
 class TeacherBooks:
-    """The part of a site's totals about teachers. Rows are entered in order, each once; a row that breaks a rule
-    changes nothing.
+    """The part of a site's totals about teachers.
+
+    Rows are entered in order, each once. A row that breaks a rule changes nothing.
 
     Args:
         codes: Row of every query's code, which this object fills.
@@ -61,7 +63,7 @@ class TeacherBooks:
         self._known: dict[str, TeachersRecord] = {}
 
     def code_stands(self, query_id: str) -> bool:
-        """Return whether a query has a code that was fixed after the last withdrawal of a patient.
+        """Return whether a query has a code that was computed after the last withdrawal of a patient.
 
         Args:
             query_id: The query's id.
@@ -72,7 +74,7 @@ class TeacherBooks:
         return self.codes.get(query_id, START).seq > self.last_withdrawal
 
     def training_of(self, voter: int, served: str) -> str:
-        """Return the training on record that made a voter's teacher; one without a guarantee takes precedence.
+        """Return the recorded training that made a voter's teacher; a training without a guarantee takes precedence.
 
         Args:
             voter: Number of the voter.
@@ -89,14 +91,14 @@ class TeacherBooks:
         return min(made_it, key=lambda training: self.trainings[training][1].event is not None, default="")
 
     def served_trainings(self, *, rows_lost: bool) -> frozenset[str]:
-        """Return the trainings on record whose teachers computed a code.
+        """Return the recorded trainings whose teachers computed a code.
 
         Args:
             rows_lost: True if rows were lost with an older copy.
 
         Returns:
-            Ids of trainings. An empty id is among them if a teacher came from no training on record, a code does not
-            name its teachers, or rows were lost.
+            Ids of trainings. They include an empty id if a teacher came from no recorded training, a code does not name
+            its teachers, or rows were lost.
         """
         known = (self._known[digest].voters for digest in self.computed_with if digest)
         served = {training for voters in known for made, training in voters if made}
@@ -171,13 +173,13 @@ class TeacherBooks:
             )
         deal = self.trainings[record.training_id][1].deal
         if record.dealt is not None and record.dealt != self.dealt_now(deal):
-            raise InvalidInput("deal of a finished training", value=record.dealt, limit="the one on record")
+            raise InvalidInput("deal of a finished training", value=record.dealt, limit="the recorded deal")
         self.trained[made] = row.seq
         if record.dealt is not None:
             self.dealt.add(made)
 
     def is_news(self, record: TrainedRecord) -> bool:
-        """Return whether the row of a finished training adds something.
+        """Return whether the row of a finished training contains anything new.
 
         It does if the teacher is new, a patient was withdrawn since its last row, or its deal was not stated before.
 
@@ -185,14 +187,21 @@ class TeacherBooks:
             record: The row.
 
         Returns:
-            True if it adds something.
+            True if the row is worth writing.
         """
         made = record.training_id, record.served
         known = self.trained.get(made)
         return known is None or known < self.last_withdrawal or (record.dealt is not None and made not in self.dealt)
 
     def dealt_now(self, deal: str) -> str:
-        """Return the digest of the present seats of a deal, without withdrawn patients."""
+        """Return the digest of a deal's current seats, without those of withdrawn patients.
+
+        Args:
+            deal: Id of the deal.
+
+        Returns:
+            The hash of :func:`common.ledger.site_deals.seats_digest`.
+        """
         return seats_digest(deal, self.deals.taken(deal))
 
     def _draw(self, record: DrawnRecord) -> None:
@@ -203,7 +212,7 @@ class TeacherBooks:
         self.drawn[record.training_id] = record.steps
 
     def made(self, training_id: str) -> frozenset[str]:
-        """Return the hashes of the teachers that a training made: more than one only if its steps were drawn again.
+        """Return the hashes of the teachers that a training made. It made several only if its steps were repeated.
 
         Args:
             training_id: Id of the training.
@@ -214,9 +223,9 @@ class TeacherBooks:
         return frozenset(served for training, served in self.trained if training == training_id)
 
     def brought(self, voter: int, served: str) -> bool:
-        """Return whether the hospital brought this teacher for this voter, and no patient was withdrawn since.
+        """Return whether the hospital supplied this teacher for this voter, and no patient was withdrawn since.
 
-        Nobody knows which patients such a teacher has seen. After a withdrawal, a person must bring it again.
+        It is unknown which patients such a teacher was trained on. After a withdrawal, a person must supply it again.
 
         Args:
             voter: Number of the voter.
@@ -228,14 +237,15 @@ class TeacherBooks:
         return self.foreign.get((voter, served), 0) > self.last_withdrawal
 
     def may_vote(self, voter: int, served: str, *, deal: str) -> bool:
-        """Return whether a voter's teacher contains no withdrawn patient, because it was made after the voter's last
-        withdrawal.
+        """Return whether a voter's teacher was made after the voter's last withdrawal of a patient.
+
+        Such a teacher was not trained on a withdrawn patient.
 
         Args:
             voter: Number of the voter.
             served: Hash of the teacher.
-            deal: Deal assumed for a teacher of no training on record; empty for any. A withdrawal on record of an
-                earlier version names no deal and counts for every one.
+            deal: Deal assumed for a teacher without a recorded training; empty for any deal. A withdrawal recorded by
+                an earlier version names no deal and counts for every deal.
 
         Returns:
             True if it may vote.
@@ -255,5 +265,5 @@ class TeacherBooks:
             if training:
                 _ = self.trained[training, served]
             if training and self.trainings[training][1].voter != voter:
-                raise InvalidInput("voter of a teacher", value=voter, limit="the voter it was trained as")
+                raise InvalidInput("voter of a teacher", value=voter, limit="the voter that it was trained for")
         self._known[record.digest] = self.newest = record

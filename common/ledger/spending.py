@@ -1,9 +1,9 @@
-"""Computes from a ledger what was spent of a budget and what is guaranteed, for every text that prints it.
+"""Computes from a ledger the spent part of a budget and the guarantee, for every text that prints them.
 
 A study's figure is that of the pool on which the study spent most. It counts the study's releases, lost draws, answers
-of other studies that it uses, and charges that a restored ledger regained from receipts or its standing. A pool's
-figure counts all studies of the ledger. Recovered charges may exceed a budget; then the guarantee is what was spent,
-not the budget. Every figure is rounded up.
+of other studies that it uses, and charges that a restored ledger recovered from receipts or its standing file. A pool's
+figure counts all studies of the ledger. Recovered charges may exceed a budget; then the spent ε is guaranteed, not the
+budget. Every figure is rounded up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLD_LEAST, _PLD_MOST = Fraction(1, 2**20), Fraction(64**2)
 
 
 class BudgetTerms(Protocol):
-    """What has a budget, a study or a pool: the budget, its accountant, and the protection."""
+    """A study or a pool: its budget, its accountant, and its unit and relation."""
 
     @property
     def budget(self) -> Budget: ...
@@ -43,16 +43,16 @@ class BudgetTerms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """A budget, and what the ledger shows was spent of it.
+    """A budget, and the part of it that was spent according to the ledger.
 
     Attributes:
         budget: ε and δ.
-        accountant: The accountant that decides.
-        protection: Unit and relation.
-        spend: What one unit spent: Σμ², releases, noisy coordinates.
-        largest_roster: Number of sites of the largest roster behind it; 0 for none.
-        doubt: Why more may have been spent than the ledger shows; None if nothing suggests it. With a doubt every
-            figure is a lower bound, and nothing is known to be guaranteed.
+        accountant: The accountant that decides whether a release fits the budget.
+        protection: Privacy unit and neighbouring relation.
+        spend: Total cost for one unit: Σμ², releases, noisy coordinates.
+        largest_roster: Number of sites of the largest roster among the releases; 0 for none.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is none. With a doubt every
+            figure is a lower bound, and no guarantee is known to hold.
         limit: The Σμ² that the budget allows.
     """
 
@@ -75,9 +75,9 @@ class Spending:
 
         Args:
             terms: The study or pool.
-            spend: What one unit spent.
+            spend: Total cost for one unit.
             largest_roster: Number of sites of the largest roster.
-            doubt: Why more may have been spent.
+            doubt: Reason why more may have been spent; None if there is none.
 
         Returns:
             The spending.
@@ -91,12 +91,12 @@ class Spending:
 
     @property
     def passed(self) -> bool:
-        """True if more was spent than the budget allows, by recovered charges or because the budget was tightened."""
+        """True if more was spent than the budget allows. Recovered charges and a tightened budget can cause it."""
         return self.mu_squared > self.limit
 
     @property
     def bound(self) -> Fraction:
-        """The Σμ² that no unit exceeds: the budget's, or what was spent if that is more."""
+        """The Σμ² that no unit exceeds: the budget's limit, or the spent Σμ² if that is larger."""
         return max(self.limit, self.mu_squared)
 
     @property
@@ -116,7 +116,7 @@ class Spending:
         return max(0, floor((self.limit - self.mu_squared) / cost))
 
     def by(self, accountant: AccountantName | str) -> Guarantee:
-        """Return what was spent as a guarantee, by an accountant.
+        """Return the guarantee of everything spent so far, computed by an accountant.
 
         Args:
             accountant: Its name.
@@ -128,22 +128,23 @@ class Spending:
 
     @property
     def spent(self) -> Guarantee:
-        """What was spent as a guarantee, by the budget's accountant."""
+        """The guarantee of everything spent so far, computed by the budget's accountant."""
         return self.by(self.accountant)
 
     @property
     def guaranteed(self) -> Guarantee:
-        """The larger of the budget and what was spent, by the budget's accountant. It holds after further queries."""
+        """The larger of the budget and the spent part, computed by the budget's accountant. Further queries keep it."""
         promised = Guarantee(self.budget.epsilon, self.budget.delta, str(self.accountant), self.protection)
         return max(promised, self.spent, key=lambda one: one.epsilon)
 
     def readings(self) -> dict[AccountantName, Guarantee]:
-        """Return what was spent, by every accountant that may decide a budget."""
+        """Return the guarantee of everything spent so far, by every accountant that may decide a budget."""
         return {name: self.by(name) for name in AccountantName}
 
     def by_all(self) -> tuple[Guarantee, ...]:
-        """Return what was spent, by every accountant that can compute it; pld cannot for the smallest and largest
-        values.
+        """Return the guarantee of everything spent so far, by every accountant that can compute it.
+
+        The accountant ``pld`` cannot for the smallest and largest values.
         """
         mu_squared = self.mu_squared
         pld = mu_squared == 0 or _PLD_LEAST < mu_squared <= _PLD_MOST
@@ -213,17 +214,17 @@ class Spending:
         return (
             f"More was spent than the budget of ε = {epsilon_text(self.budget.epsilon)} admits: ε = "
             f"{epsilon_text(self.spent.epsilon)} ({self.accountant} accountant, δ = {delta_text(self.budget.delta)}, "
-            f"{self.protection}). What was spent is what holds."
+            f"{self.protection}). The guarantee that holds is the spent ε."
         )
 
 
 def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spending:
-    """Return what a study spent on the pool on which it spent most.
+    """Return the spending of a study on the pool on which it spent most.
 
     Args:
         books: The server's totals.
         study_id: The study's id.
-        doubt: Why more may have been spent.
+        doubt: Reason why more may have been spent; None if there is none.
 
     Returns:
         The spending.
@@ -237,13 +238,13 @@ def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spendi
 
 
 def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | None = None) -> Spending:
-    """Return what a study spent on one pool.
+    """Return the spending of a study on one pool.
 
     Args:
         books: The server's totals.
         study_id: The study's id.
         pool: Name of the pool.
-        doubt: Why more may have been spent.
+        doubt: Reason why more may have been spent; None if there is none.
 
     Returns:
         The spending.
@@ -255,12 +256,12 @@ def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | Non
 
 
 def of_pool(books: Books, pool: str, *, doubt: str | None = None) -> Spending:
-    """Return what all studies together spent on a pool, under the pool's own budget.
+    """Return the spending of all studies together on a pool, under the pool's own budget.
 
     Args:
         books: The server's totals.
         pool: Name of the pool.
-        doubt: Why more may have been spent.
+        doubt: Reason why more may have been spent; None if there is none.
 
     Returns:
         The spending.

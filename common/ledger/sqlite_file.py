@@ -1,4 +1,4 @@
-"""Defines the SQLite file of a ledger: its tables and triggers, its format version, and how it is opened and fails.
+"""Defines the SQLite file of a ledger: its tables and triggers, its format version, its opening, and its errors.
 
 Called by the chain, by backups and by the verifier. An older schema is migrated, one version per transaction. Refuses a
 file of another format or an unknown schema version, and a disk that does not support a write-ahead log.
@@ -50,7 +50,7 @@ def schema_sql(role: str) -> dict[str, str]:
             f"CREATE TABLE {payloads} (query_id TEXT PRIMARY KEY NOT NULL, "
             "seq INTEGER NOT NULL UNIQUE REFERENCES rows (seq), data BLOB NOT NULL) STRICT"
         ),
-        # INSERT OR REPLACE deletes without firing delete triggers, so the guard stands before the insert.
+        # INSERT OR REPLACE deletes rows without firing delete triggers, so a trigger before the insert is needed too.
         "rows_follow": (
             "CREATE TRIGGER rows_follow BEFORE INSERT ON rows "
             "WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM rows) "
@@ -105,12 +105,16 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         raise InvalidInput("ledger schema", value=version, limit=f"up to {SCHEMA_VERSION}", remedy="upgrade Consilium")
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS:
-            raise InvalidInput("ledger schema", value=version, limit=f"{SCHEMA_VERSION}, or one that can be migrated")
+            raise InvalidInput(
+                "ledger schema", value=version, limit=f"{SCHEMA_VERSION}, or a version that can be migrated"
+            )
         if read_only:
             raise InvalidInput("ledger schema", value=version, remedy="open it once with its signing key to migrate it")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if connection.execute("PRAGMA user_version").fetchone()[0] == version:  # else another process was faster
+            if (
+                connection.execute("PRAGMA user_version").fetchone()[0] == version
+            ):  # otherwise another process has migrated the file
                 MIGRATIONS[version](connection, role)
                 connection.execute(f"PRAGMA user_version = {version + 1}")
             connection.execute("COMMIT")
@@ -124,7 +128,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
 def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
     """Return the error for a failure of SQLite: of the disk, of access to the file, or of the file itself.
 
-    A full disk is no damage: everything committed is intact.
+    A full disk does not count as damage, because everything committed is intact.
 
     Args:
         error: SQLite's error.
@@ -138,24 +142,23 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
         what = "the disk is full" if code == sqlite3.SQLITE_FULL else "the disk is full or failing"
         return StorageFailed(
             f"the ledger cannot be written: {what} ({error}); nothing was charged; "
-            "to fix: free space where the ledger lies (`df`), see the system's log if there is some, and try again"
+            "to fix: free space on the ledger's disk (`df`); if there is space, check the system's log for disk errors"
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return InvalidInput("ledger is locked", value=str(error), remedy="see which process holds it; try again")
+        return InvalidInput("ledger is locked", value=str(error), remedy="end the process that holds it; try again")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        remedy = "let this user write to the ledger's file and folder, and see that the disk is not full"
+        remedy = "let this user write to the ledger's file and folder, and check that the disk is not full"
         return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
     return LedgerCorrupt(f"{damaged} ({error})")
 
 
 @contextmanager
 def appearing(path: Path, *, what: str) -> Iterator[Path]:
-    """Return, as a context, a draft of a new file (mode 0600) that gets its name only if the block ends without an
-    error.
+    """Create a new file (mode 0600) as a draft, and give it its name only if the context ends without an error.
 
     Args:
         path: Name of the new file.
-        what: Whose file it is, for the error.
+        what: Name of the file in the error.
 
     Returns:
         A context with the draft's path.
@@ -177,12 +180,12 @@ def appearing(path: Path, *, what: str) -> Iterator[Path]:
 
 
 def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:
-    """Open a ledger's database: a writer with WAL and synchronous=FULL, a reader without writing anything.
+    """Open a ledger's database. A writer uses WAL and synchronous=FULL; a reader writes nothing.
 
     Args:
         path: The file.
         read_only: True for a reader.
-        as_it_lies: True to read a file that nobody has open, without leaving lock files beside it.
+        as_it_lies: True to read a file that no process has open, without creating lock files beside it.
 
     Returns:
         The connection.
@@ -195,7 +198,7 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
     if not path.is_file():
         raise InvalidInput("ledger file does not exist", value=str(path), remedy="name the file, NAME.sqlite")
-    # an unwritable folder cannot hold the shared-memory file a WAL reader needs; without a WAL nothing can change
+    # A WAL reader needs a shared-memory file, which an unwritable folder cannot hold. Without a WAL nothing can change.
     unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
     mode = "mode=ro" if read_only else "mode=rw"
     uri = f"{path.absolute().as_uri()}?{mode}{'&immutable=1' if read_only and (unwritable or as_it_lies) else ''}"
@@ -216,7 +219,7 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
                     "journal mode", value=mode_now, limit="WAL", remedy="put the ledger on a local disk, not a share"
                 )
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+            connection.execute("PRAGMA secure_delete = ON")  # deleted content is overwritten
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA trusted_schema = OFF")
     except (sqlite3.DatabaseError, UnicodeError) as error:

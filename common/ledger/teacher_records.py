@@ -18,14 +18,15 @@ from common.privacy.training import TrainingEvent
 
 @dataclass(frozen=True, slots=True)
 class PatientRecord(Document):
-    """A patient was withdrawn. The voter with the patient's slot does not vote until it is retrained.
+    """The withdrawal of a patient. The voter with the patient's slot does not vote until it is retrained.
 
     Attributes:
         slot: Slot of the patient.
         voter: Voter to which the slot belongs.
         subject: Keyed hash of the case's name; the key is not in the ledger.
         weights: Hash of the voter's teacher at that moment; empty if it had none.
-        deal: The deal of slot and voter; None in rows of earlier versions.
+        deal: Deal (assignment of patients to voters) in which the slot belongs to the voter; None in rows of earlier
+            versions.
     """
 
     slot: Number
@@ -37,9 +38,9 @@ class PatientRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DealRecord(Document):
-    """Patients were given slots, before any training on them. A patient keeps a slot for life.
+    """The assignment of patients to slots, recorded before any training on them. A patient keeps a slot for life.
 
-    A slots file that states otherwise is therefore an older copy.
+    A slots file with other assignments is therefore an older copy.
 
     Attributes:
         deal: Id of the key with which subjects are hashed.
@@ -54,7 +55,9 @@ class DealRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DrawnRecord(Document):
-    """A private training may have drawn its first ``steps`` steps. They are not drawn again after a restore."""
+    """A record that a private training may have drawn the noise of its first ``steps`` steps. They are not repeated
+    after a restore.
+    """
 
     training_id: Annotated[Sha256, Key("training")]
     steps: Number
@@ -62,14 +65,14 @@ class DrawnRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord(Document):
-    """A voter's training began. It is charged in full before the first step and never refunded.
+    """The start of a voter's training. It is charged in full before the first step and never refunded.
 
     Attributes:
         training_id: Id of the training.
         voter: Number of the voter.
-        deal: How patients were dealt to voters. Under one deal, two voters share no patient.
+        deal: Id of the assignment of patients to voters. Two voters of one deal share no patient.
         strategy: Name of the training strategy.
-        events: The most it may spend on each of its patients; empty for a training without a guarantee.
+        events: Largest cost for each of its patients; empty for a training without a guarantee.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -80,13 +83,13 @@ class TrainingRecord(Document):
 
     @property
     def event(self) -> TrainingEvent | None:
-        """The most the training may spend on each patient; None without a guarantee."""
+        """Largest cost of the training for each patient; None for a training without a guarantee."""
         return self.events[0] if self.events else None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRecord(Document):
-    """A training on record finished.
+    """The end of a recorded training.
 
     Attributes:
         training_id: Id of the training.
@@ -104,9 +107,9 @@ class TrainedRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ForeignRecord(Document):
-    """The hospital brought its own teacher for a voter: ``served`` is its hash, ``brought`` its kind.
+    """A record that the hospital supplied its own teacher for a voter: ``served`` is its hash, ``brought`` its kind.
 
-    Nobody can tell which patients it has seen, so it computes no code for a study of unit patient.
+    It is unknown which patients it was trained on, so it computes no code for a study of unit patient.
     """
 
     voter: Number
@@ -118,7 +121,7 @@ class ForeignRecord(Document):
 class TeachersRecord(Document):
     """The teachers that the site's worker loaded: for every voter, the teacher's SHA-256 and the training that made it.
 
-    Both are empty for a voter without a teacher. The training is empty if none on record made this teacher.
+    Both are empty for a voter without a teacher. The training is empty if no recorded training made this teacher.
     """
 
     voters: tuple[tuple[HashOrEmpty, HashOrEmpty], ...]
@@ -131,6 +134,6 @@ class TeachersRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class IdentityRecord(Document):
-    """How patients of the site's pool are identified from this row on, according to its dataset."""
+    """The rule by which the site's dataset identifies patients, valid from this row on."""
 
     identity: PatientIdentity

@@ -1,1 +1,3 @@
-"""The segmentation networks, the training loop that teachers and students share, and the student's bundle."""
+"""Modules for the segmentation networks, the training loop that teachers and students share, and the student's
+bundle.
+"""

@@ -1,11 +1,11 @@
-"""Changes a training volume at random: moves image and target alike, and varies the image's intensities.
+"""Augments a training volume: applies the same spatial transform to image and target, and varies intensities.
 
-Called by the training loop. A change depends only on the tensors and one seed, and is computed on their device.
+Called by the training loop. The result depends only on the tensors and one seed, and is computed on their device.
 
 ``smooth``         Small rotations, scalings, shears and shifts (up to a twelfth of the grid), and changes of contrast,
                    brightness and noise. Nothing is mirrored, because left and right are different labels in many
-                   anatomies. The draws equal those of MONAI's transforms of the same ranges and seed; image and target
-                   are resampled once together, which makes it cheap.
+                   anatomies. The random numbers equal those of MONAI's transforms with the same ranges and seed. Image
+                   and target are resampled once and together, which saves time.
 ``rotate-mirror``  Half of the samples are rotated or mirrored, the others unchanged, as in Fay et al. 2021, "Base
                    models". The paper gives no angles; ours are up to 0.25 rad about every axis.
 """
@@ -24,7 +24,7 @@ from monai.transforms import Compose, OneOf, RandAxisFlipd, RandRotated
 Image: TypeAlias = Float[torch.Tensor, "c x y z"]
 Target: TypeAlias = Float[torch.Tensor, "k x y z"]
 Augment: TypeAlias = Callable[[Image, Target, int], tuple[Image, Target]]
-"""Takes image, target and a seed below 2³², and returns both changed."""
+"""A function that takes image, target and a seed below 2³², and returns the changed image and target."""
 
 _ROTATE, _SHEAR, _SCALE = 0.25, 0.08, 0.15
 _MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # probabilities
@@ -33,7 +33,7 @@ _FLOOR = 1e-7
 
 
 def augmentation(kind: str = "smooth") -> Augment:
-    """Return the augmentation of a name.
+    """Return the augmentation with a given name.
 
     Args:
         kind: ``smooth`` or ``rotate-mirror``; see the module.
@@ -76,7 +76,16 @@ def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
 
 
 def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
-    """Apply the augmentation ``rotate-mirror`` (see the module)."""
+    """Apply the augmentation ``rotate-mirror`` (see the module).
+
+    Args:
+        image: Tensor [c, x, y, z].
+        target: Tensor [k, x, y, z].
+        seed: Seed below 2³².
+
+    Returns:
+        The changed image and target.
+    """
     transform = _rotate_or_mirror()
     transform.set_random_state(seed=seed)
     pair = transform({"image": image, "target": target})
@@ -84,9 +93,10 @@ def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Targe
 
 
 def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.ndarray, "3 4"]:
-    """Return the matrix that maps a voxel to the place its value is taken from, both in voxels from the grid's centre.
+    """Return the matrix that maps an output voxel to the position in the input from which its value is taken.
 
-    It is the product of rotations about the axes in turn, shear, shift and scale; scale is applied to the voxel first.
+    Positions are in voxels from the grid's centre. The matrix is the product of rotations about the three axes, shear,
+    shift and scale; the scale is applied to the voxel first.
 
     Args:
         uniform: 15 numbers drawn from [0, 1).
@@ -117,7 +127,7 @@ def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.
 def resample(
     volume: Float[torch.Tensor, "c x y z"], matrix: Float[np.ndarray, "3 4"]
 ) -> Float[torch.Tensor, "c x y z"]:
-    """Move a volume by a matrix of :func:`affine`, trilinearly; beyond the border its edge value is used.
+    """Resample a volume trilinearly by a matrix of :func:`affine`. Beyond the border, the edge value is used.
 
     Args:
         volume: Tensor [c, x, y, z].
@@ -126,7 +136,7 @@ def resample(
     Returns:
         Tensor [c, x, y, z].
     """
-    rows = (matrix / (np.array(volume.shape[1:]) / 2)[:, None])[::-1]  # grid_sample's units, and its last axis first
+    rows = (matrix / (np.array(volume.shape[1:]) / 2)[:, None])[::-1]  # in grid_sample's units, last axis first
     along = torch.tensor(rows.copy(), dtype=torch.float32, device=volume.device)
     x, y, z = (torch.arange(n, device=volume.device) - (n - 1) / 2 for n in volume.shape[1:])
     plane = along[:, 1, None, None] * y[:, None] + (along[:, 2, None] * z + along[:, 3, None])[:, None]
@@ -136,7 +146,7 @@ def resample(
 
 
 def _drawn(draws: np.random.RandomState, seed: int, count: int) -> Float[np.ndarray, "n"]:
-    """Seed ``draws`` and return its first numbers in [0, 1); ``draws`` then continues behind them."""
+    """Seed ``draws`` and return its first numbers in [0, 1). Later draws continue after them."""
     draws.seed(seed)
     return draws.random_sample(count)
 

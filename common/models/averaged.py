@@ -1,6 +1,6 @@
 """Combines networks by the mean of their class probabilities.
 
-The logits are the logarithm of that mean, so that their softmax is the mean itself.
+The returned logits are the logarithm of that mean, so their softmax is the mean.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 
 class Averaged(torch.nn.ModuleList):  # type: ignore[misc]
-    """A module that returns the mean answer of the networks in it, which share inputs and classes."""
+    """A module that averages the class probabilities of its networks, which have the same inputs and classes."""
 
     def forward(self, image: Float[torch.Tensor, "n c x y z"]) -> Float[torch.Tensor, "n k x y z"]:
         """Return logits whose softmax is the mean of the networks' softmax.

@@ -1,4 +1,4 @@
-"""Opens a student's bundle, as ``student_bundle`` writes it: returns its network and the data settings it needs.
+"""Opens a student's bundle that ``student_bundle`` wrote: returns its network and the data settings it needs.
 
 Called for predictions and evaluations. The configuration is read as data: nothing in a bundle is executed, and the
 weights file is read as weights only. Refuses bundles that Consilium did not export.
@@ -19,7 +19,7 @@ from common.models.unet import load_weights, network_for, recipe_of
 from common.reading import parse_json
 
 SEEN_WEIGHTS = "models/has-seen-patients-must-not-leave.pt"
-"""Weights file of a network that a hospital adapted to its patients, in place of models/model.pt."""
+"""Weights file of a network that a hospital adapted to its patients. It replaces models/model.pt."""
 
 SECOND = "second_network_def"
 """Key in the workflow of a bundle whose network is the mean of two networks."""
@@ -35,7 +35,7 @@ class Bundle:
         weights: SHA-256 of the weights file.
         patch: Size of the sliding window; empty for none.
         inputs: Value ranges of its public training volumes; None if the bundle does not state them.
-        recipe: Which network it is. The rest of a recipe is not in a bundle.
+        recipe: Training recipe, of which only the network's definition comes from the bundle.
     """
 
     network: torch.nn.Module
@@ -45,7 +45,7 @@ class Bundle:
     inputs: InputRanges | None = None
     """Value ranges of its public training volumes; None if the bundle does not state them."""
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
-    """Which network it is. The rest of a recipe is not in a bundle."""
+    """Training recipe, of which only the network's definition comes from the bundle."""
 
 
 def open_bundle(directory: Path) -> Bundle:
@@ -58,7 +58,7 @@ def open_bundle(directory: Path) -> Bundle:
         The opened bundle.
 
     Raises:
-        InvalidInput: If there is no bundle, or not one that Consilium exported.
+        InvalidInput: If there is no bundle, or Consilium did not export it.
     """
     try:
         metadata = parse_json((directory / "configs" / "metadata.json").read_bytes(), what="metadata.json")
@@ -90,7 +90,7 @@ def open_bundle(directory: Path) -> Bundle:
         raise
     except Exception as error:
         raise InvalidInput(
-            "bundle cannot be read", value=str(directory), limit="one that Consilium exported"
+            "bundle cannot be read", value=str(directory), limit="a bundle that Consilium exported"
         ) from error
     network = network_for(recipe, data)
     if together:

@@ -1,8 +1,8 @@
 """Makes the texts of a bundle from a study and its facts: MONAI's metadata and inference workflow, README and licence.
 
-Called when a bundle is exported, and by a site that makes the texts anew. The inference workflow repeats the study's
-preprocessing and writes label maps on each file's own voxels; it needs only MONAI and nibabel. MONAI evaluates
-expressions in a bundle's configuration, so every word of it is made here and none is taken from elsewhere.
+Called when a bundle is exported, and by a site that generates the texts itself. The inference workflow repeats the
+study's preprocessing and writes label maps on each file's own voxels; it needs only MONAI and nibabel. MONAI evaluates
+expressions in a bundle's configuration, so the whole configuration is generated here and nothing is copied from input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METADATA_SCHEMA = (
 )
 
 _WORKFLOW_PACKAGES = {"pytorch-ignite": "0.5.5", "fire": "0.7.1"}
-"""Packages that MONAI's own tools need for a workflow beside MONAI, in the versions that were tested."""
+"""Packages that MONAI's own tools need for a workflow in addition to MONAI, in the versions that were tested."""
 
 VERSION = "0.1.0"
 """Version of the bundle's layout, stated in its metadata."""
@@ -246,7 +246,7 @@ _POSTPROCESSING: dict[str, object] = {
             "to_tensor": True,
         },
         {
-            "_target_": "Lambdad",  # outside the grid every probability is 0 here: call that background
+            "_target_": "Lambdad",  # outside the grid all probabilities are 0 here, so background gets the rest
             "keys": "pred",
             "func": "$lambda p: torch.cat([p[:1] + (1 - p.sum(0, keepdim=True)).clamp(min=0), p[1:]])",
         },
@@ -285,8 +285,8 @@ def _rests_on(study: Study, privacy: BundlePrivacy) -> str:
         told = sealed_sentences(study, sites=privacy.sites, spent=privacy.spent_beyond)
         return "\n\n".join((*told, "This covers the weights and anything computed from them."))
     return (
-        "Whoever trusts the study's aggregator to have added the noise can rely on this for the weights and for "
-        "anything computed\nfrom them."
+        "The guarantee covers the weights and anything computed from them. It relies on the study's aggregator "
+        "having\nadded the noise."
     )
 
 
@@ -307,8 +307,8 @@ def readme(study: Study, privacy: BundlePrivacy, dice: Mapping[str, float]) -> s
     )
     if "cases" in dice:
         table += (
-            "\nControls are the same student without what the hospitals said. The gain is over the best of them on\n"
-            "these cases, its interval Student's t over the cases' paired differences.\n"
+            "\nControls are students trained by the same recipe without the hospitals' information. The gain is over\n"
+            "the best control on these cases; its interval is Student's t over the cases' paired differences.\n"
         )
     spacing = " × ".join(f"{s:g}" for s in study.data.student.spacing_mm)
     grid = " × ".join(map(str, study.data.student.grid))
@@ -321,7 +321,7 @@ labels are noisy aggregates of the predictions of teachers at {privacy.sites} si
 Guaranteed by the study: {privacy.guarantee()}.
 Spent of it when this was exported: {privacy.spent()}.
 
-{_rests_on(study, privacy)} Every figure behind it is in `configs/privacy.json`, with the hash of the
+{_rests_on(study, privacy)} The figures are in `configs/privacy.json`, with the hash of the
 ledger's signed head.
 
 ## Use
@@ -330,8 +330,8 @@ Put volumes (`.nii`, `.nii.gz`) into `images/` and run, from this directory, wit
     python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
         --workflow_type inference
 
-Label maps appear in `predictions/`, on each file's own voxels. Volumes are brought to RAS+ at
-{spacing} mm and cropped or padded to {grid} voxels about their centre; what lies outside is called background.
+Label maps appear in `predictions/`, on each file's own voxels. Volumes are resampled to RAS+ at
+{spacing} mm and cropped or padded to {grid} voxels about their centre; voxels outside are labelled background.
 
 ## How good it is
 {table}

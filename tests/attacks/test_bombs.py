@@ -173,7 +173,7 @@ def test_a_volume_without_an_end_is_no_file(tmp_path: Path, place: str) -> None:
         path.symlink_to("/dev/zero")
     else:
         os.mkfifo(path)
-    refused_cheaply(lambda: load_volume(path, ONE), "volume is no file")
+    refused_cheaply(lambda: load_volume(path, ONE), "volume is not a regular file")
     refused_cheaply(lambda: read_series(tmp_path), "no file")
 
 
@@ -216,7 +216,7 @@ DICOM_BOMBS = {
     ),
     "two sizes": (
         SMALL | {"pieces": [run_lengths(b"\0")], "more": element(0x00280010, b"US", b"\xff\xff")},
-        "does not say once how large it is",
+        "does not state its size exactly once",
     ),
 }
 

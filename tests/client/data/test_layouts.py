@@ -285,7 +285,7 @@ def test_a_scan_that_is_there_twice_under_one_patient_is_used_once(tmp_path: Pat
     found = open_for_training(root, DATA, DatasetSettings())
     assert [case.id for case in found.cases] == ["p0", "p1"]
     assert [(problem.case, problem.reason) for problem in found.problems] == [
-        ("p2", "the same scan as p1; to fix: take one of them out")
+        ("p2", "the same scan as p1; to fix: remove one of them")
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_scan_under_two_names_is_used_once_and_reported(tmp_path: Path) -> Non
     dataset.cases[7].image.write_bytes(dataset.cases[2].image.read_bytes())
     split = plan_split(dataset, COUNTS, seed=1)
     assert [(problem.case, problem.reason) for problem in split.problems] == [
-        ("p07", "the same scan as p02; to fix: take one of them out")
+        ("p07", "the same scan as p02; to fix: remove one of them")
     ]
     assert "p07" not in {case.id for place in places(split) for case in place}
 

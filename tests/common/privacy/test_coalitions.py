@@ -84,7 +84,7 @@ def test_a_sealed_study_says_against_whom_its_epsilon_holds_what_it_holds_and_wh
         assert "compared the hospitals' keys by fingerprint" in said
         assert "The budget holds 4 answers and 1 lost draw" in said
         assert "TRUSTED" not in said
-        assert "trusts the study's aggregator" not in said
+        assert "relies on the study's aggregator" not in said
 
 
 def test_every_epsilon_of_a_sealed_study_stands_with_its_terms() -> None:
@@ -109,7 +109,7 @@ def test_an_open_study_says_none_of_it() -> None:
     assert sealed_sentences(study()) == ()
     assert "sealed_sum" not in consent_text.facts(study())
     assert "TRUSTED to add the noise" in consent_text.for_site(study())
-    assert "trusts the study's aggregator" in readme(study(), FACTS, {})
+    assert "relies on the study's aggregator" in readme(study(), FACTS, {})
 
 
 def test_without_colluders_it_holds_against_the_operator_alone() -> None:

@@ -162,7 +162,7 @@ def test_every_file_of_a_folder_is_used_or_named_with_the_reason_it_was_left_out
     lines = text.splitlines()
     assert "cases: 3 used, 3 left out" in lines
     assert "left out notes.txt: not a .nii or .nii.gz file" in lines
-    assert "left out older: a folder, which is not looked into" in lines
+    assert "left out older: a folder; folders are not searched" in lines
     assert any(line.startswith("left out broken: ") and "no NIfTI" in line for line in lines)
     assert "not scored, because they have no label map: 1" in lines
     facts = json.loads((tmp_path / "out" / "scores.json").read_text())

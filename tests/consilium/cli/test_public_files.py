@@ -43,7 +43,7 @@ def held(text: str, what: str) -> None:
     assert f"{what}, files: 6 used, 3 left out" in text
     assert f"{what}, left out case_7.mha: not a .nii or .nii.gz file" in text
     assert f"{what}, left out readme.txt: not a .nii or .nii.gz file" in text
-    assert f"{what}, left out more: a folder, which is not looked into" in text
+    assert f"{what}, left out more: a folder; folders are not searched" in text
     assert ".DS_Store" not in text
 
 
