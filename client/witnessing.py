@@ -1,14 +1,16 @@
 """Countersigns the newest heads of the server's and the peers' ledgers, after checking that they extend the known ones.
 
-The worker calls it for a witness request.
+A *head* is the signed hash of a ledger's newest row. The worker calls this module for each witness request. It
+countersigns a head only if
 
-1. The head must be signed by the ledger's own key.
-2. It must contain the newest row for which this site has a receipt.
-3. It must contain every row of the head that this site countersigned before.
+1. the ledger's own key signed it,
+2. it contains the newest row for which this site has a receipt, and
+3. it contains every row of the head that this site countersigned before.
 
-Of two contradicting histories the site countersigns the one it knows, keeps both as evidence, and answers nothing more
-until a person has looked into it. The site's own head reveals how many queries it accepted and how many receipts it
-holds, which the server knows already, and nothing else (:func:`common.witness.memory.blinded`).
+If a ledger shows two contradicting histories, the site countersigns the one it knows, keeps both as evidence, and
+answers nothing more until a person has looked into it. The reply also contains the head of the site's own ledger. This
+head reveals only how many queries the site accepted and how many receipts it holds, which the server knows already
+(:func:`common.witness.memory.blinded`).
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Witnessing:
-    """Answers :class:`~common.witness.messages.WitnessRequest`.
+    """Answers the server's requests to countersign heads (:class:`~common.witness.messages.WitnessRequest`).
 
     Args:
-        folder: Folder of this site's memory of heads.
+        folder: Folder in which this site stores the heads it has seen.
         site: This site's name.
         ledger: The site's ledger.
         server_keys: Keys with which the server may sign.
@@ -61,7 +63,7 @@ class Witnessing:
             request: The server's request.
 
         Returns:
-            Countersignatures, problems, and this site's own head.
+            The countersignatures, the problems found, and the head of this site's own ledger.
         """
         peers = self._ledger.peers(request.study)
         origin = origin_of("server", request.ledger)
@@ -97,8 +99,8 @@ class Witnessing:
             return HeadSaid(head.site, b"", "unknown" if key is None else "unsigned", 0)
         if not note.origin.startswith(origin_of("site", "")) or not note.is_signed(key):
             return HeadSaid(head.site, b"", "unsigned", self.memory.size(note.origin))
-        if note.origin == origin_of("site", self._ledger.ledger_id):
-            return HeadSaid(head.site, b"", self._told("contradicts", note), 0)  # this site's own, by another's key
+        if note.origin == origin_of("site", self._ledger.ledger_id):  # this site's ledger id, signed with another key
+            return HeadSaid(head.site, b"", self._told("contradicts", note), 0)
         others = [other for site, other in peers.items() if site != head.site]
         name = self.memory.place(note, key, others=others)
         size = self.memory.size(name)
@@ -143,6 +145,6 @@ class Witnessing:
 
 
 def _read(text: bytes, origin: str) -> CheckpointNote | None:
-    """Return the checkpoint in a text; None if there is none, or if it is another ledger's than the one named."""
+    """Return the checkpoint in a text; None if it contains none, or one of another ledger than ``origin``."""
     note = note_in(text)
     return note if note is not None and origin in ("", note.origin) else None

@@ -2,18 +2,19 @@
 
 It trusts nothing that arrives. For every message it takes these steps:
 
-1. Check that a key in site.toml signed the message for this site, whoever carried it.
+1. Check that a server key listed in site.toml signed the message for this site.
 2. Review an offer against the consented study and the site's own ledger, before any inference.
 3. Answer a codes request only for queries that were accepted for this study and this server, and only while no veto and
    no alarm is in force.
 4. Fetch public objects by content hash.
-5. Compute every voter's code. A voter that fails counts as the zero code; if something public fails, all voters do. The
-   reason stays in the site's log.
+5. Compute every voter's code. A voter that fails counts as the zero code. If a public object cannot be read, all voters
+   count as the zero code. The reason is only logged at the site.
 6. Store the code, then seal and send it. A retry gets the stored code, unless a patient was withdrawn since.
 7. Sign the reply with the key of the site's ledger.
 
-A reply leaves at a whole number of ticks after the request, with the codes of all queries asked for or of none. The
-only timing leak left is which tick the reply arrives in.
+Time is divided into ticks of fixed length. A reply to a codes request is sent a whole number of ticks after the
+request, and contains the codes of all requested queries or of none. The only timing leak left is which tick the reply
+arrives in.
 """
 
 from __future__ import annotations
@@ -71,32 +72,37 @@ log = logging.getLogger(__name__)
 MAX_ALARMS, MAX_ALARM = 10, 200
 
 Ask = Callable[[], NDArray[np.float32] | None]
-"""Asks one voter for probabilities [c, x, y, z]; None for an empty slot. An exception concerns this voter only."""
+"""Function that returns one voter's predicted probabilities, float32 [c, x, y, z], or None for an empty slot.
+
+If it raises, only this voter counts as the zero code."""
 
 
 def shared_status(site: str, ledger: SiteLedger) -> str:
-    """Return the site's account for the server's operator: what its ledger says about queries, nothing about patients.
+    """Return the status report that a site shares with the server's operator.
+
+    It contains figures from the site's ledger: budget spent, queries accepted and refused, alarms. It contains nothing
+    about patients.
 
     Args:
         site: The site's name.
         ledger: The site's ledger.
 
     Returns:
-        JSON text.
+        JSON text of one object.
     """
     alarms = [alarm[:MAX_ALARM] for alarm in ledger.alarms()[:MAX_ALARMS]]
     return json.dumps({"site": site, "version": __version__, **ledger.account(), "alarms": alarms})
 
 
 class Voters(Protocol):
-    """The site's teachers, as the worker asks them."""
+    """The interface through which the worker asks a site's teachers for predictions."""
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
         """Return one function for each voter that computes its prediction of a volume. # sensitive
 
-        An exception raised here silences all voters, so it may depend on the public volume only. An empty slot's
-        function takes as long as another's. Functions are called one at a time, because m predictions of a large volume
-        would not fit into memory.
+        If this method raises, all voters count as the zero code, so an exception may depend on the public volume only.
+        The function of an empty slot must take as long as any other, so that timing does not reveal empty slots. The
+        functions are called one at a time, because m predictions of a large volume would not fit into memory.
 
         Args:
             volume: A public volume as NIfTI.
@@ -119,8 +125,8 @@ class Worker:
         voters: The teachers.
         fetch: Gets a public object by its hash.
         teachers: Digest of the loaded teachers, from the ledger.
-        loaded_at: The ledger's row count before they were loaded. A voter that lost a patient since is asked like the
-            others, and its answer is discarded.
+        loaded_at: The ledger's row count before the teachers were loaded. A voter that lost a patient since then is
+            asked like the others, and its answer is discarded.
         tick_s: Length of a tick in seconds; 0 sends replies at once.
         sampler: Draws the site's noise share in a sealed sum.
         note_peers: Called with the peers of an offer.
@@ -128,7 +134,7 @@ class Worker:
         clock: Monotonic clock, in seconds.
         now: Clock, in seconds since 1970.
         sleep: Waits; returns true if it ended early because the worker is being stopped.
-        witness: Countersigns heads; None for a site that is no witness.
+        witness: Countersigns ledger heads; None if this site is no witness.
 
     Raises:
         InvalidInput: If ``tick_s`` is out of range.
@@ -207,10 +213,11 @@ class Worker:
         return answered(body, sign=self._ledger.sign, site=self._config.site, request=request)
 
     def handle(self, body: bytes) -> bytes:
-        """Return the reply to a body, both without their signatures.
+        """Handle the body of a message whose signature was checked, and return the body of the reply, not yet signed.
 
         The reply to a codes request, or its refusal, waits for the end of a tick; other messages are handled meanwhile.
-        Only then are the codes read and sealed, so a veto or a withdrawal given meanwhile takes effect.
+        The codes are read and sealed at the end of the tick, so a veto or a withdrawal given during the wait takes
+        effect.
 
         Args:
             body: The message's body.
@@ -236,7 +243,7 @@ class Worker:
                 one if isinstance(one, ConsiliumError) else _attempt(one, part)
                 for one, part in zip(begun, parts, strict=True)
             ]
-        if isinstance(message, Several):  # a part that is refused keeps no other from its own reply
+        if isinstance(message, Several):  # a refused part does not prevent the replies to the other parts
             return encode(Several(tuple(reply for reply in replies if not isinstance(reply, ConsiliumError))))
         (reply,) = replies
         if isinstance(reply, ConsiliumError):
@@ -331,10 +338,8 @@ class Worker:
     def _sealed(self, request: CodesRequest) -> CodesReply:
         """Return the sealed codes of all requested queries, or of none if one is missing.
 
-        A later attempt completes them.
-
-        The number of codes therefore does not reveal how long each one took. In a sealed sum they leave under
-        masks.
+        The number of codes therefore does not reveal how long each one took. If one is missing, the server asks again
+        and gets all of them once they are computed. In a sealed sum the codes are masked.
         """
         roster = request.roster
         if roster is not None:
@@ -358,7 +363,7 @@ class Worker:
         return CodesReply(batch=request.batch, attempt=request.attempt, codes=sealed, signatures=signatures)
 
     def _signed(self, words: NDArray[np.int64], query: QuerySpec, roster: MaskedRoster) -> bytes:
-        """Sign the site's words, so that it cannot deny them later."""
+        """Sign the site's masked code, so that the site cannot deny it later."""
         of = {"roster": roster.id, "query": query.id, "site": self._config.site}
         return sign_word(words.view(np.uint64), **of, sign=self._ledger.sign)
 
@@ -379,8 +384,8 @@ class Worker:
     def _accepted(self, request: CodesRequest, query_id: str) -> QuerySpec:
         """Return the query if its code may be sent to this server now.
 
-        Refused for another study or server than it was accepted for, and during a veto or an alarm. This is checked for
-        every code, because a veto may be given while a batch is computed.
+        Raises Refused if the query was accepted for another study or server, or while a veto or an alarm is in force.
+        This is checked for every code, because a veto may be given while a batch is computed.
         """
         if request.study != self._consent.study.id:
             raise Refused("unknown-study", "the server asked for codes of a study this site has not consented to")
@@ -390,12 +395,12 @@ class Worker:
         return self._ledger.accepted(query_id, **asked, draw=request.draw)
 
     def _check_open(self, request: CodesRequest) -> None:
-        """Refuse if a veto or an alarm stands."""
+        """Raise Refused while a veto or an alarm is in force."""
         cause = self._ledger.stopped(request.study)
         cause = cause or ("fork" if self._forked() else None)
         if cause is not None:
             log.warning("event=stopped cause=%s batch=%s", cause, request.batch[:12])
-            raise Refused("paused", f"nothing leaves this site now ({cause})")
+            raise Refused("paused", f"this site sends no answers for this study now; cause: {cause}")
 
     def _forked(self) -> bool:
         """Tell whether the server signed two contradicting histories of its ledger."""
@@ -418,9 +423,9 @@ class Worker:
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """Compute the site's integer code, the sum over its voters, and a word for the site's record. # sensitive
 
-        If something public (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
-        nothing about a patient. If something fails in one voter's slot, that voter counts as the zero code. After
-        acceptance a failure must look like any other answer.
+        If a public object (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
+        nothing about a patient. If one voter's slot fails, only that voter counts as the zero code. Once a query is
+        accepted, the server must not be able to tell a failure from any other answer.
         """
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)
@@ -440,7 +445,7 @@ class Worker:
                 if not all(votes for _, votes in each):
                     raise InvalidInput("voter", limit="a voter with a teacher whose patients are all still in the pool")
                 total += vote
-            except Exception as error:  # noqa: BLE001  one voter's failure is that voter's zero code
+            except Exception as error:  # noqa: BLE001  a voter that fails counts as the zero code
                 log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 zero_votes += 1
         return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
@@ -451,7 +456,7 @@ class Worker:
         """Return the unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
 
         The code is None if the voter failed. A slot that may not vote is encoded as well, so that it takes the same
-        time. Exactly m slots are asked, whatever is on disk. # sensitive
+        time. Exactly m slots are asked, even if fewer or more teachers are on disk. # sensitive
         """
         content = self._fetch(volume)
         image = cache(partial(_image, content, self._consent.study.data))
@@ -491,13 +496,13 @@ class Worker:
 
 
 def _image(content: bytes, data: DataConfig) -> NDArray[np.float32]:
-    from common.data.volume import volume_from_bytes  # torch, which the teachers have loaded by now
+    from common.data.volume import volume_from_bytes  # imports torch, which the teachers have loaded by now
 
     return volume_from_bytes(content, data).image
 
 
 def _nobody() -> None:
-    """Ask a slot for which the site has no voter."""
+    """Stand in for the voter of a slot for which the site has none; return None."""
 
 
 def _attempt(make: Callable[[], T], part: Part) -> T | ConsiliumError:

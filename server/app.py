@@ -49,7 +49,7 @@ def main(grid: Grid, context: Context) -> None:
                 send(core, RelayFrame(Kind.FAILED, body=traceback.format_exc()[-4_000:].encode()))
             raise
     if status:
-        raise RuntimeError("the run failed; its events say why")
+        raise RuntimeError("the run failed; the study's event log states the reason")
 
 
 def relay(core: socket.socket, grid: Grid, post: Post) -> int:
@@ -58,7 +58,7 @@ def relay(core: socket.socket, grid: Grid, post: Post) -> int:
     Args:
         core: Connected socket to the core.
         grid: Flower's Grid.
-        post: How replies are fetched from the Grid.
+        post: SuperLink's runtime interface, from which replies are fetched.
 
     Returns:
         The run's exit status as the core reports it; 0 is success.
@@ -89,7 +89,7 @@ def relay(core: socket.socket, grid: Grid, post: Post) -> int:
                 return asked.number
             case _:
                 raise InvalidInput(
-                    "question of the core", value=asked.kind, remedy="install one version for core and ServerApp"
+                    "frame from the core", value=asked.kind, remedy="install one version for core and ServerApp"
                 )
 
 

@@ -161,7 +161,7 @@ def plan_figure(plan: Plan) -> Any:
         axes.tick_params(colors=_INK)
         for height in (PRIOR_BELOW, INFORMATIVE_FROM):
             axes.axhline(height, color=_INK, linewidth=0.8, linestyle="--")
-    for height, name in ((0.04, "the prior does the work"), (PRIOR_BELOW, "weak"), (INFORMATIVE_FROM, "informative")):
+    for height, name in ((0.04, "mostly the public prior"), (PRIOR_BELOW, "weak"), (INFORMATIVE_FROM, "informative")):
         left.text(left.get_xlim()[0], height + 0.02, f"  {name}", color=_INK, fontsize=8)
     figure.suptitle(f"{plan.guarantees[0]}   (Σμ² ≤ {limit:.4g})", fontsize=10, color=_INK)
     return figure

@@ -5,7 +5,7 @@
 in order; the code repeats their numbers:
 
 1. The batch is offered. Its roster is the sites that accept; it is fixed before any site computes.
-2. The sites on the roster are asked for their codes until all have answered or the study's patience is over.
+2. The sites on the roster are asked for their codes until all have answered or ``collection.patience_s`` has passed.
 3. Each code is opened, checked against its norm bound and added to a running sum.
 4. The ledger charges the batch and only then stores the sums with noise: the release.
 
@@ -167,8 +167,9 @@ class Aggregator:
     ) -> Batch | None:
         """Return the next batch, or None if too few sites have budget left.
 
-        The batch has as many of ``queries`` as every site that can pay for one can pay for. The batch ``before``, which
-        is not charged yet, is subtracted from the budget of the sites on its ``roster``.
+        The batch is the first of ``queries``: at most ``collection.batch_size``, and at most as many as each site with
+        budget left can pay for. The batch ``before``, which is not charged yet, is subtracted from the budget of the
+        sites on its ``roster``.
         """
         in_flight = {site.name: len(before.queries) for site in roster} if before else {}
         room = self._room(queries[0], in_flight) if queries else {}
@@ -185,8 +186,8 @@ class Aggregator:
         """Return, for each site whose pool can pay for at least one more such query, for how many it can pay.
 
         This uses only public state. It leaves out pools without budget before anything is offered. It also leaves out
-        sites that sent nothing within the patience of this run, if the remaining sites reach the quorum. The ledger
-        makes the final decision at the release.
+        sites that let ``collection.patience_s`` pass in this run without sending codes, if the remaining sites reach
+        the quorum. The ledger makes the final decision at the release.
         """
         protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
         room: dict[Site, int] = {}
@@ -243,9 +244,9 @@ class Aggregator:
         return "left-out" if site.name in self._left_out else "budget"
 
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
-        """Return the nodes of these sites that are online, once all are or the offer's deadline has passed.
+        """Wait until all these sites are online or the offer's deadline has passed; return the nodes that are online.
 
-        If the quorum is online, a node that was awaited in vain is not awaited again until it has been online.
+        A node that was awaited in vain is not awaited again until it has been online, provided the quorum is online.
         """
         expected = frozenset(site.node_id for site in sites)
         until = self._clock() + self._study.collection.offer_deadline_s
@@ -285,7 +286,7 @@ class Aggregator:
     def _collect(
         self, batch: Batch, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> dict[str, CodeSum]:
-        """Ask for codes until all are in or the patience is over; return their sums by query id.
+        """Ask for codes until all have arrived or ``patience_s`` has passed; return their sums by query id.
 
         A site that cannot be reached is asked again, so an outage only costs time. A code that was refused is final: it
         counts as the zero code and is not requested again. If fewer sites than the quorum have answered at the end,

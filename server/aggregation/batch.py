@@ -1,4 +1,7 @@
-"""Holds the state of a batch of queries while it is offered and answered; the aggregators keep it here."""
+"""Holds the state of a batch of queries while it is offered and answered.
+
+The aggregators of open and of sealed studies use it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,16 @@ from common.privacy.release import CodeSum
 
 
 def issued_now(offer: Offer) -> Offer:
-    """Return the offer with the current time, by which a site recognises a message that was held back and replayed."""
+    """Return an offer stamped with the current time.
+
+    A site compares the stamp with its clock, to recognise an offer that was held back and sent later.
+
+    Args:
+        offer: The offer; it is not modified.
+
+    Returns:
+        A copy whose ``issued`` is the current time in milliseconds since 1970.
+    """
     return replace(offer, issued=time.time_ns() // 1_000_000)
 
 
@@ -27,7 +39,7 @@ class Batch:
     Attributes:
         offer: The offer as it goes to the sites.
         able: Names of the sites that can pay for the batch.
-        answers: By site, ``accepted`` or the reason why not.
+        answers: By site, ``accepted`` or the reason why the site declined.
         replies: By site, the whole reply to the offer.
         roster: In a sealed sum, the roster once it is fixed.
         unreached: Sites on the roster that were offline when their codes were requested.
@@ -57,7 +69,7 @@ class Opened:
 
     Attributes:
         codes: Int64 code by query id; masked in a sealed study.
-        refused: By query id, the word why its code was refused.
+        refused: By query id, a one-word reason why its code was refused.
         signatures: By query id, the site's signature over its masked code; empty in an open study.
     """
 
@@ -67,13 +79,13 @@ class Opened:
 
 
 def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -> str:
-    """Return the word why a reply has no codes to accept, or an empty string if it has.
+    """Return a one-word reason if a reply has no codes that may be accepted, else an empty string.
 
     Args:
         message: The reply.
-        problem: The word for a reply to another batch or attempt, or with an unknown query.
+        problem: The reason to return for a reply to another batch or attempt, or with an unknown query.
         batch: The batch that was asked for.
-        attempt: The attempt it was asked in.
+        attempt: Number of the attempt in which it was asked for.
 
     Returns:
         ``problem``, ``unfinished`` for a reply without codes, or an empty string.
@@ -89,8 +101,8 @@ def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -
 class Answering:
     """A running sum for each query of a batch, and the sites that still have to answer.
 
-    The first reply of a site that has codes or refusals is its last. Each code is added once; a code that was refused
-    or did not come with the others counts as the zero code.
+    Only the first reply of a site that contains codes or refusals counts; later ones are ignored. Each code is added
+    once. A code that was refused, or that this first reply lacks, counts as the zero code.
 
     Args:
         queries: The batch's queries.
@@ -120,7 +132,14 @@ class Answering:
                 sites.discard(site)
 
     def missing(self, site: str) -> tuple[str, ...]:
-        """Return the ids of the queries for which nothing has come from a site yet."""
+        """Return the ids of the queries for which a site has sent nothing yet.
+
+        Args:
+            site: The site's name.
+
+        Returns:
+            Query ids, in the order of the batch; empty once the site has answered.
+        """
         return tuple(query for query, sites in self._open.items() if site in sites)
 
     @property
@@ -135,8 +154,8 @@ class Next:
 
     Attributes:
         queries: The queries that are still open.
-        ahead: The batch of them that has been offered already, if any.
-        budget_ended: True if the ledger refused a query of the batch for want of budget.
+        ahead: The batch of open queries that has been offered already, if any.
+        budget_ended: True if the ledger refused a query of the batch because its budget does not suffice.
     """
 
     queries: tuple[QuerySpec, ...]

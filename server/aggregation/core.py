@@ -1,4 +1,4 @@
-"""The core as a daemon: it alone opens the study's keys and ledger, and talks to sites through a ServerApp.
+"""Runs the core: the daemon that alone opens a study's keys and ledger, and talks to sites through a ServerApp.
 
 ``supervisor.core_daemon`` starts it. It listens on a Unix socket in the study's folder ``relay/``. Each ServerApp that
 connects starts or resumes the study, one at a time, in a process of its own. That process ends with the ServerApp, and
@@ -41,7 +41,7 @@ PATIENCE_S = 600.0
 """How long to wait for an answer of the ServerApp; Flower's own calls wait for a SuperLink that is down."""
 
 MAX_SAID = 4_000
-"""Characters logged of a ServerApp's error."""
+"""At most this many characters of a ServerApp's error are logged."""
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,21 @@ class RelayTransport:
             send(self._connection, RelayFrame(Kind.ONLINE))
             answer = self._receive()
             if answer.kind is not Kind.NODES:
-                raise InvalidInput("answer of the relay", value=answer.kind, limit="nodes")
+                raise InvalidInput("answer of the relay", value=answer.kind, limit="a frame of the kind NODES")
             return unpack_nodes(answer.body)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         """Send one body to each node; yield exactly one reply a node, as they arrive, all within ``timeout_s``.
 
-        See :meth:`server.aggregation.exchange.Transport.exchange`.
+        Args:
+            bodies: Signed bytes by node id.
+            timeout_s: After this time in seconds, missing replies are yielded without a body.
+
+        Yields:
+            One reply for each node.
+
+        Raises:
+            SystemExit: If the ServerApp disconnects, stays silent or breaks the protocol.
         """
         until = time.monotonic() + timeout_s
         with _relay_needed():
@@ -80,7 +88,7 @@ class RelayTransport:
                 send(self._connection, RelayFrame(Kind.BODY, node_id, body))
             send(self._connection, RelayFrame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
             if (answer := self._receive()).kind is not Kind.DONE:
-                raise InvalidInput("answer of the relay", value=answer.kind, limit="done")
+                raise InvalidInput("answer of the relay", value=answer.kind, limit="a frame of the kind DONE")
         waiting = set(bodies)
         while waiting and time.monotonic() < until:
             with contextlib.closing(self._replies(frozenset(waiting))) as replies:
@@ -115,7 +123,9 @@ class RelayTransport:
             send(self._connection, RelayFrame(Kind.PULL, int(last)))
             while (frame := self._receive()).kind is not Kind.DONE:
                 if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in left:
-                    raise InvalidInput("answer of the relay", value=frame.kind, limit="one reply a node, then done")
+                    raise InvalidInput(
+                        "answer of the relay", value=frame.kind, limit="one REPLY for each node, then DONE"
+                    )
                 left.discard(frame.number)
                 try:
                     yield _reply(frame)
@@ -161,7 +171,7 @@ def run(study: Path, connection: socket.socket) -> int:
             with _relay_needed():
                 hello = receive(connection)
                 if hello.kind is not Kind.RUN:
-                    raise InvalidInput("first word of the relay", value=hello.kind, limit="its run")
+                    raise InvalidInput("first frame of the relay", value=hello.kind, limit="a frame of the kind RUN")
             try:
                 run_study(Workspace(study), RelayTransport(connection), run=str(hello.number))
             except ConsiliumError as error:
@@ -217,8 +227,9 @@ def _admitted(connection: socket.socket, folder: Path) -> bool:
 
 
 def _answered(connection: socket.socket) -> bool:
-    """Return whether the connection only asked if the core is alive, or has closed; the first frame of a run stays
-    unread.
+    """Answer a connection that only asks whether the core is alive; return whether it did so, or has closed.
+
+    The first frame of a run stays unread.
     """
     connection.settimeout(HELLO_S)
     try:
@@ -234,11 +245,11 @@ def _answered(connection: socket.socket) -> bool:
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT: ``python -m server.aggregation.core --study DIR --socket PATH``."""
-    parser = argparse.ArgumentParser(description="The core: keys, ledger and releases of one study")
-    parser.add_argument("--study", type=Path, required=True)
+    parser = argparse.ArgumentParser(description="Hold one study's keys and ledger, and release its answers")
+    parser.add_argument("--study", type=Path, required=True, help="the study's directory")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--socket", type=Path, help="where ServerApps connect")
-    what.add_argument("--run", action="store_true", help="run the study once, for the ServerApp at the end of stdin")
+    what.add_argument("--socket", type=Path, help="Unix socket at which ServerApps connect")
+    what.add_argument("--run", action="store_true", help="run the study once, for the ServerApp connected to stdin")
     given = parser.parse_args()
     log_to_stderr()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

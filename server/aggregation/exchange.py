@@ -1,7 +1,7 @@
 """Sends signed messages to sites, and verifies each reply against the key of the site it comes from.
 
 The aggregators, receipts and witnesses use it. A reply that is unsigned, unreadable or signed by another key is passed
-on as a reply without a message, with the word why.
+on without its message, with a one-word reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reply:
     Attributes:
         node_id: Flower's id of the node.
         body: The signed bytes, or None.
-        problem: If there is no body, one of a fixed list of words for why.
+        problem: If there is no body, the reason as one of a fixed list of words.
     """
 
     node_id: int
@@ -47,7 +47,10 @@ class Transport(Protocol):
 
         Args:
             bodies: Signed bytes by node id.
-            timeout_s: After this time, missing replies are yielded without a body.
+            timeout_s: After this time in seconds, missing replies are yielded without a body.
+
+        Yields:
+            One reply for each node.
         """
 
 
@@ -57,8 +60,8 @@ class Heard:
 
     Attributes:
         site: The site that was asked.
-        message: Its message; None if nothing readable was signed by the site.
-        problem: Then, the word why.
+        message: The site's message; None if the reply is missing, unreadable or not signed by the site.
+        problem: A one-word reason why there is no message; empty if there is one.
     """
 
     site: Site
@@ -76,7 +79,7 @@ Questions = Mapping[int, tuple[Site, Callable[[], AnyMessage]]]
 
 
 class _Signed(Mapping[int, bytes]):
-    """The signed messages by node. Each is made when the transport takes it; only its hash is kept."""
+    """The signed messages by node. Each is made when the transport asks for it; only its hash is kept."""
 
     def __init__(self, questions: Questions, sign: Sign) -> None:
         self._questions, self._sign = questions, sign
@@ -104,7 +107,10 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
         transport: Carries the messages.
         questions: The messages by node id.
         sign: Signs with the server's key.
-        timeout_s: Time after which missing replies are reported as such.
+        timeout_s: Time in seconds after which missing replies are reported as such.
+
+    Yields:
+        One reply for each node.
     """
     sent = _Signed(questions, sign)
     for reply in transport.exchange(sent, timeout_s=timeout_s):
@@ -114,7 +120,7 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
             continue
         try:
             if not site.answer_key:
-                raise Refused("unsigned", "a site that was registered without a key for its replies")
+                raise Refused("unsigned", "the site was registered without a key to verify its replies")
             key = signing_public_key(site.answer_key)
             body = open_answered(reply.body, key=key, site=site.name, request_sha256=sent.sha256[reply.node_id])
             yield Heard(site, decode(body))

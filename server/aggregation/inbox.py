@@ -52,14 +52,20 @@ class Post(Protocol):
 
 
 def post_of(grid: Grid) -> Post:
-    """Return the runtime client of a ServerApp's Grid.
+    """Return the client of SuperLink's runtime interface that a ServerApp's Grid holds.
+
+    Args:
+        grid: Flower's Grid.
+
+    Returns:
+        The client, whose three calls :class:`Post` names.
 
     Raises:
-        InvalidInput: If a later Flower has moved it.
+        InvalidInput: If the Grid has no such client, because Flower's version is not the supported one.
     """
     client = getattr(grid, RUNTIME_CLIENT, None)
     if client is None:
-        raise InvalidInput("Flower's Grid", value=type(grid).__name__, limit="that of Flower 1.41")
+        raise InvalidInput("Flower's Grid", value=type(grid).__name__, limit="the Grid of Flower 1.41")
     return cast(Post, client)
 
 

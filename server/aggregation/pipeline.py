@@ -167,6 +167,12 @@ def finish(workspace: Workspace, *, events: EventLog) -> None:
 def locked_events(workspace: Workspace) -> Iterator[tuple[Workspace, EventLog]]:
     """Hold the study's lock, and yield the study and its event log, for post-processing outside a run.
 
+    Args:
+        workspace: The study.
+
+    Yields:
+        The same study and its event log, while the lock is held.
+
     Raises:
         StudyBusy: If a run holds the study.
     """

@@ -76,15 +76,27 @@ class Bars(Progress):
         return task
 
     def update(self, task_id: TaskID, **changed: Any) -> None:
+        """Change a task's fields as rich's ``Progress.update`` does, and print its line if one is due.
+
+        Args:
+            task_id: The task.
+            changed: rich's arguments, such as ``completed`` and ``total``.
+        """
         super().update(task_id, **changed)
         self._perhaps_say(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """Advance a task as rich's ``Progress.advance`` does, and print its line if one is due.
+
+        Args:
+            task_id: The task.
+            advance: Number of steps.
+        """
         super().advance(task_id, advance)
         self._perhaps_say(task_id)
 
     def _perhaps_say(self, task_id: TaskID) -> None:
-        """Print a task's line, without a terminal, if the last one is :data:`LINE_EVERY_S` ago or the task is done."""
+        """Without a terminal, print a line if the task is done or its last line is :data:`LINE_EVERY_S` ago."""
         if not self._lines or task_id not in self._said:
             return
         task = next(one for one in self.tasks if one.id == task_id)
@@ -106,7 +118,14 @@ class Bars(Progress):
 
 
 def stage_bars(console: Console) -> Progress:
-    """Return a context manager of bars with a stage's name, share done, elapsed time and ETA."""
+    """Return progress bars that show a stage's name, the share done, the elapsed time and the ETA.
+
+    Args:
+        console: Where to draw.
+
+    Returns:
+        The bars, a context manager that stops drawing at its end.
+    """
     return Bars(
         TextColumn("{task.description:<12}", markup=False),
         BarColumn(),
@@ -122,8 +141,11 @@ def stage_bars(console: Console) -> Progress:
 def bar_a_stage(console: Console) -> Iterator[OnStage]:
     """Yield a function that draws a bar for every stage it is called with.
 
+    Args:
+        console: Where to draw.
+
     Yields:
-        Takes a stage's name, the steps done and the steps in total.
+        Function of a stage's name, the steps done and the total number of steps.
     """
     with stage_bars(console) as bars:
         tasks: dict[str, TaskID] = {}
@@ -154,7 +176,11 @@ class StudyProgress:
         self._begun = datetime.now(UTC)
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Show one event; kinds that mean nothing to a reader are ignored."""
+        """Show one event, as a bar's progress or as a line; events of other kinds are ignored.
+
+        Args:
+            event: An event as the event log stores it.
+        """
         self._show(event)
         if "run" in self._tasks and event["event"] != "run-finished":
             self._update_run()
@@ -185,14 +211,14 @@ class StudyProgress:
             case "ledger-contradicted":
                 self._say(
                     f"site {event['site']} holds a signed head of row {event['ledger_row']} that this ledger does not "
-                    "contain: it was rolled back or forked; stop, and see `consilium ledger recover`"
+                    "contain: the ledger was rolled back or forked; stop the study, and see `consilium ledger recover`"
                 )
             case "reply-missing":
                 self._say(f"site {event['site']} did not answer ({event['reason']}); it is asked again")
             case "code-refused":
                 self._say(f"site {event['site']}: a code was refused ({event['reason']})")
             case "run-restarted":
-                self._say("the ServerApp died; submitted again, it resumes from the ledger")
+                self._say("the ServerApp ended unexpectedly; it was submitted again and resumes from the ledger")
 
     def _say(self, text: str) -> None:
         """Print a line above the bars, without control characters, since a site may have chosen some of its words."""

@@ -45,14 +45,14 @@ class ReceiptDelivery:
         self.contradicted: dict[str, int] = {}
 
     def send(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> None:
-        """Send the sites the receipts they lack. A site whose position is unknown is first asked what it holds.
+        """Send the sites the receipts they lack. A site is first asked for its newest receipt if that is unknown.
 
-        Sites that have not confirmed at the end are logged as ``receipts-missing``.
+        Sites that have not confirmed all receipts at the end are logged as ``receipts-missing``.
 
         Args:
             sites: The sites.
             transport: Carries the messages.
-            timeout_s: Longest wait for one attempt.
+            timeout_s: Longest wait for one attempt, in seconds.
         """
         missing = {site.node_id: self.missing(site) for site in sites}
         waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
@@ -76,14 +76,28 @@ class ReceiptDelivery:
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
 
     def owed(self, site: Site) -> list[Part]:
-        """Return the receipts to add to another message to a site; none if its position is unknown or it disputes
-        the ledger.
+        """Return the receipts to add to another message to a site.
+
+        Args:
+            site: The site.
+
+        Returns:
+            One message part with the receipts; an empty list if the site lacks none, if its newest receipt is unknown,
+            or if it holds a head that the ledger does not contain.
         """
         receipts = None if site.name in self.contradicted else self.missing(site)
         return [self._message(receipts)] if receipts else []
 
     def missing(self, site: Site) -> Due | None:
-        """Return the receipts after the newest one that a site holds; None if that is unknown and there are some."""
+        """Return the receipts that a site lacks.
+
+        Args:
+            site: The site.
+
+        Returns:
+            The receipts after the newest one that the site holds, oldest first. None if its newest receipt is unknown
+            and the ledger has any receipt for it.
+        """
         held = self._held.get(site.name)
         receipts = self._ledger.receipts_due(site.name, after=held or 0)
         return None if held is None and receipts else receipts

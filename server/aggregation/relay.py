@@ -31,7 +31,7 @@ _NODE = struct.Struct(">Q")
 
 
 class Kind(IntEnum):
-    """A frame's kind. For a question, the comment names the frames that answer it."""
+    """The kind of a frame. The text below a question's kind names the frames that answer it."""
 
     RUN = 1
     """The ServerApp's first frame, with Flower's run id."""
@@ -68,7 +68,7 @@ class RelayFrame:
 
     Attributes:
         kind: What it says or asks.
-        number: A node id, a run id, milliseconds or a status, by kind.
+        number: A node id, a run id, milliseconds or a status, depending on the kind.
         body: Its bytes, at most :data:`MAX_BODY`.
     """
 
@@ -78,25 +78,46 @@ class RelayFrame:
 
 
 def send(connection: socket.socket, frame: RelayFrame) -> None:
-    """Write one frame to a socket."""
+    """Write one frame to a socket.
+
+    Args:
+        connection: The connected socket.
+        frame: The frame.
+
+    Raises:
+        OSError: If the socket fails.
+    """
     connection.sendall(_HEAD.pack(frame.kind, frame.number, len(frame.body)) + frame.body)
 
 
 def receive(connection: socket.socket) -> RelayFrame:
     """Read one frame from a socket.
 
+    Args:
+        connection: The connected socket.
+
+    Returns:
+        The frame.
+
     Raises:
         EOFError: If the other end has closed.
-        InvalidInput: If the bytes are no frame, or the frame exceeds its limit.
+        InvalidInput: If the frame's kind is unknown, or its body is longer than :data:`MAX_BODY`.
+        OSError: If the socket fails or its timeout passes.
     """
     kind, number, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
     if kind not in Kind.__members__.values() or length > MAX_BODY:
-        raise InvalidInput("frame of the relay", value=(kind, length), limit=f"a known kind, {MAX_BODY} bytes")
+        raise InvalidInput("frame of the relay", value=(kind, length), limit=f"a known kind and {MAX_BODY} bytes")
     return RelayFrame(Kind(kind), number, _exactly(connection, length))
 
 
 def pack_nodes(nodes: frozenset[int]) -> bytes:
     """Pack node ids in ascending order, eight bytes each, big-endian.
+
+    Args:
+        nodes: Flower's node ids.
+
+    Returns:
+        The packed ids, for the body of a frame.
 
     >>> unpack_nodes(pack_nodes(frozenset({7, 3}))) == {3, 7}
     True
@@ -106,6 +127,12 @@ def pack_nodes(nodes: frozenset[int]) -> bytes:
 
 def unpack_nodes(body: bytes) -> frozenset[int]:
     """Return the node ids that :func:`pack_nodes` packed.
+
+    Args:
+        body: The packed ids.
+
+    Returns:
+        The node ids.
 
     Raises:
         InvalidInput: If the length is no multiple of eight bytes.
@@ -119,7 +146,13 @@ def unpack_nodes(body: bytes) -> frozenset[int]:
 def lifeline(connection: socket.socket) -> Iterator[None]:
     """Inside the block, end this process at once, as if killed, when the other end of the connection closes.
 
-    This makes the two processes of a run live and die together.
+    Neither of a run's two processes therefore outlives the other.
+
+    Args:
+        connection: The connected socket.
+
+    Yields:
+        Nothing.
     """
     over = threading.Event()
     poll = select.poll()
@@ -138,7 +171,13 @@ def lifeline(connection: socket.socket) -> Iterator[None]:
 
 
 def connect(folder: Path) -> socket.socket:
-    """Connect to the core whose socket is in ``folder``.
+    """Connect to the core whose socket is in a folder.
+
+    Args:
+        folder: The folder of the socket :data:`SOCKET`.
+
+    Returns:
+        The connected socket.
 
     Raises:
         OSError: If no core listens there.
@@ -147,7 +186,14 @@ def connect(folder: Path) -> socket.socket:
 
 
 def answers(folder: Path) -> bool:
-    """Return whether the core whose socket is in ``folder`` answers."""
+    """Return whether the core whose socket is in a folder answers within two seconds.
+
+    Args:
+        folder: The folder of the socket :data:`SOCKET`.
+
+    Returns:
+        True if it answers.
+    """
     try:
         with connect(folder) as connection:
             connection.settimeout(2.0)

@@ -6,7 +6,7 @@ takes these steps in order; the code repeats their numbers:
 
 1. The roster is fixed: sites that accepted the offer, gave a key for this draw and have confirmed each other's keys.
 2. The draw is charged.
-3. The sites are asked for their masked codes, for as long as the study's patience. If one stays silent, the draw is
+3. The sites are asked for their masked codes for ``collection.patience_s`` seconds. If one stays silent, the draw is
    lost but stays charged, and another draw is started without that site while the budget lasts.
 4. The masks cancel in the sum of all masked codes, and leave the noisy sum. It is checked and stored.
 
@@ -75,7 +75,7 @@ class SealedSums(Aggregator):
     """An :class:`Aggregator` that never holds a site's code in the clear. It takes the same arguments."""
 
     _length: Length | None = None
-    """Combined length of the study's sums; None until it was read from the ledger."""
+    """Joint norm of the study's sums in units of their noise; None until it was computed from the ledger."""
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
@@ -118,7 +118,10 @@ class SealedSums(Aggregator):
         return tuple(by_name[name] for name in names if name in by_name)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
-        """As for an open study, without sites that left a draw incomplete in this run or have no signing key."""
+        """Return what the open study's method returns, without sites that cannot take part in a draw.
+
+        These are the sites that left a draw incomplete in this run, and those without a signing key.
+        """
         room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
 
@@ -236,9 +239,9 @@ class SealedSums(Aggregator):
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
         """Return the sites that remain after leaving out those that have not confirmed each other.
 
-        A site that more sites than may collude have not confirmed is left out, the least confirmed first: at least one
-        honest site says so. Otherwise the site that reports others as unconfirmed is left out; if it were the other way
-        round, a single dishonest site could evict any other.
+        If more sites than may collude have not confirmed a site, at least one of them is honest, and that site is left
+        out, the least confirmed first. Otherwise the site that reports others as unconfirmed is left out. If the
+        reported site were left out instead, a single dishonest site could evict any other.
         """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):
@@ -266,7 +269,7 @@ class SealedSums(Aggregator):
         """
         of = {"query": query.id, "site": site.name, "identity": site.answer_key}
         if batch.roster is None or not is_word_of(code.view(np.uint64), signature, roster=batch.roster.id, **of):
-            raise Refused("unsigned", "words without their site's signature over them")
+            raise Refused("unsigned", "the masked code is not signed by the site that sent it")
 
     def _completed(
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
@@ -295,8 +298,8 @@ class SealedSums(Aggregator):
     def _store(self, draw: Draw, totals: dict[str, NDArray[np.uint64]]) -> tuple[StoredAnswer, ...]:
         """Unmask, check and store each query's noisy sum.
 
-        If the study's sums are longer together than sums of honest sites, all sums of this draw are refused. A site
-        that adds a little to each sum stays within what the noise hides in a single one.
+        If the joint norm of the study's sums exceeds what honest sites can produce, all sums of this draw are refused.
+        This finds a site that adds so little to each sum that the noise hides it in a single one.
 
         Raises:
             Refused: ``sum-spoiled`` if a sum was refused, after the others are stored.
@@ -320,9 +323,7 @@ class SealedSums(Aggregator):
         return tuple(answers)
 
     def _length_so_far(self) -> Length:
-        """Return the combined length of the study's sums since its last spoiled draw; earlier ones were disputed
-        already.
-        """
+        """Return the joint norm of the study's sums since its last spoiled draw; earlier sums were disputed already."""
         spoiled = spoiled_draws(self._ledger, self._study)
         after = spoiled[-1].row if spoiled else 0
         total = Length()
@@ -353,5 +354,12 @@ class SealedSums(Aggregator):
 
 
 def aggregator_of(study: Study) -> type[Aggregator]:
-    """Return the class that runs a study: :class:`SealedSums` for a sealed study, else :class:`Aggregator`."""
+    """Return the class that runs a study's queries.
+
+    Args:
+        study: The study.
+
+    Returns:
+        :class:`SealedSums` for a sealed study, else :class:`Aggregator`.
+    """
     return SealedSums if study.privacy.sealed else Aggregator

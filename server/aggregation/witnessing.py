@@ -2,7 +2,7 @@
 
 A *head* is the signed hash of a ledger's newest row. A site that countersigned one notices if those rows later change.
 ``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online, up to three times,
-until nothing new is said: first for its signature on the server's head, then with the other sites' heads and
+until no site reports anything new: first for its signature on the server's head, then with the other sites' heads and
 signatures. It charges nothing and delays nothing. A site that is offline or contradicts a head is logged as an event.
 The heads and their signatures are stored in the study's ``witnesses/``. If no site has ever answered, as sites of
 earlier versions do not, nothing is logged.
@@ -30,7 +30,7 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 ASKED = 3
-"""Times a site is asked in one round: for its signature, with the others' heads, and with their signatures."""
+"""Number of times a site is asked in one round: for its signature, with the others' heads, with their signatures."""
 DEADLINE_S = 30.0
 _SITES = "sites.json"
 
@@ -84,7 +84,7 @@ class Witnesses:
         Args:
             sites: The admitted sites.
             transport: Carries the messages.
-            timeout_s: Longest wait for each of the :data:`ASKED` attempts.
+            timeout_s: Longest wait for each of the :data:`ASKED` attempts, in seconds.
         """
         for _ in range(ASKED):
             before = self._state()
@@ -149,11 +149,11 @@ class Witnesses:
         note, before = _own_head(site, reply.own), self._heads.get(site.name)
         other = note is not None and before is not None and before.origin != note.origin
         if other and before is not None and before.is_signed(site.answer_key):
-            self._strays.add(site.name)  # a key signs for one ledger: keep the head of the first
+            self._strays.add(site.name)  # a key may sign for one ledger only: keep the head of the first
         elif note is not None:
             known_as = known.own if before is not None and before.origin == note.origin else ""
             own = known_as or self._name(site, note)
-            if own != note.origin:  # its ledger has the id of another site's
+            if own != note.origin:  # its ledger has the id of another site's ledger
                 self._strays.add(site.name)
             same = before is not None and before.same_head(note)
             self._heads[site.name] = before if same and before is not None else note
@@ -165,14 +165,14 @@ class Witnesses:
     def _name(self, site: Site, note: CheckpointNote) -> str:
         """Return the name under which the head of a site's own ledger is stored.
 
-        Usually it is the origin that the head names. If another site's ledger already has this origin, it is the origin
-        with part of this site's key. Ledger ids are random, so this site must have copied the other's.
+        Usually it is the origin that the head names. If another site's ledger already has this origin, part of this
+        site's key is appended. Ledger ids are random, so this site must have copied the other's.
         """
         taken = any(one.own == note.origin for name, one in self._known.items() if name != site.name)
         return apart(note.origin, site.answer_key) if taken else note.origin
 
     def _tell(self, site: Site) -> None:
-        """Log what a site's last reply means: countersigned, missing, or in disagreement."""
+        """Log whether a site countersigned the head, did not, or contradicts a head."""
         said, size = self._said.get(site.name), self._note.size
         if said is None or said.problem in ("gap", "stale", "unsigned"):
             reason = "no-reply" if said is None else said.problem
@@ -191,9 +191,7 @@ class Witnesses:
         return self._note, dict(self._heads), dict(self._known)
 
     def _save(self) -> None:
-        """Store the heads; a head without countersignature does not replace a countersigned one, which is the
-        evidence.
-        """
+        """Store the heads. A head without countersignature does not replace a countersigned one, which is evidence."""
         named = ((self._known[name].own, head) for name, head in self._heads.items())
         for name, note in ((self._note.origin, self._note), *named):
             if len(note.signatures) > 1 or self.memory.note(name) is None:
@@ -221,10 +219,10 @@ def _own_head(site: Site, text: bytes) -> CheckpointNote | None:
 
 
 def _load(memory: HeadMemory) -> dict[str, SiteKnown]:
-    """Return what is stored about the sites; nothing, so that all are asked again, if it cannot be read."""
+    """Return what is stored about the sites, or an empty dict, so that all are asked again, if it cannot be read."""
     path = memory.folder / _SITES
     try:
-        data: Mapping[str, object] = parse_json(path.read_bytes(), what="what is known of witnesses")
+        data: Mapping[str, object] = parse_json(path.read_bytes(), what="record of the witnesses")
         return {str(name): SiteKnown.from_json(item) for name, item in data.items()}
     except (OSError, InvalidInput, AttributeError):
         return {}

@@ -1,7 +1,8 @@
 """Re-enters lost charges into a ledger, and replaces its signing key, for an operator.
 
-`consilium ledger recover` and `consilium ledger rotate-key` call it. It refuses to recover from nothing, and to install
-a key if the old one is not the ledger's.
+`consilium ledger recover` and `consilium ledger rotate-key` call it. Lost charges are known from the sites' receipts,
+and from the ledger's *standing*: a small file beside it that counts every charge and is in no backup. It refuses to
+recover without either of them, and to install a key if the old one is not the ledger's.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Recovery:
     Attributes:
         entered: Number of charges entered from receipts.
         receipts: Number of receipts read.
-        by_standing: By pool, the number of releases that no receipt covers and that the standing shows.
+        by_standing: By pool, the number of charged releases that the standing counts and no receipt covers.
         pools: All pools after the recovery.
     """
 
@@ -73,8 +74,8 @@ def recover_charges(
         receipts: The sites' files of receipts.
         standing: The lost ledger's standing file, if it is not beside the copy.
         studies: Studies to register again first.
-        charge_all: Without a standing: count everything that pools and studies have left as spent. Receipts alone do
-            not show an answer that was drawn and reached no site.
+        charge_all: Count everything that pools and studies have left as spent; only if the standing is lost. Receipts
+            alone do not show an answer that was drawn and whose receipt reached no site.
 
     Returns:
         What was entered, and every pool's state.
@@ -86,17 +87,17 @@ def recover_charges(
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger, signing_key=signing_key, restored=True) as opened:
         if not receipts and standing is None and opened.forgotten() is None:
-            raise InvalidInput("receipts and standing", value="none", remedy="--receipts FILE for every site")
+            raise InvalidInput("receipts and standing", value="neither", remedy="give --receipts FILE for every site")
         missing = standing is None and kept_standing(ledger) is None
         if missing and opened.forgotten() is not None and not charge_all:
             raise InvalidInput(
                 "standing of the lost ledger",
                 value=str(ledger.with_suffix(".standing")),
-                limit="the file that lay beside it, since receipts do not tell of answers that reached no site",
-                remedy="give it with --standing; if it is lost, --charge-all counts as spent all that pools have left",
+                limit="the standing file beside the lost ledger; receipts do not record answers that reached no site",
+                remedy="give it with --standing; if it is lost, --charge-all counts all remaining budget as spent",
             )
         if charge_all and not missing:
-            raise InvalidInput("--charge-all", limit="only without a standing, which tells the sum")
+            raise InvalidInput("--charge-all", limit="only if the standing is lost; this one shows the exact sum")
         before = opened.lost()
         for study in studies:
             opened.register_study(study)

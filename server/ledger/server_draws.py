@@ -1,9 +1,9 @@
 """Stores queries and answers in the server's ledger, and the draws of sealed sums, which are charged before they
 answer.
 
-In a sealed sum the server holds nothing that it could charge for until it holds the answer. A draw is therefore
-recorded and charged before any site is asked, together with the roster and the mask keys of its sum. A draw ends with
-an answer, or as lost.
+In a sealed sum the hospitals add the noise, so the server knows the answer as soon as it has all masked codes. A draw,
+one attempt at such a sum, is therefore recorded and charged before any site is asked, together with the roster and the
+mask keys of its sum. A draw ends with an answer, or as lost.
 
 It refuses a draw that exceeds a budget, has fewer sites than the study's smallest roster, or repeats a draw number. It
 refuses a second answer, and an answer to a draw that is not open.
@@ -149,7 +149,7 @@ class AnswersQueries(IssuesReceipts):
                 refuses.
         """
         if masks.sites != tuple(sorted(entry.site for entry in roster)) or masks.study != study_id:
-            raise InvalidInput("roster of a draw", limit="the members whose mask keys it holds, in this study")
+            raise InvalidInput("roster of a draw", limit="exactly the sites of this study that gave a mask key for it")
         charged: list[QuerySpec] = []
 
         def charge(study: StudyTerms, query: QuerySpec, named: RosterRecord, planned: ChargedTotals) -> None:
@@ -208,8 +208,9 @@ class AnswersQueries(IssuesReceipts):
         return BatchResult(tuple(answers), tuple(refused))
 
     def _named(self, roster: RosterRecord) -> str | None:
-        """Return the id by which rows refer to a long roster, which gets a row of its own first; None for a short
-        roster.
+        """Return the id by which rows refer to a long roster, or None for a short one.
+
+        A long roster is appended as a row of its own if the ledger does not contain it yet.
         """
         if not roster.is_long:
             return None
@@ -269,7 +270,14 @@ class AnswersQueries(IssuesReceipts):
             self._append(LostDrawRecord(tuple(query.id for query in draw.queries), draw.roster.draw, reason))
 
     def ended_without_answer(self, study_id: str) -> tuple[LostDraw, ...]:
-        """Return a study's lost draws in order, each with the sites that were charged for it."""
+        """Return a study's lost draws, each with the sites that were charged for it.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            The draws, in the order in which they were lost.
+        """
         self._catch_up()
         releases, found = self._books.releases, []
         for row in self._chain.rows_of("lost-draw"):
@@ -282,7 +290,14 @@ class AnswersQueries(IssuesReceipts):
         return tuple(found)
 
     def rosters_drawn(self, study_id: str) -> dict[str, tuple[str, ...]]:
-        """Return, by roster id and in order, the sites of every roster that a study's draws were charged under."""
+        """Return the rosters under which a study's draws were charged.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            The roster's sites in alphabetical order, by the roster's id; rosters in the order of the ledger.
+        """
         self._catch_up()
         releases = (release for _, release in self._books.releases.by_row())
         return {
@@ -298,6 +313,9 @@ class AnswersQueries(IssuesReceipts):
             study_id: The study.
             masks: The roster's id, or at least its first twelve digits.
 
+        Returns:
+            The draw.
+
         Raises:
             InvalidInput: If no draw matches, or more than one.
         """
@@ -312,7 +330,19 @@ class AnswersQueries(IssuesReceipts):
         return self._draw(of, releases)
 
     def open_draws(self, study_id: str) -> tuple[Draw, ...]:
-        """Return the draws of a study that were charged and have not ended, as an interrupted process leaves them."""
+        """Return the draws of a study that were charged and have not ended.
+
+        An interrupted process leaves such draws.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            The draws, in the order of the ledger.
+
+        Raises:
+            LedgerCorrupt: If a stored roster is not the one that was charged.
+        """
         self._catch_up()
         found: dict[str, list[Release]] = {}
         for release in self._books.releases.open_in(study_id):
@@ -334,7 +364,14 @@ class AnswersQueries(IssuesReceipts):
         return query
 
     def last_draw(self, query_id: str) -> int:
-        """Return the number of a query's newest draw, by rows and recovered receipts; 0 if it was never drawn."""
+        """Return the number of a query's newest draw, from the ledger's rows and from recovered receipts.
+
+        Args:
+            query_id: The query.
+
+        Returns:
+            The draw's number; 0 if the query was never drawn.
+        """
         self._catch_up()
         return self._books.last_draw(query_id)
 
@@ -347,8 +384,9 @@ class AnswersQueries(IssuesReceipts):
         return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
 
     def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
-        """Record that this study uses another study's answer, unless recorded already; return the obstacle if it
-        cannot.
+        """Record that this study uses another study's answer, unless that is recorded already.
+
+        Returns the obstacle if the study may not use it, else None.
         """
         if self._uses(study, query_id):
             return None
@@ -388,6 +426,9 @@ def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) 
         noisy: Int64 array [l] of the answer.
         release: The release, as the ledger's totals hold it.
 
+    Returns:
+        The stored answer.
+
     Raises:
         InvalidInput: If the release has no answer yet.
     """
@@ -412,8 +453,11 @@ def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
         noisy: What a mechanism returned.
         dimension: The mechanism's dimension l.
 
+    Returns:
+        Int64 array of shape [l].
+
     Raises:
-        InvalidInput: If it is not an int64 array of shape [l].
+        InvalidInput: If ``noisy`` is not an int64 array of shape [l].
     """
     if not isinstance(noisy, np.ndarray) or noisy.dtype != np.int64 or noisy.shape != (dimension,):
         got = f"{noisy.dtype}{list(noisy.shape)}" if isinstance(noisy, np.ndarray) else type(noisy).__name__

@@ -35,26 +35,27 @@ class ServerFile(OpenLedger[Books]):
     def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
         """Enter as spent every charge that this restored copy has lost.
 
-        First, every receipted charge that is not in this ledger is entered. Then, for ``standing`` and for the standing
-        beside the file, whatever they charged beyond that since the last row they share with this ledger is charged in
-        one row each. Such charges are of answers that were drawn, and perhaps used, before any receipt arrived. Charges
-        that this copy made since that row stay too. A standing that was charged before is not charged again.
+        1. Every charge in a receipt that this ledger lacks is entered.
+        2. For each standing (the one beside the file, and ``standing``), the last row that it shares with this ledger
+           is found. What it counts after that row, less what receipts have entered, is charged in one row. Such charges
+           belong to answers that were drawn, and perhaps used, before any receipt was sent.
 
-        The lost answers are gone: asking such a query again is a new release and a new charge. Charges are entered even
-        if they exceed a limit, because those releases have happened. A lost pool is declared again as its site's
-        receipts, or the standing, state it.
+        Charges that this copy made itself after the shared row stay. A standing that was charged before is not charged
+        again. The lost answers cannot be restored: asking such a query again is a new release and a new charge. Charges
+        are entered even if they exceed a limit, because those releases have happened. A lost pool is declared again as
+        its site's receipts, or the standing, state it.
 
         Args:
             receipts: Receipts of any sites.
-            standing: A standing kept elsewhere.
+            standing: A standing that was kept elsewhere, besides the one beside the file.
 
         Returns:
             Number of charges entered from receipts.
 
         Raises:
             InvalidInput: For a receipt not signed by this ledger's key; for receipts or a standing of another ledger,
-                or of a study that must be registered first; for a pool that nothing given declares; or for a roster
-                that neither the ledger nor a given receipt has.
+                or of a study that must be registered first; for a pool that no receipt and no standing declares; or for
+                a roster that neither the ledger nor a given receipt contains.
         """
         entered = 0
         receipts = tuple(receipts)
@@ -84,8 +85,8 @@ class ServerFile(OpenLedger[Books]):
     def charge_all(self) -> None:
         """Charge everything that pools and studies have left, in one row, for a copy that has no standing.
 
-        Without a standing nobody can know what the lost ledger charged. This ends the recovery, as :meth:`recover`
-        does.
+        Without a standing nobody can know what the lost ledger charged. Like :meth:`recover`, this method ends the
+        recovery: the ledger may be written again.
         """
         with self._writing():
             books, last = self._books, self._chain.head()
@@ -104,8 +105,9 @@ class ServerFile(OpenLedger[Books]):
         self._keep_standing()
 
     def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
-        """Enter a receipted release as charged, unless its row is here or was entered before; return whether it was
-        entered.
+        """Enter a receipted release as charged, unless this ledger has its row or has entered it before.
+
+        Returns whether it was entered.
         """
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
@@ -119,7 +121,7 @@ class ServerFile(OpenLedger[Books]):
     def _check_standing(self, standing: ServerStanding) -> None:
         """Refuse a standing of another ledger or of unknown studies, and declare again the pools that only it knows."""
         if standing.head.ledger_id != self.ledger_id:
-            raise InvalidInput("standing", value=standing.head.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+            raise InvalidInput("ledger of the standing", value=standing.head.ledger_id, limit=self.ledger_id)
         unknown = sorted(standing.studies.keys() - self._books.studies.keys())
         if unknown:
             raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
@@ -135,7 +137,7 @@ class ServerFile(OpenLedger[Books]):
                     self._append(BooksRecord(pool, ledger_id))
 
     def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
-        """Charge what the standing charged since its last common row, less what receipts have entered."""
+        """Charge what the standing counts after the last row it shares with this ledger, less what receipts entered."""
         fork = self._fork(standing)
         before, before_in = self._spent_at(fork)
         entered, entered_in = self._entered_of(standing, receipts)
@@ -178,7 +180,8 @@ class ServerFile(OpenLedger[Books]):
     ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
         """Return the spending entered from receipts for the same rows that the standing's totals cover.
 
-        A receipt covers these rows if the standing names its head, or if a later receipt of them leads back to it.
+        A receipt belongs to these rows if the standing names its head, or if a later receipt that belongs to them
+        refers back to it.
         """
         known, heads = set(standing.positions()), dict[str, Position]()
         for receipt in sorted(receipts, key=lambda receipt: receipt.head.seq, reverse=True):
@@ -204,8 +207,8 @@ class ServerFile(OpenLedger[Books]):
     def forgotten(self) -> str | None:
         """Return the evidence that this file is an older copy, with the remedy, or None if there is none.
 
-        The evidence is the standing beside the file. If the standing was rolled back together with the file, only sites
-        that hold a later receipt can tell.
+        The evidence is the standing beside the file. If the standing was rolled back together with the file, only a
+        site that holds a later receipt can notice it.
 
         Raises:
             LedgerCorrupt: If the standing is damaged.
@@ -216,8 +219,9 @@ class ServerFile(OpenLedger[Books]):
         return None if found is None else f"{found}; to fix: `consilium ledger recover`"
 
     def standing_problem(self) -> str | None:
-        """Return :meth:`forgotten`, with an unreadable standing as a problem in words; for pages that show the
-        state.
+        """Return what :meth:`forgotten` returns, or the error's text if the standing cannot be read.
+
+        Reports and pages that show the ledger's state use it.
         """
         try:
             return self.forgotten()
@@ -225,7 +229,7 @@ class ServerFile(OpenLedger[Books]):
             return str(error)
 
     def check_newest(self) -> None:
-        """Refuse to go on if the ledger may be an older copy; called before anything of a ledger is filed or published.
+        """Raise an error if the ledger may be an older copy; called before its figures are filed or published.
 
         Raises:
             LedgerCorrupt: If :meth:`standing_problem` finds a problem.
@@ -234,7 +238,7 @@ class ServerFile(OpenLedger[Books]):
             raise LedgerCorrupt(f"more may have been spent than the ledger shows: {problem}")
 
     def lost(self) -> dict[str, Spend]:
-        """Return, by pool, what recovery charged for releases that an older copy lacked and that no receipt proved."""
+        """Return, by pool, what recoveries charged for lost releases that no receipt proves."""
         self._catch_up()
         found: dict[str, Spend] = {}
         for record in self._books.lost.values():
@@ -257,9 +261,9 @@ class ServerFile(OpenLedger[Books]):
 
     def _check_origin(self, receipt: Receipt) -> None:
         if receipt.ledger_id != self.ledger_id:
-            raise InvalidInput("receipt", value=receipt.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+            raise InvalidInput("ledger of the receipt", value=receipt.ledger_id, limit=self.ledger_id)
         if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
-            raise InvalidInput("receipt", limit="signed by this ledger's key")
+            raise InvalidInput("receipt with a wrong signature", limit="receipts signed by this ledger's key")
 
     def _check_recoverable(self, receipt: Receipt, shown: Mapping[str, Roster]) -> None:
         study, rosters = self._books.studies.get(receipt.study_id), {**self._books.named, **shown}
@@ -274,7 +278,7 @@ class ServerFile(OpenLedger[Books]):
         lost = sorted(pools - self._books.pools.keys())
         if study is None or lost:
             raise InvalidInput(
-                "receipt names what this ledger does not know",
+                "the receipt names a study or pools that this ledger does not know",
                 value=lost or receipt.study_id,
                 remedy="register the study again, and give the receipts of all sites at once",
             )
@@ -289,14 +293,16 @@ class ServerFile(OpenLedger[Books]):
 
         The standing is written after the commit. If that fails, the rows are durable and the caller gets the error; the
         next write or opening brings the standing up to date. While an older copy is being recovered, the standing stays
-        as it is until everything that it shows is charged.
+        unchanged until everything that it counts is charged.
         """
         try:
             with self._chain.transaction():
                 self._catch_up()
                 if self._chain.public_key != self._books.key.public_key:
                     raise InvalidInput(
-                        "signing key", limit="the ledger's current key", remedy="it was rotated; open with the new key"
+                        "signing key",
+                        limit="the ledger's current key",
+                        remedy="the key was rotated; open the ledger with the new key",
                     )
                 self._books.begin()
                 yield

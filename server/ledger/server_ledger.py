@@ -1,4 +1,4 @@
-"""The server's privacy ledger: what every patient pool has spent, and every noisy answer that was released.
+"""Keeps the server's privacy ledger: what every patient pool has spent, and every noisy answer that was released.
 
 The aggregator, the pipeline, the commands and the dashboard open it. :meth:`Ledger.release_batch` is the only way to
 create an answer. It takes these steps in one transaction, in order; the code repeats their numbers:
@@ -14,8 +14,8 @@ It refuses a release with fewer sites than the quorum, one that exceeds a pool's
 runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not the mechanism's
 ``int64[l]``. It refuses to write to a file that is older than its standing (``common/ledger/rollback_guard.py``).
 
-Threads must take turns by a lock of the caller. Several processes may open the same file: SQLite lets one write at a
-time, and each reads what the others wrote before it decides.
+A ledger object is not thread-safe: threads that share one need a lock. Several processes may open the same file: SQLite
+lets one write at a time, and each reads what the others wrote before it decides.
 """
 
 from __future__ import annotations
@@ -93,19 +93,22 @@ class Ledger(AnswersQueries):
             standing: New file on another disk for the ledger's standing; the file beside the ledger is then a link to
                 it.
 
+        Returns:
+            The open ledger.
+
         Raises:
             InvalidInput: If ``path`` or ``standing`` exists, or the folder of ``standing`` does not.
             LedgerCorrupt: If a standing exists whose ledger is gone.
         """
         link = path.with_suffix(".standing")
         if standing is not None and (os.path.lexists(standing) or not standing.parent.is_dir()):
-            remedy = "mount that disk, or name another; where its ledger is lost, `consilium ledger recover` a copy"
-            limit = "a new one, in a folder that is there"
+            remedy = "mount that disk, or name another file; if its ledger is lost, run `consilium ledger recover`"
+            limit = "a new file in an existing folder"
             raise InvalidInput("file of the standing", value=str(standing), limit=limit, remedy=remedy)
         if os.path.lexists(link):
             raise LedgerCorrupt(
-                f"the ledger {path} is gone and its standing is still there; to fix: put the newest copy of the ledger "
-                "in its place, then `consilium ledger recover`"
+                f"the ledger {path} is missing, but its standing exists; to fix: put the newest copy of the ledger "
+                "in its place, then run `consilium ledger recover`"
             )
         ledger = cls(Chain.create(path, role="server", genesis={"standing": 1}, signing_key=signing_key, clock=clock))
         try:
@@ -137,9 +140,12 @@ class Ledger(AnswersQueries):
             clock: Returns the time written into rows.
             restored: The file is a restored copy, and :meth:`recover` is called next.
 
+        Returns:
+            The open ledger.
+
         Raises:
-            LedgerCorrupt: Names the first row that breaks the chain or a rule; or, for writing, if the file is older
-                than its standing and not ``restored``.
+            LedgerCorrupt: If a row breaks the hash chain or a rule; ``row`` is the first one. Also, with a
+                ``signing_key`` and not ``restored``, if the file is older than its standing.
             InvalidInput: If the key is not the one that signs this ledger now.
         """
         ledger = cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
@@ -158,7 +164,10 @@ class Ledger(AnswersQueries):
     # --- declaring
 
     def register_study(self, study: Study) -> str:
-        """Record a study's consent text; a known study adds no row.
+        """Record a study's consent text; a study that is registered already adds no row.
+
+        Args:
+            study: The study.
 
         Returns:
             The study's id.
@@ -173,8 +182,11 @@ class Ledger(AnswersQueries):
     def declare_pool(self, declaration: PoolDeclaration) -> None:
         """Declare a site's patient pool and its lifetime budget, or tighten the budget.
 
-        The same declaration again adds no row. If a budget is tightened below what is spent, the pool admits no further
+        Repeating a declaration adds no row. If a budget is tightened below what is spent, the pool admits no further
         release.
+
+        Args:
+            declaration: The pool, its site, budget, accountant and protection.
 
         Raises:
             InvalidInput: For a looser declaration (a larger ε, δ or Σμ²), another site or another protection.
@@ -200,14 +212,23 @@ class Ledger(AnswersQueries):
                 self._append(BooksRecord(pool, ledger_id))
 
     def note(self, text: str) -> None:
-        """Record a remark, which changes no total. It must not contain patient data."""
+        """Record a remark. It changes no total, and must not contain patient data.
+
+        Args:
+            text: The remark.
+
+        Raises:
+            InvalidInput: If the text is empty or too long.
+        """
         check_note(text)
         with self._writing():
             self._append(NoteRecord(text))
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
-        """Replace the signing key: the old key signs the row that introduces the new one, which signs all later
-        heads.
+        """Replace the signing key. The old key signs the row that introduces the new one, which signs later heads.
+
+        Args:
+            new_key: The new private key.
         """
         with self._writing():
             self._append(KeyRecord(public_hex(new_key), self._chain.possession(new_key)))
@@ -226,8 +247,8 @@ class Ledger(AnswersQueries):
         noise is drawn and its pools pay nothing. If another study asked it, a row records its use by this study, whose
         own total then counts it.
 
-        After an exception nothing is charged or stored, unless the commit itself was interrupted; asking again shows
-        which.
+        After an exception nothing is charged or stored, unless the commit itself was interrupted. Calling again with
+        the same queries then either returns their stored answers or charges them.
 
         Args:
             study_id: The study that asks.
@@ -236,7 +257,7 @@ class Ledger(AnswersQueries):
             candidates: The queries, each with a function that draws its answer.
 
         Returns:
-            Answers in the order asked, and the ids of refused queries.
+            The answers in the order of ``candidates``, and the ids of refused queries.
 
         Raises:
             QuorumNotReached: If the roster is below the study's quorum; no row is written.
@@ -266,9 +287,16 @@ class Ledger(AnswersQueries):
     # --- reading
 
     def answer(self, query_id: str) -> StoredAnswer | None:
-        """Return the stored answer of a query, whichever study asked it, or None.
+        """Return the stored answer of a query of any study.
+
+        Args:
+            query_id: The query.
+
+        Returns:
+            The answer; None if there is none.
 
         Raises:
+            InvalidInput: If ``query_id`` is not a hash.
             LedgerCorrupt: If the stored answer is not the one that was charged.
         """
         check_hash(query_id)
@@ -276,7 +304,17 @@ class Ledger(AnswersQueries):
         return self._stored(query_id) if self._books.releases.answered(query_id) else None
 
     def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
-        """Return every answer that a study may use, in the order of release: its own, and those it reuses."""
+        """Return every answer that a study may use: its own, and those of other studies that it reuses.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            The answers, in the order of release.
+
+        Raises:
+            LedgerCorrupt: If a stored answer is not the one that was charged.
+        """
         self._catch_up()
         own = (one.query_id for one in self._books.releases.of_study(study_id) if one.answer is not None)
         found = [self._stored(query_id) for query_id in (*own, *self._books.reused.get(study_id, {}))]
@@ -287,16 +325,25 @@ class Ledger(AnswersQueries):
 
         Args:
             pool: The pool.
-            study_id: Only what this study spent, under the study's protection; by default all studies, under the pool's
+            study_id: Count only this study, under the study's protection; by default all studies, under the pool's
                 protection.
+
+        Returns:
+            Σμ² and the numbers of releases and coordinates.
         """
         self._catch_up()
         return self._books.spent(pool) if study_id is None else self._books.spent_in(study_id, pool)
 
     def remaining(self, pool: str, study_id: str | None = None) -> Fraction:
-        """Return the Σμ² that a declared pool has left, in all or in one study.
+        """Return the Σμ² that a declared pool has left.
 
-        It is negative if a budget was tightened below what is spent, or exceeded by recovered charges.
+        Args:
+            pool: The pool.
+            study_id: Return what is left of this study's budget; by default, of the pool's lifetime budget.
+
+        Returns:
+            The remaining Σμ². It is negative if a budget was tightened below what is spent, or exceeded by recovered
+            charges.
 
         Raises:
             InvalidInput: If the pool or the study is unknown.
@@ -307,7 +354,9 @@ class Ledger(AnswersQueries):
                 return self._books.limit(pool) - self._books.spent(pool).mu_squared
             return self._books.study_limit(study_id) - self._books.spent_in(study_id, pool).mu_squared
         except KeyError as error:
-            raise InvalidInput("pool or study", value=error.args[0], limit="one that is on record") from None
+            raise InvalidInput(
+                "pool or study", value=error.args[0], limit="a declared pool, a registered study"
+            ) from None
 
     def pools(self) -> tuple[PoolDeclaration, ...]:
         """Return the declared pools as they are now, by name."""
@@ -315,7 +364,14 @@ class Ledger(AnswersQueries):
         return tuple(self._books.pools[name] for name in sorted(self._books.pools))
 
     def books_of(self, pool: str) -> str | None:
-        """Return the id of the site ledger that keeps a pool's budget; None if no join request ever stated it."""
+        """Return the id of the site ledger that keeps a pool's budget at its hospital.
+
+        Args:
+            pool: The pool.
+
+        Returns:
+            The site ledger's id; None if no join request ever stated it.
+        """
         self._catch_up()
         return self._books.pool_books.get(pool)
 
@@ -327,12 +383,28 @@ class Ledger(AnswersQueries):
     def study_facts(
         self, study: Study, *, gain: Worth | None = None, asked: Collection[str] | None = None
     ) -> StudyFacts:
-        """What the study spent, was answered and has left of the pools ``asked``, and what it spent of every pool."""
+        """Return a study's figures: what it spent of each pool, how many answers it has, and what it has left.
+
+        Args:
+            study: The study.
+            gain: Gain of the student, to be included in the figures.
+            asked: Pools of the study's sites, from which the remaining budget is computed; by default all declared
+                pools.
+
+        Returns:
+            The figures (:func:`common.study_facts.study_facts`).
+        """
         self._catch_up()
         return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain, asked=asked)
 
     def study_spending(self, study_id: str) -> Spending:
-        """Return what a study has spent on the pool it cost most, and what is guaranteed to that pool.
+        """Return what a study has spent of the pool that it charged most, and the guarantee for that pool.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            The spending.
 
         Raises:
             InvalidInput: If the study is unknown.
@@ -342,7 +414,13 @@ class Ledger(AnswersQueries):
         return of_study(self._books, study_id, doubt=self.standing_problem())
 
     def pool_spending(self, pool: str) -> Spending:
-        """Return what all studies together have spent of a pool's budget, and what is guaranteed.
+        """Return what all studies together have spent of a pool's budget, and the guarantee for the pool.
+
+        Args:
+            pool: The pool.
+
+        Returns:
+            The spending.
 
         Raises:
             InvalidInput: If the pool is not declared.
@@ -353,15 +431,31 @@ class Ledger(AnswersQueries):
         return of_pool(self._books, pool, doubt=self.standing_problem())
 
     def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
-        """Return the guarantee of a study's answers to the pool they cost most, by every accountant, at the study's
-        δ.
+        """Return the guarantee of a study's answers for the pool that they charged most, by every accountant.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            ε at the study's δ, with unit and relation, by accountant.
+
+        Raises:
+            InvalidInput: If the study is unknown.
         """
         self._catch_up()
         self._study(study_id)
         return of_study(self._books, study_id).readings()
 
     def pool_guarantees(self, pool: str) -> dict[AccountantName, Guarantee]:
-        """Return the guarantee of all studies' answers to a pool, by every accountant, at the pool's δ and
-        protection.
+        """Return the guarantee of all studies' answers for a pool, by every accountant.
+
+        Args:
+            pool: The pool.
+
+        Returns:
+            ε at the pool's δ, under the pool's unit and relation, by accountant.
+
+        Raises:
+            InvalidInput: If the pool is not declared.
         """
         return self.pool_spending(pool).readings()

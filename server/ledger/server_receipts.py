@@ -29,7 +29,7 @@ from server.ledger.server_file import ServerFile
 _Charged = Release | Recovered | LostRecord
 
 MAX_SHARED_CHARACTERS = 64 << 20
-"""Characters of common text that are cached for the receipts of further sites."""
+"""Limit on the common text cached for further sites' receipts, in characters; beyond it the cache is emptied."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class _Shared:
 
     Attributes:
         members: The common JSON members, by name.
-        digest: Their digest if that is what is signed.
-        rosters: Long rosters introduced in between, each with the sites that are shown it.
+        digest: Their digest, if the signature covers it in place of the text; None if it covers the text.
+        rosters: The long rosters first used in these rows, each with the sites whose receipts contain it.
     """
 
     members: dict[str, str]
@@ -96,7 +96,7 @@ class _Shared:
 
 
 class IssuesReceipts(ServerFile):
-    """The part of the server's ledger that tells sites what they were charged."""
+    """The part of the server's ledger that issues receipts, which tell sites what they were charged."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
@@ -107,13 +107,31 @@ class IssuesReceipts(ServerFile):
         self._shared_characters = 0
 
     def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-        """Return every receipt of one site whose head is past row ``after``, in order."""
+        """Return the receipts of one site.
+
+        Args:
+            site: The site's name.
+            after: Return only receipts whose head is past this row.
+
+        Returns:
+            The receipts, oldest first.
+        """
         return tuple(Receipt.parse(render()) for render in self.receipts_due(site, after=after))
 
     def receipts_due(self, site: str, *, after: int = 0) -> Sequence[Callable[[], str]]:
-        """Return the same receipts, each as a function that renders its text as :meth:`Receipt.render` does.
+        """Return the receipts of one site, each as a function that renders and signs its text.
 
-        It reads backwards from the newest row to ``after``, and on to the site's previous receipt, but no further.
+        Only rows past ``after`` are read, and those back to the end of the site's receipt before them.
+
+        Args:
+            site: The site's name.
+            after: Return only receipts whose head is past this row.
+
+        Returns:
+            One function for each receipt, oldest first; its text is that of :meth:`Receipt.render`.
+
+        Raises:
+            LedgerCorrupt: By a returned function, if the hash or link of a row is wrong.
         """
         self._catch_up()
         return tuple(self._due(site, after=after))[::-1]
@@ -143,9 +161,7 @@ class IssuesReceipts(ServerFile):
             yield partial(newer, 0)
 
     def _transactions(self) -> Iterator[_Transaction]:
-        """Yield every transaction that charged something, newest first; the ones read are cached until a row is
-        added.
-        """
+        """Yield every transaction that charged something, newest first; they are cached until a row is added."""
         if self._read_at != self._books.row_count:
             groups = groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0]))
             self._older = (_Transaction(end, tuple(item for _, item in group)[::-1]) for end, group in groups)
@@ -218,9 +234,7 @@ class IssuesReceipts(ServerFile):
         return canonical_members(shared.members | own | last)
 
     def _shared_text(self, transaction: _Transaction, start: int) -> _Shared:
-        """Return the common text of this transaction's receipts for sites whose previous receipt ended at row
-        ``start``.
-        """
+        """Return what this transaction's receipts have in common for sites whose previous receipt ends at ``start``."""
         key = start, transaction.end
         if key not in self._shared:
             shared = self._written(transaction, self._chain.rows_between(start, transaction.end))

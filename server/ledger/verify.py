@@ -47,7 +47,7 @@ class LedgerProblem:
 
     Attributes:
         row: First row that it concerns; None for the file as a whole.
-        what: The violation in words.
+        what: The violation, as a sentence for people.
     """
 
     row: int | None
@@ -189,7 +189,7 @@ def verify(
     (True, 'server')
     """
     standings = _standings(path)  # read before the rows, because a charge writes its row first
-    # without a WAL nobody has the file open: read it as it is, and create no file beside it
+    # without a write-ahead log no process has the file open: open it immutably, which creates no file beside it
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     try:
@@ -328,12 +328,10 @@ class _Check:
             self.problem(previous.seq + 1, f"rows up to {head[0]} were signed and are missing")
         elif self.head is None or self.head.seq != previous.seq:
             since = 1 if self.head is None else self.head.seq + 1
-            self.problem(since, "rows after the last signed head: they were not written by the ledger")
+            self.problem(since, "rows after the last signed head were not written by the ledger")
 
     def _shares(self) -> None:
-        """Check for every draw of a sealed sum that the noise shares of its roster add up to the noise that was
-        charged.
-        """
+        """Check for every draw of a sealed sum that its roster's noise shares add up to the noise that was charged."""
         if not isinstance(self.books, Books):
             return
         for seq, release in self.books.releases.by_row():
@@ -348,7 +346,7 @@ class _Check:
                 except InvalidInput:
                     sound = False
                 if not sound or sites < study.quorum:
-                    self.problem(seq, f"the shares of {sites} sites do not carry the noise that was charged")
+                    self.problem(seq, f"the noise shares of {sites} sites add up to less noise than was charged")
 
     def _heads(self) -> Iterator[tuple[int, str, str, str]]:
         yield from self._db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq")
@@ -356,9 +354,9 @@ class _Check:
     def _check_head(self, values: tuple[int, str, str, str], row: Row) -> None:
         head = SignedHead(self.role, self.books.key.ledger_id, *values)
         if head.seq != row.seq or head.hash != row.hash:
-            raise LedgerCorrupt("a signed head is not of this row", row=min(head.seq, row.seq))
+            raise LedgerCorrupt("a signed head has another number or hash than its row", row=min(head.seq, row.seq))
         if head.public_key != self.books.key.at(row.seq):
-            raise LedgerCorrupt("the head names a key that was not the ledger's at this row", row=row.seq)
+            raise LedgerCorrupt("the head names another key than the ledger's signing key at this row", row=row.seq)
         if not head.is_genuine():
             raise LedgerCorrupt("the head's signature is wrong", row=row.seq)
         self.signatures += 1
@@ -377,11 +375,11 @@ class _Check:
             if seq > until and self.problems:
                 continue  # rows after the first bad one are not judged
             if seq not in expected:
-                bad.append(LedgerProblem(seq, f"{table} holds a value for a row that charged none"))
+                bad.append(LedgerProblem(seq, f"{table} holds a value for a row that charged nothing"))
                 continue
             charged_id, sha256, size = expected.pop(seq)
             if query_id != charged_id:
-                bad.append(LedgerProblem(seq, f"the value in {table} is filed under another query"))
+                bad.append(LedgerProblem(seq, f"the value in {table} is stored under another query than was charged"))
             elif not isinstance(data, bytes) or len(data) != (size or len(data)) or sha256_bytes(data) != sha256:
                 bad.append(LedgerProblem(seq, f"the value in {table} is not the one that was charged"))
             self.payloads += 1
@@ -402,7 +400,7 @@ class _Check:
             roster, charged = found[release.masks], tuple(entry.site for entry in release.roster)
             draw = DrawId(release.study_id, self.books.key.ledger_id, release.batch_id, release.draw or 0)
             if roster is None or (roster.draw_id, roster.sites) != (draw, tuple(sorted(charged))):
-                self.problem(seq, "the sum was made under the masks of other sites, or of another draw, than charged")
+                self.problem(seq, "the sum's masks belong to other sites, or to another draw, than were charged")
 
     def _masked_roster(self, masks: str) -> MaskedRoster | None:
         """Return the roster stored under this hash; None if it cannot be read."""
@@ -445,7 +443,7 @@ class _Check:
         elif self._hashes[head.seq] != head.hash:
             self.problem(head.seq, f"{name} has another hash for this row: the ledger was rewritten or forked")
         elif head.public_key not in {key for _, key in self.books.key.history}:
-            self.problem(head.seq, f"{name} is signed for this row by a key the ledger never had")
+            self.problem(head.seq, f"{name} is signed by a key that this ledger never had")
         else:
             return True
         return False

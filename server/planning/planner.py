@@ -9,9 +9,9 @@ l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the la
 capacity). No decoder can bring the mean squared error of a Gaussian source below the rate–distortion function D(b)
 (Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). Therefore 1 − D(b)/Σλ is an upper bound, and the thresholds on it are:
 
-* ``prior``        below 25 %, or under one bit an answer: pseudo-labels show the public prior, whatever hospitals know;
-* ``weak``         25 % to 60 %: coarse features of the codes come through;
-* ``informative``  60 % or more: the noise does not prevent a gain. This is no promise, since it is an upper bound.
+* ``prior``        below 25 %, or under one bit an answer: pseudo-labels mostly show the public prior;
+* ``weak``         25 % to 60 %: only coarse features of the codes can be recovered;
+* ``informative``  60 % or more: the noise does not prevent a gain. A gain is not assured, since this is an upper bound.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SpectrumErrors:
     Attributes:
         total: Σλ, the error of answering with the public mean.
         hard_threshold: Σ min(λ, s²): eq (7) of Fay et al. 2021 at its best l.
-        kept: Number of coordinates it keeps; none if every λ ≤ s².
+        kept: Number of coordinates that hard thresholding keeps: those with λ > s².
         wiener: Error if each coordinate is shrunk by λ/(λ + s²).
         water_filled: Error if the clipping budget C² is first spread over the coordinates by water-filling.
     """
@@ -104,11 +104,10 @@ class Plan:
         hospitals: Number K of hospitals that answer.
         mechanism: Noise of one release. ``noise_std`` is σ on the integer sum, ``noise_per_coordinate`` the same noise
             on the mean of all K·m codes.
-        radius: Clipping norm C, also ``code_norm``, the largest norm of a code. ``noise_norm`` is about √l times
-            ``noise_per_coordinate``.
+        radius: Clipping norm C, which is the largest norm of a code (``code_norm``).
         guarantees: The guarantee by every accountant.
         known_twice: ε for a person who is a patient at two hospitals, whom no ε in ``guarantees`` covers; None if it is
-            too large to be of use.
+            larger than the accountants compute.
         library_rdp_epsilon: ε as dp-accounting's default orders give it.
         queries_left: Releases that the pool can still pay for.
         spectrum: Eigenvalues that the verdict used.
@@ -216,21 +215,21 @@ class Plan:
         """The verdict in one sentence, with its numbers."""
         bits = f"{self.ceiling_bits:.0f}" if self.ceiling_bits >= 10 else f"{self.ceiling_bits:.2g}"
         share = (
-            f"{self.queries} answers share at most {bits} bits about the codes, "
-            f"{self.bits_per_query:.2g} an answer, explaining at most {percent_text(self.explained_at_most)} of their "
-            "variance"
+            f"{self.queries} answers together carry at most {bits} bits about the codes, "
+            f"{self.bits_per_query:.2g} an answer, which explain at most {percent_text(self.explained_at_most)} of the "
+            "codes' variance"
         )
         return {
-            Outlook.PRIOR: f"The prior does the work: {share}.",
+            Outlook.PRIOR: f"The labels will mostly reflect the public shapes, not the hospitals' data: {share}.",
             Outlook.WEAK: f"Weak: {share}.",
             Outlook.INFORMATIVE: f"Informative: {share}.",
         }[self.verdict]
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Changes that would each, alone, make the plan informative.
+        """Changes of the plan in words, each of which would make it informative by itself.
 
-        They are closed forms, since P/σ² is K(K − t)·(m·R/Δ)²·Σμ²/N.
+        They follow in closed form from P/σ² = K(K − t)·(m·R/Δ)²·Σμ²/N. The last one, a shorter code, has no number.
         """
         if self.verdict is Outlook.INFORMATIVE:
             return ()
@@ -248,8 +247,8 @@ class Plan:
             lines.append(f"voters a site: {voters} teachers on disjoint patients instead of {voters_per_site}")
         else:
             lines.append(
-                f"another promise: unit patient with {voters} teachers a site on disjoint patients; "
-                "it hides one patient, no longer a whole hospital"
+                f"another guarantee: unit patient with {voters} teachers a site on disjoint patients; "
+                "it protects one patient, no longer a whole hospital"
             )
         larger = float(max_mu_squared(self.accountant, self.budget)) * factor
         if larger < 1e4:
@@ -257,7 +256,7 @@ class Plan:
             now, then = epsilon_text(self.budget.epsilon), epsilon_text(epsilon, 3)
             if epsilon < 1000 and float(then) > float(now):
                 lines.append(f"budget: ε = {then} instead of {now}, at the same δ")
-        lines.append("a shorter code, whose spectrum falls faster: fewer coordinates share the same bits")
+        lines.append("a shorter code: the same number of bits then describes fewer coordinates")
         return tuple(lines)
 
     @property
@@ -279,11 +278,11 @@ class Plan:
         """Explanation of why the accountants report different ε for the same noise."""
         by = {g.accountant: epsilon_text(g.epsilon) for g in self.guarantees}
         return (
-            f"One mechanism, several upper bounds: the exact curve gives ε = {by['exact']}; Rényi DP keeps only "
-            f"moments of the privacy loss and loses a little in converting them: {by['rdp']} at its best order "
-            f"({epsilon_text(self.library_rdp_epsilon)} with dp-accounting's own grid of orders); the PATE paper's eq "
-            f"(14) reads {by['paper']}. The gate is {self.accountant}: noise is calibrated for it, and it alone stops "
-            "the study."
+            f"The same mechanism has several upper bounds on ε. The exact curve gives ε = {by['exact']}. Rényi DP "
+            f"keeps only moments of the privacy loss, and converting them loses a little: it gives {by['rdp']} at its "
+            f"best order ({epsilon_text(self.library_rdp_epsilon)} with dp-accounting's own grid of orders). The PATE "
+            f"paper's eq (14) gives {by['paper']}. The accountant {self.accountant} decides: noise is calibrated for "
+            "it, and it alone stops the study."
         )
 
     def to_json(self) -> dict[str, object]:
@@ -362,7 +361,7 @@ def plan(
         spent: Σμ² that the pool has already spent.
         colluders: Sites t that may collude with the server in a sealed sum, whose noise is drawn at the sites; None in
             an open study.
-        spare_draws: In a sealed sum, sums that may be lost and repeated.
+        spare_draws: In a sealed sum, the number of extra charges budgeted for sums that are lost and repeated.
 
     Returns:
         The plan with its guarantees, noise, expected errors and verdict.
@@ -396,7 +395,7 @@ def plan(
     )
     mechanism = Mechanism(dimension, bound, voters_per_site, noise_std, colluders=colluders)
     if colluders is not None:
-        share_std(mechanism, sites=hospitals)  # refuses rosters too small to hide a site
+        share_std(mechanism, sites=hospitals)  # raises if the roster is too small to hide a site
     shape = _checked_spectrum(spectrum, dimension)
     total = (queries + spare_draws) * mechanism.mu_squared(protection)
     limit = max_mu_squared(accountant, budget)
@@ -420,13 +419,16 @@ def plan(
 
 
 def capacity_bits(power_ratio: float, dimension: int) -> float:
-    """Return l/2 · log₂(1 + P/(l·σ²)): the most that one answer can tell about codes of power P.
+    """Return l/2 · log₂(1 + P/(l·σ²)): an upper bound, in bits, on what one answer tells about codes of power P.
 
     It is at most P/(2σ²·ln 2), which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
 
     Args:
         power_ratio: P/σ², > 0.
         dimension: Length l of a code.
+
+    Returns:
+        The capacity in bits.
 
     Raises:
         InvalidInput: If an argument is outside its range.
@@ -449,6 +451,9 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
         bits: b > 0.
         spectrum: Eigenvalues λ ≥ 0, not all 0.
 
+    Returns:
+        The share, from 0 to 1.
+
     Raises:
         InvalidInput: If an argument is outside its range.
 
@@ -461,7 +466,7 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
     theta = values[0]
     for count, value in enumerate(values, start=1):
         logs += log2(value)
-        theta = 2 ** ((logs - 2 * bits) / count)  # the level if the first ``count`` coordinates are coded
+        theta = 2 ** ((logs - 2 * bits) / count)  # the water level if only the first ``count`` coordinates are coded
         if count == len(values) or theta >= values[count]:
             break
     total = sum(values)
@@ -472,8 +477,11 @@ def verdict_of(bits: float, explained: float) -> Outlook:
     """Return the verdict by the thresholds in the module's docstring.
 
     Args:
-        bits: Bits of an answer.
-        explained: Share of the variance it explains at most.
+        bits: Largest number of bits that an answer carries.
+        explained: Largest share of the codes' variance that it can explain.
+
+    Returns:
+        The verdict.
 
     Raises:
         InvalidInput: If a value is negative, NaN or infinite.
@@ -490,16 +498,19 @@ def verdict_of(bits: float, explained: float) -> Outlook:
 
 
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
-    """Return the expected squared error of three decoders, without clipping loss; see :class:`SpectrumErrors`.
+    """Return the expected squared error of three decoders, without the error of clipping.
 
     Water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²) with Σp = C², and leaves the error
-    λ_i·s²/(p_i + s²). The other two decoders take the codes as they are, p = λ. Eq (7) may keep no coordinate. Source:
-    Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
+    λ_i·s²/(p_i + s²). Hard thresholding and Wiener shrinkage take the codes unchanged, p = λ. The former may keep no
+    coordinate. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
 
     Args:
         spectrum: Eigenvalues λ ≥ 0, not all 0.
         noise_variance: s² > 0.
         power: C² > 0.
+
+    Returns:
+        The errors (:class:`SpectrumErrors`).
 
     Raises:
         InvalidInput: If an argument is outside its range.

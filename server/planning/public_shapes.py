@@ -1,9 +1,10 @@
 """Measures what public label maps show about a task: Dice through a codec, and Dice of the mean shape.
 
-The planner, `consilium plan` and the dashboard call it. A joint query can only tell what the codec can express,
-relative to what public data shows already. If the codec loses the structures, or public maps do not show where they
-are, a budget buys little or does harm, whatever its noise. It refuses fewer than four maps: each half of them stands
-for patients that the codec of the other half has not seen. It charges nothing.
+The planner, `consilium plan` and the dashboard call it. A joint query (one query about all public volumes at once) can
+only add to public data what the codec can express. If the codec loses the structures, or if public maps do not show
+where they are, a budget buys little or does harm, even with little noise. The maps are split into halves; each half
+plays the patients that the codec of the other half has not seen. The module refuses fewer than four maps and charges
+nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ LEAST_MAPS = 4
 CONFIG = CodecConfig(joint=True)
 NOISE_STD = 0.1  # required, but without effect on the codec of a joint query
 MOST_VOXELS = 1 << 16
-"""Voxels of the grid on which maps are measured; finer grids take minutes and give the same result."""
+"""Largest number of voxels of the grid on which maps are compared; finer grids take minutes for the same result."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicShapes:
-    """How much public label maps tell about a task, as mean Dice over structures and maps.
+    """What public label maps show about a task, as two values of Dice, each the mean over structures and maps.
 
     Attributes:
         held: Dice of maps after encoding and decoding by a codec fitted on the other half.
@@ -58,7 +59,7 @@ class PublicShapes:
 
     @property
     def room(self) -> float:
-        """Dice that a code can add to the mean shape, at least 0."""
+        """Gain in Dice over the mean shape that a code can express, at least 0."""
         return max(0.0, self.held - self.mean_shape)
 
 
@@ -67,6 +68,9 @@ def map_files(folder: Path) -> tuple[Path, ...]:
 
     Args:
         folder: The folder; hidden files are ignored.
+
+    Returns:
+        The files.
 
     Raises:
         InvalidInput: If there are fewer than four.
@@ -101,7 +105,7 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
 
 
 def read_shapes(folder: Path) -> PublicShapes:
-    """Measure how much the label maps in a folder tell about a task.
+    """Measure what the label maps in a folder show about a task.
 
     Args:
         folder: Folder with at least four label maps (.nii or .nii.gz).
@@ -124,7 +128,7 @@ def read_shapes(folder: Path) -> PublicShapes:
 
 
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
-    """Measure how much label maps tell about a task.
+    """Measure what label maps show about a task.
 
     Each half of the maps is encoded and decoded by a codec fitted on the other half, and compared with the other half's
     mean shape.
@@ -134,7 +138,7 @@ def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: i
         labels: Number of label values, the background included.
 
     Returns:
-        The mean Dice of both.
+        Two mean values of Dice: of the maps through the codec, and of the mean shape.
 
     Raises:
         InvalidInput: If there are fewer than four maps.
@@ -158,6 +162,9 @@ def codec_of(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -
     Args:
         label_maps: Uint8 arrays [x, y, z] of one shape.
         labels: Number of label values, the background included.
+
+    Returns:
+        The fitted codec.
     """
     from common.codecs.codec import Provenance
     from common.codecs.pca import PcaCodec
@@ -172,6 +179,9 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
     Args:
         label_maps: Uint8 arrays [x, y, z] of one shape, at least four.
         labels: Number of label values, the background included.
+
+    Returns:
+        The mean Dice over both halves.
 
     Raises:
         InvalidInput: If there are fewer than four maps.
@@ -193,7 +203,13 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
 
 
 def halves(rows: R) -> tuple[tuple[R, R], tuple[R, R]]:
-    """Return (even rows, odd rows) and (odd rows, even rows).
+    """Split rows into those of even and of odd index, and return the halves in both orders.
+
+    Args:
+        rows: An array, split along its first axis, or another sequence.
+
+    Returns:
+        (even rows, odd rows) and (odd rows, even rows).
 
     >>> halves([1, 2, 3])
     (([1, 3], [2]), ([2], [1, 3]))

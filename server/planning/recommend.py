@@ -3,19 +3,21 @@
 `consilium plan`, `consilium study init` and the dashboard call it. It refuses arguments outside their range, and
 charges nothing. The prediction has two factors.
 
-The first is the share of the teachers' knowledge that the noise lets through, which is computed. Let v_i be the
-variance of what the teachers know beyond the public start, along direction i of the start's tangent kernel. A round
-with noise σ on each coordinate of the mean code, in clipping norms, leaves v_i σ² / (p_i + σ²) of it. The p_i spread
-the radius over the directions by water-filling, and each round spreads it anew over what is left. The spectrum is so
-similar over data splits that its octaves are constants here. An appearance query has so few numbers that nearly all of
-its information comes through.
+The first is the share of the teachers' knowledge that can be recovered from the noisy answers. It is computed. Let v_i
+be the variance of what the teachers know beyond the public start (a network trained on public data alone), along
+direction i of its tangent kernel. A round with noise σ on each coordinate of the mean code, in units of the clipping
+norm, leaves v_i σ² / (p_i + σ²) of it unknown. The powers p_i share the squared radius out over the directions by
+water-filling, in each round anew over the variance that is left. The spectrum is so similar over data splits that its
+octaves are constants here. An appearance query has so few coordinates that nearly all of its information is recovered.
 
-The second is how much the teachers know, which nobody can compute. It is estimated from the best source there is:
+The second is how much the teachers know, which cannot be computed in advance. It is estimated from the best source
+that is given:
 
 * a rehearsal (:mod:`server.protocols.rehearsal`): the lead of stand-in teachers over the control on public cases;
-* else public label maps: what a codec can express beyond the mean shape, times what that was worth on the tasks in
-:data:`TASKS`. The interval is Student's, for one more task like these; it is usually too wide to decide;
-* else nothing: the gain that was measured on the hippocampus task.
+* else public label maps: the Dice that a codec can express beyond the mean shape, times the gain per such Dice on the
+  tasks in :data:`TASKS`. The interval is Student's prediction interval for one more such task, usually too wide to
+  decide;
+* else the gain that was measured on the hippocampus task.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Share of the variance in directions 1, 2, 3–4, 5–8 … 257–512. Further directions are never sent."""
 
 DICE_OF_ALL = 0.095
-"""Dice over the best control if everything were recovered: hippocampus, 120 patients, 30 public images."""
+"""Gain in Dice over the best control if all were recovered (hippocampus task, 120 patients, 30 public images)."""
 
 FIRST_PARTS = 0.62
-"""The gain grows with this power of the recovered share: the first directions are worth most.
+"""The gain grows with the recovered share to this power, because the first directions contribute most.
 
 This exponent and :data:`DICE_OF_ALL` are fitted to three settings of five rotations in four rounds: a gain of .065 at a
 share of 51 %, .063 at 55 % and .085 at 82 %.
@@ -58,10 +60,10 @@ OFF = 0.02
 """Half-width of the interval around :func:`predicted_gain`: a little more than the largest deviation measured."""
 
 TASKS = (0.48, 0.56, 0.67, 0.41, -0.01)
-"""Gain divided by (recovered share × room between codec and mean shape), as means of the studies of each task.
+"""Gain divided by (recovered share × :attr:`PublicShapes.room`), averaged over the studies of each task.
 
-The tasks are hippocampi, hearts, tumours, the demo's phantoms and plain phantoms (docs/lab/utility-measured.md). For
-the last the public start knows as much as the teachers, which no label map shows.
+The tasks are hippocampi, hearts, tumours, the demo's phantoms and plain phantoms (docs/lab/utility-measured.md). On the
+plain phantoms the public start knows as much as the teachers, which label maps cannot show.
 """
 
 PAIRS = 4
@@ -72,46 +74,55 @@ Four labelled tumours alone gave Dice .59, all patients .65. With eight, the gai
 """
 
 LOOKS = 0.4
-"""Below this Dice of the mean shape an appearance query gained more: on hearts (.27 to .37), one rotation."""
+"""If the mean shape's Dice is below this, an appearance query is recommended.
+
+It gained more than a joint query on hearts, where that Dice was .27 to .37 (measured on one split of the data).
+"""
 
 AHEAD = (0.35, 3.5)
 """Range of the ratio of a student's gain to (recovered share × the lead of the stand-in teachers)."""
 
 ENOUGH = 0.8
-"""Recovered share above which more voters are not worth weaker teachers."""
+"""Recovered share from which on more voters gain less than they lose by each teacher having fewer patients."""
 
 NOT_REHEARSED = (
-    "The gain over the given network is not known: every figure here was measured without one, and the better it is, "
-    "the less is left to gain. `consilium plan --start BUNDLE --label-maps DIR --cases DIR` rehearses it"
+    "The gain over the given network is not known: every figure here was measured without one, and the better the "
+    "network is, the less can be gained. To estimate the gain: `consilium plan --start BUNDLE --label-maps DIR --cases "
+    "DIR`"
 )
-"""Of a study that begins from a given network."""
+"""Note on the plan of a study that begins from a given network, if there was no rehearsal."""
 
 REHEARSED = (
-    "start and stand-in teachers begin from the given network, and the control is the better of it and its student"
+    "In the rehearsal, the public start and the stand-in teachers begin from the given network. The control is the "
+    "better of two networks: the given one, and a student trained from it without answers"
 )
+"""Note on the plan of a study that begins from a given network, after a rehearsal."""
 
 PATIENTS_A_TEACHER = 3
-"""With fewer patients, teachers lose more than the lower noise gains, as long as :data:`SCARCE` is recovered."""
+"""Fewest patients a teacher should have.
+
+With fewer, the teachers lose more than the lower noise gains, provided that :data:`SCARCE` is recovered.
+"""
 
 SCARCE = 0.4
-"""Recovered share below which even teachers of fewer patients are recommended."""
+"""If a smaller share than this is recovered, teachers of fewer patients are recommended as well."""
 
 
 LEAST_CASES = 4
 """Fewest public cases of a rehearsal."""
 
 MOST_VOTERS = 256
-"""Largest number of voters of a site that is tried."""
+"""Largest number of voters per site that :func:`recommend` tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Dice of public cases by stand-in teachers, trained on public cases, and by the control.
+    """Dice on public cases of stand-in teachers, which are trained on other public cases, and of the control.
 
     Attributes:
         patients: Number of patients that each stand-in teacher was trained on.
-        teachers: Dice of each case by the stand-in teachers.
-        control: Dice of each case by the control.
+        teachers: Mean Dice of the stand-in teachers on each case.
+        control: Dice of the control on each case.
 
     Raises:
         InvalidInput: For fewer than four cases, lists of different lengths, or a Dice outside 0 to 1.
@@ -142,17 +153,17 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The recommended way to ask and what to expect from it, before anything is spent.
+    """The recommended query protocol and number of voters, with the expected gain, before anything is spent.
 
-    The expectation is for this task if its public shapes or a rehearsal are known; otherwise for a task like the
+    The expected gain is for this task if its public shapes or a rehearsal are known; otherwise for a task like the
     hippocampus.
 
     Attributes:
         voters: Recommended voters of each site.
         noise: Noise on every coordinate of the mean code, in clipping norms.
-        shapes: How much the task's public label maps tell, if known.
-        paired: Number of public cases with labels, which every control also has.
-        rehearsal: Result of stand-in teachers, if they were trained.
+        shapes: What the task's public label maps show, if known.
+        paired: Number of public cases with labels, which every control is also trained on.
+        rehearsal: Result of a rehearsal with stand-in teachers, if there was one.
 
     >>> c.Recommendation(voters=5, noise=0.06).protocol
     'joint'
@@ -178,12 +189,12 @@ class Recommendation:
 
     @property
     def recovered(self) -> float:
-        """Share of the teachers' knowledge beyond public data that the noise lets through, from 0 to 1."""
+        """Share of the teachers' knowledge beyond public data that the noisy answers recover, from 0 to 1."""
         return recovered_share(self.noise, spectrum=self.prospects.spectrum)
 
     @property
     def gain(self) -> float:
-        """Expected Dice over the best control."""
+        """Expected gain in Dice over the best control."""
         if self.rehearsal is not None:
             return self.recovered * sqrt(AHEAD[0] * AHEAD[1]) * self.rehearsal.ahead[0]
         return sum(self._ends) / 2
@@ -217,14 +228,15 @@ class Recommendation:
     def objection(self) -> str:
         """The reason not to ask before a rehearsal has shown more; empty if there is none."""
         if self.rehearsal is None and self.paired >= PAIRS:
-            return f"{self.paired} public pairs alone teach a network most of what few patients a teacher can add"
+            return (
+                f"a network trained on {self.paired} public labelled cases already knows most of what teachers of few "
+                "patients can add"
+            )
         return ""
 
     @property
     def worth_asking(self) -> bool:
-        """True if the whole interval is above 0, its upper end is at least :data:`WORTH_ASKING`, and nothing speaks
-        against it.
-        """
+        """True if the interval is above 0 and reaches :data:`WORTH_ASKING`, and there is no objection."""
         return self.low > 0 and self.high >= WORTH_ASKING and not self.objection
 
     @property
@@ -234,27 +246,30 @@ class Recommendation:
         prospects, how = self.prospects, asked_by(self.protocol)
         what = (
             f"{prospects.asked} in {JOINT_ROUNDS} rounds ({how}), {teachers}: noise of {noise_text(self.noise, 3)} C "
-            f"on the mean code if one spent all, about {self.recovered:.0%} of {prospects.told} "
-            f"comes through, Dice {self.gain:+.3f} ({self.low:+.3f} to {self.high:+.3f}) over the best control, "
-            f"{self._basis}"
+            f"on the mean code if one release spent the whole budget. The answers recover about {self.recovered:.0%} "
+            f"of {prospects.told}. Expected gain in Dice over the best control: {self.gain:+.3f} ({self.low:+.3f} to "
+            f"{self.high:+.3f}), {self._basis}"
         )
         if self.worth_asking:
-            return what if self.rehearsal else f"{what}; of another task --label-maps and --cases say what to expect"
-        doubt = "perhaps nothing to be gained" if self.rehearsal or not self.shapes else "label maps do not tell"
-        until = "" if self.rehearsal else " before public cases with labels say more (--cases)"
-        return f"{what}: {self.objection or doubt}; do not spend this budget{until}"
+            return what if self.rehearsal else f"{what}. For another task, add --label-maps and --cases"
+        unsure = "there may be no gain"
+        doubt = unsure if self.rehearsal or not self.shapes else f"{unsure}, which label maps alone cannot show"
+        until = "" if self.rehearsal else " before a rehearsal on public cases with labels shows a gain (--cases)"
+        return f"{what}. Do not spend this budget{until}: {self.objection or doubt}"
 
     @property
     def _basis(self) -> str:
         if self.rehearsal is not None:
             mean, half = self.rehearsal.ahead
             return (
-                f"by stand-in teachers of {self.rehearsal.patients} patients, {mean:+.3f} ± {half:.3f} ahead of the "
-                f"control on {len(self.rehearsal.control)} public cases"
+                f"estimated by stand-in teachers of {self.rehearsal.patients} patients, whose Dice on "
+                f"{len(self.rehearsal.control)} public cases was {mean:+.3f} ± {half:.3f} above the control's"
             )
         if self.objection:
-            return "as tumours and hippocampi had it beside eight pairs"
-        return "as on the hippocampus task" if self.shapes is None else "by the public label maps"
+            return "as measured on tumours and hippocampi with eight public labelled cases"
+        if self.shapes is None:
+            return "as measured on the hippocampus task"
+        return "estimated from the public label maps"
 
 
 def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
@@ -265,17 +280,20 @@ def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
         paired: Number of public cases with labels.
 
     Returns:
-        The protocol for shapes without a common place if the mean shape has a Dice below :data:`LOOKS` and there is no
-        labelled case; else the protocol for shapes that have one.
+        The protocol for shapes that do not overlap, if the mean shape has a Dice below :data:`LOOKS` and there is no
+        labelled case; else the protocol for shapes that overlap.
     """
     return suited(placed=mean_shape is None or mean_shape >= LOOKS or paired > 0)
 
 
 def training_for(protocol: str) -> tuple[TrainingConfig, TrainingConfig]:
-    """Return the training recipes of teacher and student that were measured with this protocol.
+    """Return the training recipes with which a protocol was measured.
 
     Args:
         protocol: Name of a protocol; for an unknown name the default recipes are returned.
+
+    Returns:
+        The recipe of a teacher and that of the student.
     """
     terms = PROTOCOLS.get(protocol, PROTOCOLS[PLAIN])
     return replace(TrainingConfig(), **terms.teacher), replace(STUDENT_RECIPE, **terms.student)
@@ -303,9 +321,9 @@ def recommend(
         accountant: The accountant that decides.
         protection: Unit and relation.
         hospitals: Number of hospitals that answer.
-        patients: Patients of each hospital; None for many.
+        patients: Patients of each hospital; None to set no limit by them.
         colluders: Sites that may collude with the server in a sealed sum; None in an open study.
-        shapes: How much the task's public label maps tell, if known.
+        shapes: What the task's public label maps show, if known.
         paired: Number of public cases that have labels.
 
     Returns:
@@ -341,7 +359,7 @@ def recommend(
     found = at(1)
     for voters in range(1, most + 1):
         found = at(voters)
-        share = recovered_share(found.noise)  # of a joint query, for both protocols: as the measurements were made
+        share = recovered_share(found.noise)  # that of a joint query, also for other protocols, as in the measurements
         if share >= ENOUGH or (voters >= usual and share >= SCARCE):
             break
     return found
@@ -384,11 +402,11 @@ def joint_noise(
 
 
 def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Sequence[float] = ()) -> float:
-    """Return the share of the teachers' knowledge beyond public data that a joint query can carry.
+    """Return the share of the teachers' knowledge beyond public data that a query in rounds can recover.
 
     Args:
         noise: Noise standard deviation on every coordinate of the mean code if one release spent the budget, in units
-            of the clipping norm. Each of ``rounds`` has √rounds times that.
+            of the clipping norm. Each of ``rounds`` rounds has √rounds times that noise.
         rounds: Number of rounds.
         spectrum: Shares of the variance by direction, descending; by default those of a tangent kernel.
 
@@ -411,13 +429,19 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
 
 
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
-    """Return the gain in Dice that a joint query's student should have over its best control.
+    """Return the expected gain in Dice of a joint query's student over its best control on the hippocampus task.
+
+    The constants :data:`DICE_OF_ALL` and :data:`FIRST_PARTS` state the measurements behind it.
 
     Args:
         noise: Noise standard deviation on every coordinate of the mean code if one release spent the budget, in units
             of the clipping norm.
         rounds: Number of rounds.
 
-    The module states the measurements behind the estimate.
+    Returns:
+        The gain; its uncertainty is :data:`OFF`.
+
+    Raises:
+        InvalidInput: If the noise or the number of rounds is outside its range.
     """
     return float(DICE_OF_ALL * recovered_share(noise, rounds=rounds) ** FIRST_PARTS)

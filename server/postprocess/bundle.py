@@ -48,7 +48,7 @@ def export_student(
     Args:
         workspace: The study.
         events: The event log.
-        on_case: Called with the cases scored so far and in total.
+        on_case: Called with the number of cases scored so far and the total.
 
     Raises:
         InvalidInput: If there is no stored answer or no student.
@@ -97,14 +97,27 @@ def export_student(
 
 
 def ranges_seen(workspace: Workspace) -> InputRanges:
-    """Return the ranges of shape and intensity of the public volumes that the student was trained on."""
+    """Return the ranges of shape and intensity of the public volumes that the student was trained on.
+
+    Args:
+        workspace: The study.
+
+    Returns:
+        The ranges, over the volumes asked about and the paired cases.
+    """
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
     return input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
 
 
 def publish_verdicts(workspace: Workspace) -> None:
-    """Sign the published statement again with the verdicts that count now; does nothing without a gate or a student."""
+    """Sign and publish the statement about the student again, with the hospitals' verdicts that count now.
+
+    It does nothing if the study's gate asks for no verdicts, or if no student is published.
+
+    Args:
+        workspace: The study, with its signing key.
+    """
     study = workspace.study()
     path = said_file(workspace.objects_dir, STUDENTS, study.id)
     if not study.gate.verdicts or not path.exists():
@@ -114,11 +127,11 @@ def publish_verdicts(workspace: Workspace) -> None:
 
 
 def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
-    """Sign a statement and publish it, unless the published one says the same.
+    """Sign a statement about the student and publish it, unless the published one has the same content.
 
     Args:
         workspace: The study, with its signing key.
-        statement: What to say; its signature is replaced.
+        statement: The statement; its signature is replaced.
     """
     path = said_file(workspace.objects_dir, STUDENTS, statement.study_id)
     signed = statement.signed(load_signing_key(workspace.signing_key_file))
@@ -134,9 +147,12 @@ def privacy_of(study: Study, facts: StudyFacts, answers: Sequence[StoredAnswer],
 
     Args:
         study: The study.
-        facts: What it spent and was answered.
+        facts: The study's spending and number of answers.
         answers: Its stored answers, at least one.
         head: Hash of the ledger's signed head.
+
+    Returns:
+        The bundle's figures: ε by accountant, δ, unit and relation.
     """
     protection, paper, spending = study.privacy.protection, AccountantName.PAPER, facts.spending
     return BundlePrivacy(

@@ -40,8 +40,8 @@ class Decision(Document):
 
     Attributes:
         seq: Its number, from 1.
-        time: When, in UTC (ISO 8601).
-        user: Who decided.
+        time: Time of the decision, in UTC (ISO 8601).
+        user: Name of the user who decided.
         study: The study's id.
         volume: Hash of the volume.
         label: SHA-256 of the label's file.
@@ -70,10 +70,16 @@ class _Line(Document):
 
 
 def read_decisions(path: Path) -> tuple[Decision, ...]:
-    """Return every decision in order; none if the file is missing. A line torn by a crash at the end is ignored.
+    """Return every decision in a file. A last line that a crash left incomplete is ignored.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The decisions in order; none if the file is missing.
 
     Raises:
-        InvalidInput: Names the first line that is unreadable or breaks the chain.
+        InvalidInput: If a line is unreadable or breaks the hash chain; the error names the first such line.
     """
     try:
         lines = read_regular(path, most_bytes=MAX_BYTES).split(b"\n")
@@ -81,11 +87,11 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
         return ()
     found: list[Decision] = []
     previous = NO_HASH
-    for number, line in enumerate(lines[:-1], start=1):  # text after the last newline was torn by a crash
+    for number, line in enumerate(lines[:-1], start=1):  # a crash left text after the last newline incomplete
         try:
             read = _Line.from_json(parse_json(line, what="decision"))
             if read.previous != previous or read.decision.seq != number:
-                raise InvalidInput("decision", limit="one that follows from the line before")
+                raise InvalidInput("decision", limit="a line with the next number and the hash of the line before")
         except InvalidInput as error:
             raise InvalidInput(
                 f"decisions file, line {number}",
@@ -98,12 +104,31 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
 
 
 def standing(decisions: tuple[Decision, ...], study: str) -> dict[str, Decision]:
-    """Return the newest decision on each volume of a study."""
+    """Return the newest decision on each volume of a study.
+
+    Args:
+        decisions: Decisions in order.
+        study: The study's id.
+
+    Returns:
+        Decisions by volume hash.
+    """
     return {decision.volume: decision for decision in decisions if decision.study == study}
 
 
 def rejected_labels(path: Path, study: str) -> frozenset[tuple[str, str]]:
-    """Return (volume, SHA-256 of the label's file) of every label of this study that is rejected now."""
+    """Return the labels of a study whose newest decision is a rejection.
+
+    Args:
+        path: The decisions file.
+        study: The study's id.
+
+    Returns:
+        Pairs of volume hash and SHA-256 of the label's file.
+
+    Raises:
+        InvalidInput: If the file is invalid.
+    """
     newest = standing(read_decisions(path), study).values()
     return frozenset((one.volume, one.label) for one in newest if one.verdict is Verdict.REJECT)
 
@@ -126,13 +151,19 @@ def take_over(source: Path, target: Path) -> None:
     decisions, known = read_decisions(source), read_decisions(target)
     if decisions[: len(known)] != known:
         raise InvalidInput(
-            "decisions file", value=str(source), limit=f"one that goes on from the {len(known)} taken over before"
+            "decisions file",
+            value=str(source),
+            limit=f"a file that begins with the {len(known)} decisions copied before",
         )
     write_atomically(target, source.read_bytes(), mode=0o600)
 
 
 class DecisionStore:
-    """Appends decisions to one file; several writers take turns by the file's lock."""
+    """Appends decisions to one file. Several processes may write to it; a lock on the file lets one write at a time.
+
+    Args:
+        path: The file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +178,7 @@ class DecisionStore:
         return read_decisions(self._path)
 
     def decide(self, *, user: str, study: str, volume: str, label: str, verdict: Verdict, note: str = "") -> Decision:
-        """Append a decision, durably; the same verdict on the same label again returns the existing one.
+        """Append a decision, durably. If the newest decision on the label has the same verdict, return that one.
 
         Args:
             user: Who decides.
@@ -156,6 +187,9 @@ class DecisionStore:
             label: SHA-256 of the label's file.
             verdict: The decision.
             note: A remark, one line of at most :data:`MAX_NOTE_CHARACTERS` characters.
+
+        Returns:
+            The decision that now counts.
 
         Raises:
             InvalidInput: If the note is too long or has control characters, or the file is invalid.
@@ -172,7 +206,7 @@ class DecisionStore:
             if last is not None and (last.label, last.verdict) == (label, verdict):
                 return last
             content = stream.read()
-            stream.truncate(content.rfind(b"\n") + 1)  # drop a line torn by a crash: it was never confirmed
+            stream.truncate(content.rfind(b"\n") + 1)  # drop a line that a crash left incomplete
             lines = content[: content.rfind(b"\n") + 1].splitlines()
             decision = Decision(
                 seq=len(known) + 1,

@@ -51,6 +51,9 @@ def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> R
     Args:
         workspace: The study.
         ledger_file: A copy of the ledger to read in place of the study's own.
+
+    Returns:
+        The study's public material, stored answers and rejected labels.
     """
     public = workspace.public()
     with Ledger.open(ledger_file or workspace.ledger_file) as ledger:
@@ -60,15 +63,23 @@ def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> R
 
 
 def label_file(labels_dir: Path, volume: str) -> Path:
-    """Return the file of a volume's label."""
+    """Return the path of a volume's label file.
+
+    Args:
+        labels_dir: The study's folder of labels.
+        volume: The volume's hash.
+
+    Returns:
+        The path; the file may not exist.
+    """
     return labels_dir / f"{volume}.npz"
 
 
 def write_labels(released: Released, *, events: EventLog) -> None:
     """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
 
-    If the protocol predicts what honest answers look like, the answers are compared with that, and the result is logged
-    for the operator.
+    If the protocol defines how large honest answers should be, the answers are compared with that, and the result is
+    logged for the operator.
 
     Args:
         released: What :func:`read_released` returned.

@@ -33,11 +33,11 @@ PROGRESS_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A training run that was just finished.
+    """The result of a finished training.
 
     Attributes:
         weights: SHA-256 of the weights.
-        seconds: Its duration.
+        seconds: Duration of the training.
     """
 
     weights: str
@@ -80,10 +80,10 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
     """
     study = released.public.study
     lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
-    for index, name in enumerate(controls_of(study)):  # in this order: public_only learns zero_code's predictions
+    for index, name in enumerate(controls_of(study)):  # zero_code comes before public_only, which needs its predictions
         training = control_training(lesson, name)
         if training is None:
-            control_files(released.student_dir, name).discard()  # weights of an earlier student's control
+            control_files(released.student_dir, name).discard()  # delete the weights of an earlier student's control
             continue
         on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
         fitted = fit_once(training, files=control_files(released.student_dir, name), on_step=on_step)
@@ -93,6 +93,12 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
 
 def lesson_of(released: Released) -> Lesson:
     """Return what the student and its controls may learn from.
+
+    Args:
+        released: What :func:`~server.postprocess.labels.read_released` returned.
+
+    Returns:
+        The public volumes, answers, accepted labels and paired cases.
 
     Raises:
         InvalidInput: If there is no label.
@@ -117,7 +123,7 @@ def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> 
 
     Args:
         training: The network and its inputs.
-        files: Where weights, inputs' digest and checkpoints are stored.
+        files: Files of the weights, of the inputs' digest and of the checkpoint.
         on_step: Called with step and loss.
 
     Returns:
@@ -135,6 +141,13 @@ def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> 
 def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
     """Return the trained student in evaluation mode.
 
+    Args:
+        study: The study.
+        student_dir: The study's folder of networks.
+
+    Returns:
+        The network.
+
     Raises:
         InvalidInput: If it is not trained yet.
     """
@@ -147,21 +160,45 @@ def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
 def load_control(study: Study, student_dir: Path, name: str) -> torch.nn.Module:
     """Return a trained control in evaluation mode.
 
+    Args:
+        study: The study.
+        student_dir: The study's folder of networks.
+        name: Name of the control.
+
+    Returns:
+        The network.
+
     Raises:
         InvalidInput: If it is not trained yet.
     """
     if not control_trained(student_dir, name):
-        raise InvalidInput("there is no such control yet", value=name, remedy="run `consilium study resume`")
+        raise InvalidInput("this control is not trained yet", value=name, remedy="run `consilium study resume`")
     return _network(study, control_files(student_dir, name).weights)
 
 
 def control_trained(student_dir: Path, name: str) -> bool:
-    """Return whether a control's weights are stored."""
+    """Return whether a control's weights are stored.
+
+    Args:
+        student_dir: The study's folder of networks.
+        name: Name of the control.
+
+    Returns:
+        True if they are.
+    """
     return control_files(student_dir, name).weights.exists()
 
 
 def control_files(student_dir: Path, name: str) -> FitFiles:
-    """Return the files of a control's training."""
+    """Return the files of a control's training.
+
+    Args:
+        student_dir: The study's folder of networks.
+        name: Name of the control.
+
+    Returns:
+        Paths of its weights, inputs' digest and checkpoint.
+    """
     return FitFiles.at(student_dir / "controls", name)
 
 

@@ -27,14 +27,14 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
 
     Args:
         workspace: The study.
-        on_case: Called with the cases scored so far and in total, over all networks.
+        on_case: Called with the number of cases scored so far and the total, both over all networks.
 
     Returns:
         Scores by network name; empty without a validation set.
     """
     study, folder, files = workspace.study(), workspace.student_dir, workspace.validation()
     data = study.data.student
-    workspace.scores_file.unlink(missing_ok=True)  # it may be an earlier student's
+    workspace.scores_file.unlink(missing_ok=True)  # the file may hold an earlier student's scores
     if not files:
         return {}
     networks = {STUDENT: load_student(study, folder)}
@@ -66,10 +66,16 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
 def kept_scores(workspace: Workspace) -> dict[str, Score]:
     """Return the scores that :func:`score_networks` stored.
 
+    Args:
+        workspace: The study.
+
+    Returns:
+        Scores by network name; networks that were not scored are left out.
+
     Raises:
         InvalidInput: If there are none.
     """
-    kept = read_record(workspace.scores_file, remedy="`consilium student export` scores them")
+    kept = read_record(workspace.scores_file, remedy="run `consilium student export`, which scores the networks")
     dice = {STUDENT: kept[STUDENT]["dice"], **{name: one["dice"] for name, one in kept["controls"].items()}}
     return {
         name: Score(
@@ -90,8 +96,14 @@ def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Return the figures of the bundle's model card: mean Dice, and the gain over the best control with its
-    interval.
+    """Return the figures of the bundle's model card.
+
+    Args:
+        scores: Scores by network name, the student's included.
+
+    Returns:
+        By its label on the card, each figure: mean Dice of every network, number of cases, and the gain over the best
+        control with its 95 % interval.
     """
     means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": one.mean for n, one in scores.items() if n != STUDENT}}
     shown = {name.replace("_", " "): round(mean, 5) for name, mean in means.items() if not math.isnan(mean)}
@@ -108,5 +120,12 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
 
 
 def worth_of(scores: Mapping[str, Score]) -> Worth | None:
-    """Return the student's gain over its best control, paired case by case; None without a scored control."""
+    """Return the student's gain over its best control, paired case by case.
+
+    Args:
+        scores: Scores by network name, the student's included.
+
+    Returns:
+        The gain and its interval; None if no control was scored.
+    """
     return over_best(scores[STUDENT], {name: one for name, one in scores.items() if name != STUDENT})

@@ -3,22 +3,27 @@
 The protocols call it. A control has the same seed, volumes, network, steps and augmentation as the student. Only its
 labels differ:
 
-* ``zero_code``: every answer is replaced by the zero code, with its release's voters and noise. This is what the
-decoder gives without any answer: per volume the public mean shape, in a joint query the public start's shape.
-* ``shuffled_codes``: each volume gets another volume's answer, by a fixed derangement. Codes, noise and variety stay
-the same; the link from volume to code is broken. It is left out if there is only one labelled volume.
+* ``zero_code``: every answer is replaced by the zero code, decoded for the same voters and noise. The result is what
+  the decoder gives without any answer: in the per-volume protocol the public mean shape, in a joint query the public
+  start's shape.
+* ``shuffled_codes``: each volume gets another volume's answer, by a fixed derangement. The set of codes and the noise
+  stay the same; only the link from volume to code is broken. It is left out if there is only one labelled volume.
 * ``public_only``: self-training on public data, which a consortium can do without asking anyone. It is usually the
-hardest control to beat. Per volume, the student of ``zero_code`` predicts soft labels for the volumes, and a fresh
-student learns those. In a joint query, it is the student of ``zero_code`` itself; with paired public cases it is the
-public start trained on those alone, which student and other controls are kept near. In an appearance query with a
-public start, it is the start trained on its own codes, as in a joint query; without a start, it is made as per volume.
+  control with the highest Dice. It depends on the protocol:
+
+  * per volume: a fresh student learns the soft labels that the student of ``zero_code`` predicts;
+  * joint query: the student of ``zero_code`` itself; with paired public cases, the public start trained on those cases
+    alone (the student's and other controls' weights are kept near this network);
+  * appearance query: with a public start, the start trained on its own codes; without one, as per volume.
 
 A study that begins from a given network (``[start]``) has a fourth control:
 
-* ``public_network``: the given network as it is. Student and other controls are trained on from it.
+* ``public_network``: the given network, unchanged. The training of the student and of the other controls starts from
+  it.
 
-The score by which a student exceeds all of them comes from the teachers' answers; the rest comes from public data and
-the recipe. Controls use only public data and stored noisy answers, so they are post-processing and cost no privacy.
+The gain of the student over the best control is due to the teachers' answers; the rest of its score is due to public
+data and the recipe. Controls use only public data and stored noisy answers, so they are post-processing and cost no
+privacy.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
 STUDENT = "student"
 CONTROLS = ("zero_code", "shuffled_codes", "public_only")
 PUBLIC_NETWORK = "public_network"
-"""The control of studies that were given a network to begin from."""
+"""Name of the additional control of studies that were given a network to begin from."""
 
 L = TypeVar("L")
 
@@ -50,14 +55,29 @@ DERANGEMENT_SEED = 0
 
 
 def controls_of(study: Study) -> tuple[str, ...]:
-    """The study's controls, in the order in which they are trained."""
+    """Return the names of a study's controls.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The names, in the order in which the controls are trained.
+    """
     return (*CONTROLS, *((PUBLIC_NETWORK,) if study.start.weights else ()))
 
 
 def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
-    """How a control is made: as the study's protocol has it, or without a training step for the given network.
+    """Return how a control is made: by the study's protocol, or without any training for ``public_network``.
 
-    None where the protocol has no such control of this lesson.
+    Args:
+        lesson: What may be learnt from.
+        name: Name of the control.
+
+    Returns:
+        The training; None if the protocol has no such control for this lesson.
+
+    Raises:
+        InvalidInput: If there is no answer, no label, or no control of this name.
     """
     study = lesson.public.study
     if name != PUBLIC_NETWORK:
@@ -80,6 +100,9 @@ def derangement(count: int, *, seed: int) -> tuple[int, ...]:
         count: Number of elements, at least 2.
         seed: The same seed gives the same permutation.
 
+    Returns:
+        The permutation.
+
     Raises:
         InvalidInput: If ``count`` is below 2, for which no such permutation exists.
 
@@ -92,7 +115,7 @@ def derangement(count: int, *, seed: int) -> tuple[int, ...]:
     """
     if count < 2:
         raise InvalidInput(
-            "answers to deal to the wrong volumes", value=count, limit="at least 2", remedy="plan two queries or more"
+            "answers to shuffle between volumes", value=count, limit="at least 2", remedy="plan two queries or more"
         )
     draws = np.random.default_rng(seed)
     order = list(range(count))
@@ -119,8 +142,16 @@ def dealt(labels: Mapping[str, L]) -> dict[str, L]:
 
 
 def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """Return the soft predictions of the ``zero_code`` student for the student's volumes, rounded as stored labels
-    are.
+    """Return the soft predictions of the ``zero_code`` student for the student's volumes.
+
+    Args:
+        lesson: What may be learnt from; it gives the volumes and the trained ``zero_code`` network.
+
+    Returns:
+        Probabilities [c, x, y, z] by volume hash, rounded as stored labels are.
+
+    Raises:
+        InvalidInput: If the ``zero_code`` control is not trained yet.
     """
     from common.models.fit import predict
 

@@ -48,11 +48,11 @@ def decode_answer(
 
 
 def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n k x y z"]:
-    """Return the label probabilities that codes stand for.
+    """Decode codes without noise into label probabilities.
 
     Args:
         codec: The codec.
-        codes: Float array [n, l], taken as free of noise.
+        codes: Float array [n, l]; the decoder treats them as free of noise.
 
     Returns:
         Float32 array [n, k, x, y, z].

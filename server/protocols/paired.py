@@ -1,7 +1,7 @@
 """Holds paired public cases: volumes published with their label maps, which start, student and controls all learn from.
 
-The joint query uses them. No release is about them. A control is trained on them alone, so that their contribution is
-not mistaken for that of the hospitals' answers.
+The joint query uses them. Hospitals are not asked about them. A control is trained on them alone, so that their
+contribution is not mistaken for that of the hospitals' answers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,17 @@ class Paired:
 
 
 def read_paired(public: Public) -> Paired | None:
-    """Return the study's paired cases, or None if it has none."""
+    """Read a study's paired cases onto its grid.
+
+    Args:
+        public: What is public of the study.
+
+    Returns:
+        The cases; None if the study has none.
+    """
     if not public.paired:
         return None
-    from common.data.volume import example_from_bytes  # torch, where a network is to be trained anyway
+    from common.data.volume import example_from_bytes  # imports torch, which training needs anyway
 
     data = public.study.data
     cases = [

@@ -1,6 +1,6 @@
-"""The protocol with one query per public volume: each answer becomes a label, and a fresh student learns them.
+"""Runs the protocol with one query per public volume: each answer becomes a label, and a fresh student learns them.
 
-``protocol_of`` creates it by name. It refuses to train without a single label.
+``protocol_of`` creates it by name. It refuses to train without a label.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) ->
         study: The study.
         codec: Its codec.
         volumes: Hashes of the public volumes.
+
+    Returns:
+        The queries, in the order of the volumes.
     """
     asked = volumes[: study.privacy.planned_queries]
     return tuple(query_about(study, [volume], codec=codec.sha256, dimension=codec.dimension) for volume in asked)
@@ -71,10 +74,24 @@ class PerVolume(QueryProtocol):
         return Agenda(f"{planned} queries", which=f"up to {planned}", each="each", asks=planned, an_answer=1)
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        """Do nothing: the first question needs only the codec."""
+        """Do nothing, because a query needs only the codec.
+
+        Args:
+            public: Not called.
+            sites: Not used.
+            on_stage: Not called.
+        """
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        """Yield all queries at once, since no answer changes another question."""
+        """Yield all queries at once, since no query depends on another query's answer.
+
+        Args:
+            public: What is public of the study.
+            answer_of: Not used.
+
+        Yields:
+            One group with all queries.
+        """
         yield plan_queries(public.study, codec=public.codec, volumes=public.volumes)
 
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfEach:
@@ -93,7 +110,7 @@ class PerVolume(QueryProtocol):
 
 @dataclass(frozen=True, slots=True)
 class SaidOfEach(Said):
-    """Reads answers that are about one volume each.
+    """Computes labels from answers that are about one volume each.
 
     Attributes:
         public: What is public of the study.
@@ -109,9 +126,9 @@ class SaidOfEach(Said):
             yield Label(volume, answer.query.id, decoded(answer, codec, answer.noisy_sum))
 
     def weighed(self) -> Plausible | None:
-        """Compare the answers of a linear codec with the powers that public shapes give its coordinates.
+        """Compare the answers with the variance that the codec's coordinates have over public shapes.
 
-        These are the powers by which the decoder shrinks. The volumes of the structures are compared with those of the
+        The decoder shrinks the answers by the same variances. The structures' volumes are compared with those of the
         mean shape.
 
         Returns:
@@ -133,10 +150,16 @@ class SaidOfEach(Said):
         return Plausible(surprise, dimension, silence, shares(names, ours.tolist(), shapes.tolist()))
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """Yield each volume's doubt, from draws of what its code may be.
+        """Yield how uncertain each volume's label is, from samples of its code.
 
-        The draws are from the posterior of the coordinates if the codec is linear; otherwise fresh noise is added to
+        The samples are from the posterior of the coordinates if the codec is linear; otherwise fresh noise is added to
         the answer.
+
+        Args:
+            draws: Number of samples.
+
+        Yields:
+            One :class:`Doubt` for each answered volume.
         """
         rng = np.random.default_rng(DRAW_SEED)
         for answer, codec in self._decoders():
@@ -175,14 +198,28 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c 
 
 
 class Codecs:
-    """Reads the codecs of answers, each once."""
+    """Loads the codecs of answers, each only once.
+
+    Args:
+        objects: Store of the public files.
+    """
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._known: dict[str, Codec] = {}
 
     def of(self, answer: Answer) -> Codec:
-        """Return the codec of an answer."""
+        """Return the codec of an answer.
+
+        Args:
+            answer: The answer.
+
+        Returns:
+            The codec, verified by its hash.
+
+        Raises:
+            InvalidInput: If the codec's file is missing or has another hash.
+        """
         name = answer.query.codec
         if name not in self._known:
             self._known[name] = load_codec(self._objects.get(name), expected_hash=name)
@@ -190,7 +227,7 @@ class Codecs:
 
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
-    """Decode ``noisy_sum`` with an answer's voters and noise.
+    """Decode a noisy sum with the number of voters and the noise of an answer.
 
     Args:
         answer: The answer.
@@ -211,8 +248,9 @@ def _voxels(probabilities: np.ndarray) -> np.ndarray:
 def _draws(
     answer: Answer, codec: Codec, *, count: int, rng: np.random.Generator
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
-    """Draw labels that are still possible: noise σ leaves the variance p_i·σ²/(p_i + σ²) of a coordinate of power
-    p_i.
+    """Sample labels from the posterior given an answer.
+
+    Given noise σ, a coordinate of prior variance p_i has posterior variance p_i·σ²/(p_i + σ²).
     """
     noise = answer.query.mechanism.mean_noise_std(voters=answer.voters)
     mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)

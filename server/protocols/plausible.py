@@ -1,11 +1,12 @@
-"""Tests whether a joint study's releases match expectations; for the operator, at no privacy cost.
+"""Tests whether a study's released answers are as large as expected; for the operator, at no privacy cost.
 
 The protocols compute it, and the dashboard shows it. It uses only stored noisy answers and public values, so it also
-works if the server never sees a single code. The privacy guarantee itself bounds its power: noise that hides one
+works if the server never sees a single code. The privacy guarantee itself limits its power: noise that hides one
 hospital's data also hides whether that hospital was honest. At unit hospital and μ, no test of the answers with
 false-alarm probability α detects one poisoned site with probability above Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su 2022, eq 6).
-This test detects far less (docs/lab/utility-measured.md). No warning is no proof of honesty; a site's own comparison
-(:mod:`client.teachers.comparison`) sees more. It refuses nothing and decides nothing.
+This test detects far less (docs/lab/utility-measured.md). The absence of a warning does not prove honesty; the
+comparison that each site makes with its own teachers (:mod:`client.teachers.comparison`) detects more. The test only
+warns: it stops nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from scipy.special import gammainc, gammaincc
 
 FALSE_ALARMS = 0.01
-"""Largest share of honest studies with a warning: half for answers that are too weak, half for too large ones."""
+"""Largest share of honest studies that get a warning: half of it for answers too small, half for answers too large."""
 
 HONEST = (0.25, 2.5)
 """Smallest and largest ratio of the variance of honest offsets to the variance that frames expect.
@@ -30,16 +31,16 @@ were .5 to 1.1 (docs/lab/utility-measured.md).
 """
 
 CHANGED = 3.0
-"""A warning is given if a structure's volumes in labels and public mean shape differ by more than this factor."""
+"""A warning is given if a structure's volumes in the labels and in the mean shape differ by more than this factor."""
 
 REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the student."
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The part of the expected squared answers that noise alone accounts for, summed over all numbers of the answers.
+    """The contribution of noise alone to the expected squared answers, summed over all coordinates of the answers.
 
-    For each number, w = noise variance / (expected variance + noise variance).
+    For each coordinate, w = noise variance / (expected variance + noise variance).
 
     Attributes:
         shares: Σ w.
@@ -51,7 +52,14 @@ class Silence:
 
     @classmethod
     def of(cls, shares: Float[np.ndarray, "d"]) -> Silence:
-        """Sum up the shares w of single numbers, a float array [d]."""
+        """Sum up the shares w of single coordinates.
+
+        Args:
+            shares: Float array [d] of w.
+
+        Returns:
+            The sums of w and of w².
+        """
         return cls(float(shares.sum()), float(np.square(shares).sum()))
 
     def __add__(self, other: Silence) -> Silence:
@@ -60,12 +68,13 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Plausible:
-    """How well the answers match expectations.
+    """The test of one study's answers.
 
     Attributes:
-        surprise: :meth:`~common.protocols.frame.Frame.surprise` of all rounds together.
-        dimension: Its degrees of freedom.
-        silence: What noise alone contributes to it.
+        surprise: Sum over all coordinates of the squared answer divided by its expected variance
+            (:meth:`~common.protocols.frame.Frame.surprise`), about χ² for honest sites.
+        dimension: Number of coordinates, its degrees of freedom.
+        silence: Contribution of noise alone to it.
         volumes: Each structure's voxels in the labels, divided by those in the public mean shape.
     """
 
@@ -76,11 +85,11 @@ class Plausible:
 
     @property
     def chance(self) -> float:
-        """Upper bound on the probability of so small or so large a value in an honest study, two-sided.
+        """Upper bound on the probability that an honest study has a value as extreme as ``surprise``, two-sided.
 
         Honest offsets have c times the expected variance, with c in :data:`HONEST`. Small values are compared with the
-        smallest c, large ones with the largest. For one c the value is a sum of scaled χ² variables, whose law is
-        approximated by the gamma law of the same mean and variance (Satterthwaite 1946).
+        smallest c, large ones with the largest. For a given c the value is a sum of scaled χ² variables, whose
+        distribution is approximated by the gamma distribution of the same mean and variance (Satterthwaite 1946).
         """
         least, most = HONEST
         shape, scale = self._law(least)
@@ -89,7 +98,7 @@ class Plausible:
         return min(1.0, 2 * min(low, float(gammaincc(shape, self.surprise / scale))))
 
     def _law(self, size: float) -> tuple[float, float]:
-        """Return shape and scale of the gamma law if offsets have ``size`` times the expected variance."""
+        """Return the gamma distribution's shape and scale if offsets have ``size`` times the expected variance."""
         heard = self.dimension - self.silence.shares  # Σ (1 − w), and below it Σ (w + size (1 − w))²
         squares = self.silence.squares
         mean = self.silence.shares + size * heard
@@ -104,12 +113,14 @@ class Plausible:
         if self.chance < FALSE_ALARMS:
             weak = self.surprise < self.dimension
             found.append(
-                f"the sites' answers are {'weaker' if weak else 'larger'} together than expected (χ² = "
-                f"{self.surprise:.0f} where {self.dimension} is expected; chance {self.chance:.2g}): "
+                f"all sites' answers together are {'smaller' if weak else 'larger'} than expected (χ² = "
+                f"{self.surprise:.0f}, expected {self.dimension}; probability in an honest study at most "
+                f"{self.chance:.2g}). Possible causes: "
                 + (
-                    "they contradict each other, know little beyond public data, or failed; poisoned sites do this too"
+                    "the teachers contradict each other or know little beyond public data, sites failed, or a site is "
+                    "dishonest"
                     if weak
-                    else "they know more than was planned for, or push in one direction; poisoned sites do this too"
+                    else "the teachers know more than was planned for, or a site is dishonest"
                 )
             )
         for name, share in self.volumes:
@@ -134,8 +145,8 @@ def shares(names: Iterable[str], labels: Iterable[int], shapes: Iterable[float])
     Args:
         names: The structures.
         labels: Voxels of each in the label maps.
-        shapes: Sums of its probabilities in the mean shapes. A structure that is nowhere the most probable thus still
-            has a volume.
+        shapes: Sums of its probabilities in the mean shapes. A structure that is the most probable in no voxel still
+            has a volume by this measure.
 
     Returns:
         Name and ratio; the ratio is infinite if only the label maps contain the structure.

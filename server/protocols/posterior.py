@@ -1,8 +1,8 @@
-"""Samples the labels that remain possible given the answers and the known noise.
+"""Measures how uncertain labels are, by samples from their posterior given the answers and the known noise.
 
-The protocols and the dashboard use it. A voxel's doubt is the share of samples in which it has another label. It
-depends only on the answers, the codec and the noise, not on a student, which has learnt these labels. It is
-post-processing and does not import torch.
+The protocols and the dashboard use it. A voxel's *doubt* is the share of samples in which it has another label. It
+depends only on the answers, the codec and the noise. A student is not used for it, since it was trained on these
+labels. This is post-processing and does not import torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Trains the public start, a network of public data alone, and the student that continues from it.
 
 The joint and the appearance query call it. Everything here is post-processing: it uses public images and label maps,
-the codec, and stored answers. In the first pass a volume's label is the public mean shape plus a code, which is all
-that the codec can express. In later passes it is the student's own prediction, moved to where the released code places
-the structures. Details that the codec cannot express then come from the network, while the answers correct its errors
-of place. With paired public cases the moved prediction is used from the first pass. It refuses a recipe with fewer
-steps than passes.
+the codec, and stored answers. The student is trained in passes. In the first pass a volume's label is its decoded code,
+which is all that the codec can express. In later passes it is the student's own prediction, moved to where the released
+code places the structures. Details that the codec cannot express then come from the network, while the answers correct
+errors of position. With paired public cases the moved prediction is used from the first pass. It refuses a recipe with
+fewer steps than passes.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from server.public.material import START_FILE, OnStage, Public
 Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
 
 PUBLIC_PASSES = 3
-"""Passes of self-training of the public start."""
+"""Number of passes of self-training of the public start."""
 
 SPREAD = 0.5
-"""The variance of a network's shapes over volumes is raised to this share of the public label maps' variance."""
+"""In self-training, the variance of a network's codes over volumes is raised to this share of the public maps' one."""
 
 SPREAD_COORDINATES = 16
 """Number of leading coordinates on which the variances are compared."""
 
 STUDENT_PASSES = 3
-"""Passes of a student's training: the first on labels of codes, the others on its own moved predictions."""
+"""Number of passes of a student's training: the first on decoded codes, the others on its own moved predictions."""
 
 RESIDUAL = 0.45
 """Share of the shapes' variance that the public start is expected not to explain."""
@@ -53,7 +53,7 @@ RESIDUAL = 0.45
 _FLOOR = 1e-6
 
 TEMPERATURE = 0.5
-"""Predictions are sharpened by this temperature before encoding: uncertainty would fill the radius to no effect."""
+"""Temperature that sharpens predictions before encoding, because soft predictions would use up the clipping norm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +97,13 @@ def public_start(
     """Train a network without any answer.
 
     With paired cases it is trained on those alone. Otherwise it is first trained on the public mean shape, then on its
-    own predictions. A network that learnt one blurred shape for all volumes still follows each image, but too little.
-    Each pass therefore enlarges the offsets of its codes from their mean until they vary as much as ``spread`` of the
-    public label maps' variance, and trains on the result. ``recipe.steps`` is split evenly over the mean shape and the
-    passes.
+    own predictions. A network that learnt one blurred shape for all volumes still follows each image, but its
+    predictions vary too little. Each pass therefore enlarges the offsets of its codes from their mean, until their
+    variance is ``spread`` times that of the public label maps' codes, and trains on the result. ``recipe.steps`` is
+    split evenly over the mean shape and the passes.
 
-    A given network is the start as it is: the mean shape would take from it what it knows. Paired cases train it on.
+    If a network is given, it is the start, unchanged, because training it on the mean shape would destroy what it
+    knows. With paired cases, it is trained further on those.
 
     Args:
         images: Public volumes, float [n, c, x, y, z].
@@ -157,6 +158,9 @@ def keep_start(
         codec: Its codec.
         images: The public volumes, float [n, c, x, y, z].
         on_stage: Called with the progress.
+
+    Returns:
+        The public start.
     """
     study = public.study
     tell = on_stage or (lambda _name, _done, _total: None)
@@ -166,7 +170,7 @@ def keep_start(
         codec.powers,
         study.student
         if study.data.finer == 1
-        else replace(study.student, patch=()),  # whole volumes of the coarse grid
+        else replace(study.student, patch=()),  # train on whole volumes of the coarse grid
         seed=STUDENT_SEED,
         paired=read_paired(public),
         given=given_model(public),
@@ -179,7 +183,14 @@ def keep_start(
 
 
 def images_of(public: Public) -> Float[np.ndarray, "n c x y z"]:
-    """Return the public volumes' images on the study's grid, float [n, c, x, y, z]."""
+    """Return the public volumes' images on the study's grid.
+
+    Args:
+        public: What is public of the study.
+
+    Returns:
+        Float array [n, c, x, y, z], in query order.
+    """
     return np.stack([public.image(volume) for volume in public.volumes])
 
 
@@ -192,8 +203,11 @@ def joint_frame(
         start: The public start.
         codec: The study's codec.
         kernel: The public start's tangent kernel [k, k]. The frame's directions are its leading eigenvectors.
-        noise_std: Noise on each coordinate of the mean code.
+        noise_std: Standard deviation of the noise on each coordinate of the mean code.
         radius: Clipping norm C.
+
+    Returns:
+        The frame.
     """
     return plan_frame(
         kernel=kernel,
@@ -212,7 +226,10 @@ def read_start(weights: bytes, study: Study) -> torch.nn.Module:
 
     Args:
         weights: Its stored weights.
-        study: The study, whose student recipe gives the network's shape.
+        study: The study, whose student recipe defines the network's architecture.
+
+    Returns:
+        The network with these weights.
     """
     data = study.data
     model = network_for(study.student, data)
@@ -221,7 +238,14 @@ def read_start(weights: bytes, study: Study) -> torch.nn.Module:
 
 
 def given_model(public: Public) -> torch.nn.Module | None:
-    """Return the network that the study's consortium gave it to begin from; None if it gave none."""
+    """Return the network that the consortium gave the study to begin from.
+
+    Args:
+        public: What is public of the study.
+
+    Returns:
+        The network in evaluation mode; None if none was given.
+    """
     weights = public.given_start()
     return None if weights is None else read_start(weights, public.study).eval()
 
@@ -239,17 +263,17 @@ def refine(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """Train the student: ``start``, which is not changed, trained on the labels that the volumes' codes stand for.
+    """Train the student: a copy of ``start``, trained on labels decoded from the volumes' codes.
 
-    ``recipe.steps`` is split evenly over the passes. The first pass learns from the codec's labels. Each later pass
+    ``recipe.steps`` is split evenly over the passes. The first pass learns from the decoded codes. Each later pass
     learns from the predictions of the pass before, moved to the same codes (:func:`moved`), because a network that has
     seen all volumes places the ends of a structure more finely than a code can.
 
-    With paired cases, the student learns from those too, from moved labels of the other volumes, in one pass. Then its
-    weights are set to the point :data:`~common.models.fit.NEAR` of the way from the network of the paired cases alone
-    to the trained weights; without that, it would lose some of what that network knows.
+    With paired cases there is one pass, on the paired cases and on moved labels of the other volumes. Then the weights
+    are interpolated: :data:`~common.models.fit.NEAR` of the way from the network of the paired cases alone to the
+    trained weights. Without this step, the student would lose some of what that network knows.
 
-    With the codes of the start itself, this is self-training: the control.
+    If ``codes`` are those of the start itself, this is self-training, which gives a control.
 
     Args:
         start: The public start.
@@ -262,6 +286,12 @@ def refine(
         passes: Number of passes; default :data:`STUDENT_PASSES`, or 1 with paired cases.
         checkpoint: File to resume from. Each pass has a file; all are deleted at the end.
         on_step: Called with step and loss.
+
+    Returns:
+        The trained network.
+
+    Raises:
+        InvalidInput: If the recipe has fewer steps than passes.
     """
     passes = passes or (STUDENT_PASSES if beside is None else 1)
     inputs = images if beside is None else np.concatenate([images, beside.paired.images])
@@ -293,10 +323,10 @@ def refine_finer(
     checkpoint: Path,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """Train the student as :func:`refine` does, on a finer grid than the study asked about.
+    """Train the student as :func:`refine` does, but on a finer grid than that of the study's queries.
 
-    There is one pass, because what the student predicts on the finer grid has no code. Volumes beyond the memory that
-    :class:`~common.data.volume_cache.VolumeCache` allows are kept in files beside ``checkpoint``.
+    There is one pass, because predictions on the finer grid cannot be encoded, hence not moved. Volumes that do not fit
+    into the memory of :class:`~common.data.volume_cache.VolumeCache` are kept in files beside ``checkpoint``.
 
     Args:
         start: The public start.
@@ -307,6 +337,9 @@ def refine_finer(
         seed: Seed of the training.
         checkpoint: File to resume from; deleted at the end.
         on_step: Called with step and loss.
+
+    Returns:
+        The trained network.
     """
     with VolumeCache(checkpoint.with_suffix(".volumes")) as cache:
         images, targets = [], []
@@ -329,15 +362,20 @@ def refine_paired(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """Train ``start`` on the paired cases alone, for as many steps as a student: the control of these cases.
+    """Train a copy of ``start`` on the paired cases alone, for as many steps as a student has.
+
+    The result is the control ``public_only`` of a study with paired cases.
 
     Args:
         start: The public start; it is not changed.
         paired: The cases.
         recipe: The student's training recipe.
         seed: Seed of the training.
-        checkpoint: File to resume from. It is kept, so the same arguments return the network at once.
+        checkpoint: File to resume from. It is kept, so a second call with the same arguments returns at once.
         on_step: Called with step and loss.
+
+    Returns:
+        The trained network.
     """
     model = copy.deepcopy(start)
     fit(model, paired.images, paired.targets, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
@@ -380,12 +418,23 @@ def codes_of(
         images: Volumes, float [n, c, x, y, z].
         codec: The study's codec.
         temperature: 1 leaves predictions as they are; lower values sharpen them.
+
+    Returns:
+        Float array [n, l].
     """
     return np.stack([codec.encode(sharpen(predict(model, image), temperature=temperature)) for image in images])
 
 
 def counted_on(on_step: OnStep | None, steps: int) -> OnStep | None:
-    """Return a callback that adds ``steps`` to the step it is called with; None if ``on_step`` is None."""
+    """Return a callback that counts on from the steps of an earlier part of a training.
+
+    Args:
+        on_step: The callback to pass the sum on to.
+        steps: Number of steps of the earlier part.
+
+    Returns:
+        A function that calls ``on_step`` with ``steps`` added to the step; None if ``on_step`` is None.
+    """
     return None if on_step is None else lambda step, loss: on_step(steps + step, loss)
 
 
@@ -398,6 +447,9 @@ def restore_spread(
         codes: Float array [n, l].
         variances: Variance [l] of the public label maps' codes.
         share: Share of that variance.
+
+    Returns:
+        Float array [n, l]; ``codes`` is not modified.
     """
     mean = codes.mean(axis=0)
     leading = slice(0, SPREAD_COORDINATES)
@@ -414,7 +466,17 @@ def _of_pass(checkpoint: Path | None, number: int) -> Path | None:
 
 
 def pass_ends(recipe: TrainingConfig) -> tuple[int, ...]:
-    """Return the last step of each of a student's passes."""
+    """Return the last step of each of a student's passes.
+
+    Args:
+        recipe: The student's training recipe.
+
+    Returns:
+        Step numbers, ascending.
+
+    Raises:
+        InvalidInput: If the recipe has fewer steps than passes.
+    """
     return tuple(accumulate(part.steps for part in _split(recipe, STUDENT_PASSES)))
 
 

@@ -1,15 +1,16 @@
 """Defines the server's half of a query protocol, in the order in which a study uses it.
 
-1. ``agenda``: what the study will ask, as plain data, before anything else exists.
-2. ``prepare`` (a strategy's ``initialize_parameters``): what the first question needs beside the codec.
-3. ``configure`` (``configure_train``): the queries of a round, given the answers to the rounds before.
-4. ``aggregate`` (``aggregate_train``): what the stored answers say about each volume.
-5. ``finish``: how the student and its controls are trained on that.
+1. ``agenda`` states what the study will ask, as plain data, before anything else exists.
+2. ``prepare`` makes what the first query needs besides the codec.
+3. ``configure`` gives the queries of a round, from the answers to the rounds before.
+4. ``aggregate`` computes each volume's label from the stored answers.
+5. ``finish`` defines how the student and its controls are trained on the labels.
 
+Steps 2 to 4 correspond to a Flower strategy's ``initialize_parameters``, ``configure_train`` and ``aggregate_train``.
 The site's half is :mod:`common.protocols.site_protocol`; protocols are registered in :mod:`common.protocol_terms`.
 Everything after an answer is post-processing of what the ledger stores. The functions take values (what is public of a
-study, its answers, its labels) and read no study directory. No protocol imports torch before a network is to be
-trained, because questions are asked while the ledger is open.
+study, its answers, its labels) and do not read the study's directory. No protocol imports torch before a network is to
+be trained, because queries are made while the ledger is open.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Answer(Protocol):
     Attributes:
         query: What was asked.
         noisy_sum: Int64 array [d] in grid steps, with noise.
-        voters: Number of voters' codes in it.
+        voters: Number of voters whose codes it sums.
     """
 
     @property
@@ -64,7 +65,7 @@ class Answer(Protocol):
 
 
 AnswerOf = Callable[[str], Answer | None]
-"""The stored answer to a query, by the query's id."""
+"""Function that returns the stored answer to a query, by the query's id; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,9 @@ class Agenda:
 
     Attributes:
         plan: The plan in words, for the consortium.
-        which: In words, the volumes that a site's teachers segment.
-        each: In words, for what a sum is sent.
-        asks: Number of public volumes asked about, the first ones; None for all, which one query then names.
+        which: Words for the public volumes that a site's teachers segment, such as ``up to 80``.
+        each: Words for the volumes about which a site sends one sum, such as ``each``.
+        asks: Number of public volumes asked about, which are the first ones; None if every query is about all volumes.
         an_answer: Number of volumes that get a label with each answer; None for all of them.
     """
 
@@ -102,7 +103,14 @@ class Agenda:
             )
 
     def asked(self, volumes: Sequence[str]) -> tuple[str, ...]:
-        """Return the public volumes that the plan asks about, in order."""
+        """Return the public volumes that the plan asks about.
+
+        Args:
+            volumes: Hashes of all public volumes.
+
+        Returns:
+            The first :attr:`asks` of them, in order.
+        """
         return tuple(volumes[: self.asks])
 
     def labelled(self, answers: int, *, asked: int) -> int:
@@ -112,6 +120,9 @@ class Agenda:
             answers: Number of stored answers.
             asked: Number of volumes asked about.
 
+        Returns:
+            Number of volumes.
+
         >>> Agenda("3 queries", "up to 3", "each", asks=3, an_answer=1).labelled(2, asked=3)
         2
         """
@@ -120,7 +131,7 @@ class Agenda:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Label:
-    """The label of a volume, according to the answers.
+    """The label of a volume, computed from the answers.
 
     Attributes:
         volume: The volume's hash.
@@ -139,8 +150,8 @@ class FitFiles:
 
     Attributes:
         weights: The trained weights.
-        inputs: Digest of what they were trained on.
-        checkpoint: State of an unfinished run.
+        inputs: Digest of everything that determined the training.
+        checkpoint: State of an unfinished training.
     """
 
     weights: Path
@@ -149,20 +160,28 @@ class FitFiles:
 
     @classmethod
     def at(cls, folder: Path, name: str = "") -> FitFiles:
-        """Return the files of the network ``name`` in a folder, or of its only network if no name is given."""
+        """Return the files of a network in a folder.
+
+        Args:
+            folder: The folder.
+            name: The network's name; by default the folder has only one network.
+
+        Returns:
+            The paths; the files may not exist.
+        """
         if not name:
             return cls(folder / "weights.pt", folder / "inputs", folder / "checkpoint.pt")
         return cls(folder / f"{name}.pt", folder / f"{name}.inputs", folder / f"{name}.checkpoint")
 
     def discard(self) -> None:
-        """Delete the files, after which no network of this name exists."""
+        """Delete the network's files, those of all its passes included."""
         later = self.checkpoint.parent.glob(f"{self.checkpoint.name}.*")
         for path in (self.inputs, self.weights, self.checkpoint, *later):
             path.unlink(missing_ok=True)
 
 
 def _untrained(name: str) -> torch.nn.Module:
-    raise InvalidInput("network that is not trained yet", value=name, limit="a network that is trained before this one")
+    raise InvalidInput("a network that is not trained yet", value=name, limit="networks trained before this one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +196,7 @@ class Lesson:
         seed: Seed of the training.
         paired: Public cases with label maps, if any.
         onto: Resamples a volume's label to the student's grid.
-        trained: Returns a network that is trained before this one.
+        trained: Returns, by its name, a network that was trained before this one.
     """
 
     public: Public
@@ -199,7 +218,7 @@ class NetworkTraining:
         train: Trains the network. It writes checkpoints to the given files; with None it writes nothing and cannot be
             resumed.
         steps: Number of steps that it reports.
-        passes: Last steps of several passes, each of which learns from other labels; empty for a single one.
+        passes: The last step of each pass, if passes learn from different labels; empty if there is one pass.
     """
 
     inputs: str
@@ -209,21 +228,28 @@ class NetworkTraining:
 
 
 class Said(Protocol):
-    """What a study's stored answers say. This is post-processing, computed on request."""
+    """What is computed on request from a study's stored answers. This is post-processing."""
 
     def labels(self) -> Iterator[Label]:
         """Yield the label of each volume that has one."""
         ...
 
     def weighed(self) -> Plausible | None:
-        """Compare the answers with what was expected; None if nothing was expected, or before the first answer."""
+        """Compare the size of the answers with the expected size.
+
+        Returns:
+            The comparison; None before the first answer, or if the protocol defines no expected size.
+        """
         ...
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """Yield each volume's label before the answers, and how uncertain the noise leaves it after them.
+        """Yield each volume's label before the answers, and how uncertain its label after them is because of the noise.
 
         Args:
             draws: Number of samples.
+
+        Yields:
+            One :class:`Doubt` for each volume that has a label.
         """
         ...
 
@@ -232,11 +258,18 @@ class QueryProtocol(Protocol):
     """A protocol at the server. It is created without arguments and has no state."""
 
     def agenda(self, study: Study) -> Agenda:
-        """Return what the study will ask (step 1)."""
+        """Return what the study will ask (step 1).
+
+        Args:
+            study: The study.
+
+        Returns:
+            The agenda.
+        """
         ...
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        """Compute, store and publish what the first question needs beside the codec (step 2).
+        """Compute, store and publish what the first query needs besides the codec (step 2).
 
         Args:
             public: Returns what is public of the study. A protocol that needs nothing does not call it, so that volumes
@@ -249,18 +282,29 @@ class QueryProtocol(Protocol):
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
         """Yield groups of queries that may be asked together, each based on the answers to the groups before (step 3).
 
-        The same answers must always give the same queries, because another query id would be another charge. The
-        iteration ends at a group whose answers are needed for the next group and missing. A group that is answered
-        already may be yielded again, since sites may be owed receipts.
+        The same answers must always give the same queries, because a query with another id is charged again. The
+        iteration ends if the next group depends on answers that are missing. A group that is answered already may be
+        yielded again, so that sites get receipts they lack.
 
         Args:
             public: What is public of the study.
             answer_of: Returns the stored answer to a query id, or None.
+
+        Yields:
+            The queries of one group.
         """
         ...
 
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> Said:
-        """Return what the study's stored answers say (step 4); there may be none yet."""
+        """Return the labels and checks that follow from a study's stored answers (step 4).
+
+        Args:
+            public: What is public of the study.
+            answers: The stored answers; may be empty.
+
+        Returns:
+            An object that computes them on request.
+        """
         ...
 
     def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
@@ -274,13 +318,20 @@ class QueryProtocol(Protocol):
             The training; None if the protocol has no such control for this lesson.
 
         Raises:
-            InvalidInput: If there is no answer.
+            InvalidInput: If there is no answer or no label to train on, or no control of this name.
         """
         ...
 
 
 def protocol_of(study: Study) -> QueryProtocol:
-    """Return the server's half of the study's protocol."""
+    """Return the server's half of a study's protocol.
+
+    Args:
+        study: The study.
+
+    Returns:
+        A new instance of the registered class.
+    """
     made: QueryProtocol = registered(study.codec.terms.server)()
     return made
 
@@ -297,6 +348,9 @@ def query_about(
         dimension: Length of the code.
         number: Number of the round, from 1.
         centre: Hash of the frame that codes are relative to, or ``zero``.
+
+    Returns:
+        The query.
     """
     return QuerySpec(
         edition=study.privacy.edition,
@@ -312,6 +366,9 @@ def query_about(
 def check_study(study: Study) -> None:
     """Refuse terms that the study's protocol cannot run; called before the study is created.
 
+    Args:
+        study: The terms.
+
     Raises:
         InvalidInput: If the grid is too large for a query about all volumes, or for a student without patches.
     """
@@ -322,7 +379,7 @@ def check_study(study: Study) -> None:
             "voxels of the volumes of one query",
             value=math.prod(study.data.grid),
             limit=f"at most {WHOLE_VOXELS}",
-            remedy="ask on a coarser data.grid, with data.finer = 2 for the student, or in one query a volume",
+            remedy="choose a coarser data.grid, with data.finer = 2 for the student, or one query per volume",
         )
     if math.prod(study.data.student.grid) > WHOLE_VOXELS and not study.student.patch:
         raise InvalidInput(

@@ -1,9 +1,9 @@
-"""Rehearses a study on public cases: how much do teachers of few patients exceed a network of public data alone?
+"""Rehearses a study on public cases: measures how much teachers of few patients exceed a network of public data alone.
 
 `consilium plan --cases` and the dashboard call it. Stand-in teachers are trained, as a voter's teachers are, on some
-public cases with labels and scored on others, beside the control that learns without any hospital's answer. If the
-stand-in teachers do not exceed the control, no budget gains anything. It charges nothing and reads no private case. It
-refuses fewer than four cases.
+public cases with labels and scored on others. A control is scored on the same cases; it is trained without any
+hospital's answer. If the stand-in teachers do not exceed the control, no budget can bring a gain. It charges nothing
+and reads no private case. It refuses fewer than four cases.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PublicCases:
 
 
 class Begin(Protocol):
-    """Makes from public cases what a protocol has before any hospital is asked: the public start and a control."""
+    """Function that trains, on public cases, a protocol's public start and the control ``zero_code``."""
 
     def __call__(
         self,
@@ -68,6 +68,9 @@ class Begin(Protocol):
             recipe: The student's training recipe.
             pairs: Rows of the cases that the study has with their labels, if any.
             given: The network that the study begins from, if any.
+
+        Returns:
+            The public start and the control.
         """
         ...
 
@@ -91,11 +94,11 @@ def rehearse(
         protocol: Name of the protocol.
         patients: Cases that each stand-in teacher learns from, at most half of all.
         recipes: Training recipes of a teacher and of a student.
-        paired: The study learns from these very cases. Half of them then make the start; of the others one half teaches
-            stand-ins that are scored on the other half. The start then knows less than the study's, so the stand-in
-            teachers look better than they will be.
-        given: The network that the study begins from, if any. Start and stand-ins begin from it, and the control is
-            the better of it and its student.
+        paired: True if the study itself learns from these cases. Half of them are then used for the public start; of
+            the rest, one half trains stand-in teachers that are scored on the other half. This start knows less than
+            the study's, so the stand-in teachers appear better than the real ones will be.
+        given: The network that the study begins from, if any. Start and stand-in teachers begin from it. The control is
+            then the better of two networks: the given one, and a student trained from it without answers.
         on_training: Called with what is trained next.
 
     Returns:
@@ -108,13 +111,13 @@ def rehearse(
     check_integer("patients of a stand-in teacher", patients, least=1)
     rows = np.flatnonzero(cases.labels.any(axis=(1, 2, 3)))  # leave out cases without any structure
     if len(rows) < (2 * LEAST_CASES if paired else LEAST_CASES):
-        limit = f"at least {LEAST_CASES}, twice as many where they are the study's pairs"
+        limit = f"at least {LEAST_CASES} that contain a structure; {2 * LEAST_CASES} if the study also learns from them"
         raise InvalidInput("public cases of a rehearsal", value=len(rows), limit=limit)
     check_integer("public label maps", len(label_maps), least=LEAST_MAPS, limit=f"at least {LEAST_MAPS}")
     codec, begin = codec_of(label_maps, labels=len(cases.data.labels)), _begin(protocol)
     scored, used = np.empty((2, len(cases.images))), 0
     for pairs, rest in halves(rows) if paired else ((None, rows),):
-        on_training("the network that nobody's answers make")
+        on_training("the control without answers")
         begun, control = begin(cases, codec, recipes[1], pairs, given)
         controls = [_dice(each, cases, rest) for each in (control, given) if each is not None]
         scored[1, rest] = max(controls, key=np.mean)

@@ -1,9 +1,10 @@
 """Asks in rounds: each round is one release about all public volumes, relative to the answers of the rounds before.
 
-The joint and the appearance query build on it. A round's frame is computed from the frame before it and that round's
-stored answer, which is post-processing. It is part of the query's id. It is therefore computed once and stored by hash
-before anything is asked, so that a resumed run asks the same question; another frame would be another charge. This
-module does not import torch, because it runs while the ledger is open. It refuses a codec that is not linear.
+The joint and the appearance query build on it. A *frame* is the centre, axes and weights relative to which a round's
+codes are computed. Each round's frame is computed from the frame and the stored answer of the round before, which is
+post-processing. The frame's hash is part of the query's id, so another frame would be charged again. The frame is
+therefore computed once and stored before anything is asked, so that a resumed run makes the same query. This module
+does not import torch, because it runs while the ledger is open. It refuses a codec that is not linear.
 """
 
 from __future__ import annotations
@@ -36,18 +37,29 @@ class InRounds(QueryProtocol):
         return Agenda(plan, which="the", each=f"all of them together{times},")
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        """Yield the study's rounds in turn; see :func:`ask_rounds`."""
+        """Yield the query of each round in turn; see :func:`ask_rounds`.
+
+        Args:
+            public: What is public of the study.
+            answer_of: Returns the stored answer to a query id, or None.
+
+        Yields:
+            One query at a time.
+        """
         return ask_rounds(public, answer_of)
 
 
 def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-    """Yield the study's rounds in turn, until all are asked or one stays without an answer.
+    """Yield the query of each round in turn, until all are asked or one remains without an answer.
 
-    If all are answered already, the last is yielded again, because its receipts may be owed.
+    If all are answered already, the last is yielded again, because sites may lack its receipts.
 
     Args:
         public: What is public of the study.
         answer_of: Returns the stored answer to a query id, or None.
+
+    Yields:
+        One query at a time.
     """
     planned = public.study.privacy.planned_queries
     answers = answered_rounds(public, answer_of)
@@ -68,6 +80,9 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
     Args:
         public: What is public of the study.
         answer_of: Returns the stored answer to a query id, or None.
+
+    Returns:
+        The answers, up to the first round without one.
     """
     answers = []
     for number, frame in enumerate(frames(public), start=1):
@@ -79,7 +94,18 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
 
 
 def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
-    """Return the query of the round after ``answers``; compute and store its frame if there is none yet."""
+    """Return the query of the next round; compute and store its frame if there is none yet.
+
+    Args:
+        public: What is public of the study.
+        answers: The stored answers of all rounds so far, in order.
+
+    Returns:
+        The query.
+
+    Raises:
+        InvalidInput: If the first frame has not been made.
+    """
     kept = frames(public)
     if len(kept) == len(answers):
         kept = keep_frame(public, _next(public, answers[-1]), after=kept)
@@ -97,6 +123,9 @@ def round_query(
         volumes: Hashes of all public volumes.
         frame: Hash and dimension of the frame.
         number: Number of the round, from 1.
+
+    Returns:
+        The query.
     """
     return query_about(
         study, volumes, codec=codec.sha256, dimension=frame.dimension, number=number, centre=frame.sha256
@@ -106,10 +135,16 @@ def round_query(
 def frames(public: Public) -> tuple[CodecRecord, ...]:
     """Return hash and dimension of every round's frame so far.
 
+    Args:
+        public: What is public of the study.
+
+    Returns:
+        One record for each round, in order.
+
     Raises:
         InvalidInput: If the first frame has not been made.
     """
-    records = parse_record(public.kept.read(FRAMES), name=FRAMES, remedy="make the first with `consilium codec fit`")
+    records = parse_record(public.kept.read(FRAMES), name=FRAMES, remedy="run `consilium codec fit`")
     return tuple(CodecRecord.from_json(record) for record in records)
 
 
@@ -136,33 +171,40 @@ def frame_of(public: Public, answer: Answer) -> Frame:
     Args:
         public: What is public of the study.
         answer: The stored answer.
+
+    Returns:
+        The frame.
     """
     return Frame.from_bytes(public.objects.get(answer.query.centre))
 
 
 def observation(answer: Answer, frame: Frame) -> Observation:
-    """Return what an answer says about the offsets along its frame.
+    """Return the offsets along a frame's directions that an answer measures, with their noise.
 
     Args:
         answer: The stored answer.
         frame: Its frame.
+
+    Returns:
+        The observation.
     """
     noise_std = answer.query.mechanism.mean_noise_std(voters=answer.voters)
     return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
 
 
 def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Silence]:
-    """Compare the squared length of the answers with what was expected before they came.
+    """Compare the squared norm of the answers with what was expected before them.
 
-    A round's frame is centred on the answers before it, so the rounds' figures are independent and add up.
+    A round's frame is centred on the estimate from the rounds before, so the rounds' figures are independent and add
+    up.
 
     Args:
-        public: What everybody in the study can read.
-        answers: The released answers, one a round.
+        public: What is public of the study.
+        answers: The stored answers, one a round.
 
     Returns:
-        The sum over rounds of each squared coordinate over its expected variance, the number of coordinates in it,
-        and what noise alone would make of it.
+        The sum over all coordinates of the squared answer divided by its expected variance, the number of coordinates,
+        and the part of the sum that noise alone accounts for.
     """
     total, dimension, silence = 0.0, 0, Silence()
     for answer in answers:
@@ -176,13 +218,19 @@ def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Sil
 def codec_of(public: Public) -> LinearCodec:
     """Return the study's codec, which must be linear.
 
+    Args:
+        public: What is public of the study.
+
+    Returns:
+        The codec.
+
     Raises:
-        InvalidInput: If it is not.
+        InvalidInput: If it is not linear.
     """
     name = public.codec.sha256
     codec = load_codec(public.objects.get(name), expected_hash=name)
     if codec.linear is None:
-        raise InvalidInput("codec of a query about all volumes", value=codec.name, limit="a linear one, such as pca")
+        raise InvalidInput("codec of a query about all volumes", value=codec.name, limit="a linear codec, such as pca")
     return codec.linear
 
 
@@ -192,6 +240,9 @@ def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
     Args:
         public: What is public of the study.
         answers: Stored answers in any order.
+
+    Returns:
+        The answers of the rounds, up to the first round without one.
     """
     return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
 

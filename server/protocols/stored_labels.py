@@ -30,16 +30,26 @@ def store_label(path: Path, probabilities: Float[np.ndarray, "c x y z"]) -> None
 
 
 def read_label(path: Path) -> Float[np.ndarray, "c x y z"]:
-    """Return a stored label as a student sees it; see :func:`as_stored`."""
+    """Return a stored label as a student is trained on it; see :func:`as_stored`.
+
+    Args:
+        path: The file (.npz).
+
+    Returns:
+        Float32 probabilities [c, x, y, z] that sum to 1 over c.
+    """
     with np.load(path, allow_pickle=False) as stored:
         return as_stored(stored["probabilities"])
 
 
 def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
-    """Return probabilities as a student sees them: rounded to float16 as in their file, then float32 summing to 1.
+    """Return probabilities as a student is trained on them: rounded to float16 as in their file, then renormalised.
 
     Args:
         probabilities: Float array [c, x, y, z].
+
+    Returns:
+        Float32 array [c, x, y, z] that sums to 1 over c.
 
     >>> as_stored(np.full((2, 1, 1, 1), 0.5)).ravel()
     array([0.5, 0.5], dtype=float32)

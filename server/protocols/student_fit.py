@@ -37,7 +37,7 @@ def train_student(
         pseudo_labels: Float32 probabilities [n, k, x, y, z], background first.
         recipe: The training recipe.
         seed: Seed of initial weights and batches.
-        weights: How much each volume counts, float [n].
+        weights: Weight of each volume in the loss, float [n].
         start: A network of the same recipe to continue from; by default the weights are random.
         checkpoint: File to resume from; deleted at the end.
         on_step: Called with step and loss.
@@ -49,7 +49,7 @@ def train_student(
         InvalidInput: If the pseudo-labels have another shape or fewer than two classes.
     """
     if pseudo_labels.ndim != 5 or pseudo_labels.shape[1] < 2:
-        raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="[n, k, x, y, z] with k ≥ 2 classes")
+        raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="shape [n, k, x, y, z] with k ≥ 2 classes")
     model = build_unet(
         recipe.channels,
         network=recipe.network,

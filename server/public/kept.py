@@ -1,7 +1,7 @@
 """Stores small public files of a study by name, in its directory or in memory.
 
-Query protocols store their public start and the record of their frames here. It refuses a record that is missing or not
-JSON.
+Query protocols store their public start (a network trained on public data alone) and the hashes of their frames here.
+It refuses a record that is missing or not JSON.
 """
 
 from __future__ import annotations
@@ -21,19 +21,42 @@ class Kept(Protocol):
     """Files of a study, by name."""
 
     def read(self, name: str) -> bytes | None:
-        """Return the file's bytes; None if there is no such file."""
+        """Return a file's content.
+
+        Args:
+            name: The file's name.
+
+        Returns:
+            Its bytes; None if there is no such file.
+        """
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write the file, completely or not at all."""
+        """Write a file, completely or not at all.
+
+        Args:
+            name: The file's name.
+            content: Its bytes.
+        """
         ...
 
     def discard(self, name: str) -> None:
-        """Delete the file if it exists."""
+        """Delete a file if it exists.
+
+        Args:
+            name: The file's name.
+        """
         ...
 
     def checkpoint(self, name: str) -> Path | None:
-        """Return the file in which a training may store its checkpoint; None if nothing is stored on disk."""
+        """Return the file in which a training may store its checkpoint.
+
+        Args:
+            name: The file's name.
+
+        Returns:
+            Its path; None if nothing is stored on disk.
+        """
         ...
 
 
@@ -85,6 +108,9 @@ def read_record(path: Path, *, remedy: str) -> Any:
         path: The file.
         remedy: What to do if it is missing or invalid.
 
+    Returns:
+        The parsed value.
+
     Raises:
         InvalidInput: With ``remedy``, if it is missing or not JSON.
     """
@@ -103,6 +129,9 @@ def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
         name: The file's name, for the error.
         remedy: What to do if it is missing or invalid.
 
+    Returns:
+        The parsed value.
+
     Raises:
         InvalidInput: With ``remedy``, if it is missing or not JSON.
     """
@@ -112,12 +141,23 @@ def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
 
 
 def write_record(path: Path, value: object) -> None:
-    """Write a value as a JSON file that :func:`read_record` reads, completely or not at all."""
+    """Write a value as a JSON file that :func:`read_record` reads, completely or not at all.
+
+    Args:
+        path: The file.
+        value: Plain JSON.
+    """
     write_atomically(path, record_bytes(value))
 
 
 def record_bytes(value: object) -> bytes:
     r"""Return the bytes that :func:`write_record` writes for a value.
+
+    Args:
+        value: Plain JSON.
+
+    Returns:
+        Indented JSON text in UTF-8.
 
     >>> record_bytes({"dice": 0.5})
     b'{\n "dice": 0.5\n}\n'

@@ -1,6 +1,6 @@
 """Defines what is public of a study as values: terms, codec, volumes, and where objects and records are.
 
-The protocols and the post-processing modules receive it as a value.
+The protocols and the post-processing modules receive such a value, so they need no study directory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAIRS_FILE = "pairs.checkpoint"
 """Checkpoint of the training on paired public cases alone. Student and controls start from its final network."""
 
 OnStage: TypeAlias = Callable[[str, int, int], None]
-"""Called during long work with the current step's name, how much of it is done, and how much there is."""
+"""Function called during long work with the current stage's name, the number of steps done and the total number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Public:
     images: Mapping[str, Float[np.ndarray, "c x y z"]] | None = None
 
     def given_start(self) -> bytes | None:
-        """Weights of the network that the study was given to begin from; None where it was given none."""
+        """Return the weights of the network that the study was given to begin from; None if it was given none."""
         return self.objects.get(self.study.start.weights) if self.study.start.weights else None
 
     def image(self, volume: str, *, finer: bool = False) -> Float[np.ndarray, "c x y z"]:
@@ -85,11 +85,14 @@ class Public:
 
         Args:
             volume: The volume's hash.
-            finer: On the student's grid, which may be finer than the study's.
+            finer: Resample to the student's grid, which may be finer than the study's.
+
+        Returns:
+            The image.
         """
         data = self.study.data.student if finer else self.study.data
         if self.images is not None:
             return self.images[volume]
-        from common.data.volume import volume_from_bytes  # torch
+        from common.data.volume import volume_from_bytes  # imports torch
 
         return volume_from_bytes(self.objects.get(volume), data).image

@@ -1,7 +1,7 @@
-"""Names the files of the statements about a study that may change: its student's and its sites' keys.
+"""Names the files of the two signed statements about a study that may change: on its student, and on its sites' keys.
 
-The bundle and `consilium provision` write these files, and ``objects_app`` serves them. It refuses an id that is no
-hash.
+``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. It refuses an id
+that is no hash.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ def said_file(objects: Path, what: str, study_id: str) -> Path:
         objects: Directory of the object store.
         what: :data:`STUDENTS` or :data:`PEERS`.
         study_id: The study's id.
+
+    Returns:
+        The file's path; the file may not exist.
 
     Raises:
         InvalidInput: If the id is not 64 hexadecimal digits.

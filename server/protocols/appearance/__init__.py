@@ -1,4 +1,5 @@
-"""The appearance query: hospitals answer with a few numbers on how each structure looks.
+"""Implements the server's side of the appearance query: hospitals send a few numbers on how each structure looks.
 
-The server labels the public volumes from these numbers and from public shapes.
+These numbers are the mean and spread of a structure's intensities. The server labels the public volumes from them and
+from public shapes.
 """

@@ -1,10 +1,11 @@
 """Computes labels of public volumes from how structures look.
 
-The appearance query calls it. A voxel's label is proportional to the public atlas at its place, times the likelihood of
-its values for each structure, smoothed over its neighbours by a mean field. The atlas is moved as a whole to where the
-structures are found, and the structures are made as large on average as public shapes are. If public shapes overlap
-enough, the public start's prediction is a further factor. Controls use the same function, with the appearance that is
-assumed before any answer. This is post-processing and imports torch only to measure the overlap.
+The appearance query calls it. A voxel's label is proportional to the public atlas at this voxel, times the likelihood
+of its values for each structure, smoothed over its neighbours by a mean field. In each pass the atlas is shifted as a
+whole to where the structures were found, and a bias gives the structures the mean size of public shapes. If there is a
+public start, a network trained on public data alone, its prediction is a further factor. Controls use the same
+function, with the appearance that is assumed before any answer. This is post-processing, and imports torch only to
+measure how far public shapes overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHAPES = 48
 """Number of shapes drawn from the codec; the atlas is their mean."""
 
 BLUR = 2.0
-"""Width in voxels by which the atlas is blurred, because shapes of few label maps do not cover all places."""
+"""Width in voxels by which the atlas is blurred, because the shapes of few label maps do not cover all positions."""
 
 FLOOR = 1e-3
 SHARPNESS = 1.6
@@ -39,10 +40,10 @@ NEAR = 1.0
 """Width of the neighbourhood in voxels."""
 
 START_SHARE = 0.5
-"""Exponent of the public start's prediction. It is below 1 because the start has learnt the atlas' shapes too."""
+"""Exponent of the public start's prediction. It is below 1 because the start and the atlas come from the same maps."""
 
 PLACED = 0.15
-"""Smallest mean Dice of the codec's shapes with their mean at which a public start is used."""
+"""A public start is used if the mean Dice between the codec's shapes and their mean is at least this."""
 
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
@@ -67,8 +68,15 @@ def drawn_shapes(codec: LinearCodec, *, count: int = SHAPES, seed: int = 0) -> F
 
 
 def placed(codec: LinearCodec) -> bool:
-    """Return whether the mean Dice of the codec's shapes with their own mean is at least :data:`PLACED`."""
-    from common.metrics import dice_per_class, mean_present  # torch
+    """Return whether public shapes overlap enough to train a public start.
+
+    Args:
+        codec: The study's codec, fitted on public label maps.
+
+    Returns:
+        True if the mean Dice between shapes drawn from the codec and their mean shape is at least :data:`PLACED`.
+    """
+    from common.metrics import dice_per_class, mean_present  # imports torch
 
     shapes = drawn_shapes(codec)
     mean = shapes.mean(axis=0).argmax(axis=0).astype(np.uint8)
@@ -88,7 +96,7 @@ def labelled(
     Args:
         images: Public volumes, float [c, x, y, z].
         codec: The study's codec.
-        look: How structures look.
+        look: How structures look: mean and spread of their values.
         begun: The public start's prediction for each volume, if there is a start.
 
     Yields:
@@ -119,9 +127,7 @@ def labelled(
 
 
 def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Return the logarithm of the public start's prediction, blurred by a voxel because its boundaries are
-    uncertain.
-    """
+    """Return the logarithm of the public start's prediction, blurred by a voxel as its boundaries are uncertain."""
     result: np.ndarray = np.log(_normal(np.stack([gaussian_filter(one, NEAR) for one in start]) + FLOOR))
     return result
 
@@ -148,8 +154,9 @@ def _evidence(
 
 
 def _moved(atlas: Float[np.ndarray, "k x y z"], label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Return the atlas moved most of the way to the label's structures, as far as they are near where it expects
-    them.
+    """Return the atlas shifted by 80 % of the way to the label's structures.
+
+    The label's voxels are weighted by the atlas, so structures found far from where it expects them count little.
     """
     expected = 1 - atlas[0]
     seen = (1 - label[0]) ** 2 * np.maximum(expected, 20 * FLOOR)

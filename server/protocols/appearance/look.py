@@ -21,7 +21,7 @@ from server.public.material import Public
 MEAN_STD = 1.6
 """Prior standard deviation of a structure's mean, in spreads of its surroundings.
 
-A narrower prior would clip every voter's code in every round: tumours are two spreads off in each of four contrasts.
+A narrower prior would clip every voter's code in every round: tumours differ by two spreads in each of four contrasts.
 """
 
 LOG_STD = -0.4
@@ -66,11 +66,14 @@ class Look:
 
 
 def unasked(*, structures: int, channels: int) -> Look:
-    """Return the prior. Values are relative to their surroundings, so it needs no data.
+    """Return the prior. It needs no data, because values are relative to a structure's surroundings.
 
     Args:
         structures: Number of structures J, without the background.
         channels: Number of channels C.
+
+    Returns:
+        The look assumed before any answer.
     """
     one = np.concatenate([np.zeros(channels), np.full(channels, LOG_STD)])
     open_ = np.repeat([MEAN_STD**2, LOG_STD_STD**2], channels)
@@ -80,10 +83,15 @@ def unasked(*, structures: int, channels: int) -> Look:
 def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
     """Return the frame of the first round, made from the prior.
 
+    A *frame* is the centre, axes and weights relative to which a round's codes are computed.
+
     Args:
         study: The study.
         codec: Hash of its codec.
-        noise_std: Noise on each coordinate of the mean code.
+        noise_std: Standard deviation of the noise on each coordinate of the mean code.
+
+    Returns:
+        The frame.
     """
     known = unasked(structures=len(study.data.labels) - 1, channels=len(study.data.channels))
     variances = known.variances.ravel()
@@ -105,6 +113,9 @@ def looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
     Args:
         public: What is public of the study.
         answers: The stored answers, one a round, at least one.
+
+    Returns:
+        The prior, and the estimate after the last answer.
     """
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
     noise_std = answers[-1].query.mechanism.mean_noise_std(voters=answers[-1].voters)

@@ -1,10 +1,10 @@
-"""The appearance query at the server: a few rounds about how structures look, then labels and a student.
+"""Runs the appearance query at the server: a few rounds about how structures look, then labels and a student.
 
-``protocol_of`` creates it by name. Where a structure is in every volume takes many numbers to tell; how it looks takes
-a few, which need little noise. Frames and rounds are those of a joint query. Everything after an answer is
-post-processing. If public shapes overlap enough, a joint query's public start contributes to the labels, and the
-student starts from it. Every control is made as the student is, with the appearance assumed before any answer. It
-refuses to train without an answer or a label.
+``protocol_of`` creates it by name. It takes many numbers to describe where a structure is in every volume, but only a
+few to describe its intensities, so that the noise changes these less. Frames and rounds are those of a joint query.
+Everything after an answer is post-processing. If public shapes overlap enough, a joint query's public start contributes
+to the labels, and the student starts from it. Controls are trained by the student's recipe, with the appearance assumed
+before any answer. It refuses to train without an answer or a label.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ class Appearance(InRounds):
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         """Store the first frame and, if public shapes overlap enough, train and publish the public start.
 
-        The first frame needs no data, but the volumes must be published, since every round is about all of them. A
-        network that the study was given is the start, wherever shapes lie.
+        The first frame needs no data, but the volumes must be published, since every round is about all of them. If the
+        study was given a network to begin from, that network is the public start, even if shapes do not overlap.
+
+        Args:
+            public: Returns what is public of the study.
+            sites: Number of sites expected to answer, which determines the noise on the mean code.
+            on_stage: Called with the progress.
         """
         made = public()
-        made.kept.discard(START_FILE)  # it may be an earlier codec's
+        made.kept.discard(START_FILE)  # the file may belong to an earlier codec
         codec = codec_of(made)
         if made.study.start.weights or placed(codec):
             from server.protocols.public_start import images_of, keep_start  # torch
@@ -66,9 +71,22 @@ class Appearance(InRounds):
         """Return the training of the student or a control.
 
         The student is the public start, or a fresh network if there is none, trained on the labels that are not
-        rejected. The controls use the appearance assumed before any answer. ``zero_code`` is trained on those labels.
-        ``public_only`` is trained on labels predicted by the ``zero_code`` network or, with a public start, on the
-        start's own codes. ``shuffled_codes`` is trained on the student's labels, each given to another volume.
+        rejected. The controls are:
+
+        * ``zero_code``: trained on labels computed from the appearance assumed before any answer;
+        * ``public_only``: with a public start, the start trained on its own codes; else a network trained on labels
+          that the ``zero_code`` network predicts;
+        * ``shuffled_codes``: trained on the student's labels, each given to another volume.
+
+        Args:
+            lesson: What may be learnt from.
+            network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
+
+        Returns:
+            The training; None for ``shuffled_codes`` if there is only one label.
+
+        Raises:
+            InvalidInput: If there is no answer or no label, or no control of this name.
         """
         before, after = _look(lesson, after=False), _look(lesson, after=True)
 
@@ -99,7 +117,7 @@ class Appearance(InRounds):
 
 @dataclass(frozen=True, slots=True)
 class SaidOfLooks(Said):
-    """Reads the answers of all rounds: how structures look, and from that each volume's label.
+    """Computes from the answers of all rounds how structures look, and from that each volume's label.
 
     Attributes:
         public: What is public of the study.
@@ -147,19 +165,19 @@ class _Volumes:
 
     @classmethod
     def seen(cls, public: Public, images: Sequence[Image]) -> _Volumes:
-        """Return the volumes of these images."""
+        """Return volumes with these images, and with the public start's predictions for them if there is a start."""
         from common.models.fit import predict
 
         start = _start_model(public)
         return cls(codec_of(public), images, None if start is None else [predict(start, image) for image in images])
 
     def labels(self, look: Look) -> Iterator[Map]:
-        """Yield their labels, given how structures look."""
+        """Yield the volumes' labels, given how structures look."""
         return labelled(self.images, self.codec, look, begun=self.begun)
 
 
 def _start(public: Public) -> bytes | None:
-    """Return the weights of the public start; None if public shapes do not overlap enough."""
+    """Return the weights of the public start; None if the study has none, because shapes do not overlap enough."""
     return public.kept.read(START_FILE)
 
 

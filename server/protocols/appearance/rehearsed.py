@@ -1,5 +1,6 @@
-"""Rehearses an appearance query: its public start, if any, and the student of the appearance assumed before any
-answer.
+"""Rehearses an appearance query: trains its public start, if any, and the student of the prior appearance.
+
+The rehearsal calls it. The prior is the appearance assumed before any hospital answers.
 """
 
 from __future__ import annotations
@@ -25,8 +26,17 @@ def begin(
     pairs: np.ndarray | None,
     given: torch.nn.Module | None = None,
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-    """Begin an appearance query on public cases; see :class:`~server.protocols.rehearsal.Begin`. It does not use
-    pairs.
+    """Begin an appearance query on public cases; see :class:`~server.protocols.rehearsal.Begin`.
+
+    Args:
+        cases: The public cases.
+        codec: A codec fitted on other public label maps.
+        recipe: The student's training recipe.
+        pairs: Not used by this protocol.
+        given: The network that the study begins from, if any.
+
+    Returns:
+        The public start, or None if shapes do not overlap enough, and the control ``zero_code``.
     """
     look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
     if given is not None or placed(codec):

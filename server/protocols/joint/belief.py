@@ -1,7 +1,7 @@
 """Estimates the volumes' codes before and after the answers of a joint query, and the size of the answers' effect.
 
-The joint query calls it. It is post-processing of stored answers and does not import torch. A volume's label is always
-the public mean shape plus its code.
+The joint query calls it. It is post-processing of stored answers and does not import torch. Every code is relative to
+the public mean shape. An *offset* is a volume's code minus the code of the public start.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from server.public.material import Public
 
 
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
-    """Return the volumes' codes [n, l] of the public start, and the estimates after these answers.
+    """Return the volumes' codes of the public start, and the estimates after these answers.
 
-    The last frame contains the estimate of the rounds before, so the last answer completes it. With paired cases,
-    voters stay near what the start knows and may have nothing to add; the estimated offset is then scaled by
+    The last frame is centred on the estimate of the rounds before, so only the last answer has to be added. With paired
+    cases, voters stay near what the start knows and may have nothing to add. The estimated offset is then scaled by
     :func:`heard`, so that noise alone moves no label.
 
     Args:
         public: What is public of the study.
         answers: The stored answers, one a round, at least one.
+
+    Returns:
+        Two float arrays [n, l]: codes before any answer, and after all.
     """
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
     begun, codes = np.array(first.centre), last.estimate(observation(answers[-1], last))
@@ -38,14 +41,17 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
 
 
 def heard(public: Public, answers: Sequence[Answer]) -> float:
-    """Estimate how large the offsets are compared with what the frames expect, from 0 to 1.
+    """Estimate the ratio of the offsets' variance to the variance that the frames expect.
 
-    It compares the squared answers with what noise alone would give; their means are the squares of noise and offsets
-    added. The estimate is unbiased before it is limited to 0 and 1.
+    The mean square of an answer is the noise variance plus the offsets' variance, so the noise variance is subtracted.
+    The estimate is unbiased before it is clipped to the range from 0 to 1.
 
     Args:
         public: What is public of the study.
         answers: The stored answers, one a round.
+
+    Returns:
+        The ratio, from 0 to 1.
     """
     loud = quiet = dimension = 0.0
     for answer in answers:
@@ -63,6 +69,9 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
         public: What is public of the study.
         answers: The stored answers, one a round, at least one.
         count: Number of samples.
+
+    Yields:
+        Float array [n, l] of each sample.
     """
     last, rng = frame_of(public, answers[-1]), np.random.default_rng(DRAW_SEED)
     seen = observation(answers[-1], last)
@@ -77,12 +86,15 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
 
 
 def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
-    """Compare the answers with expectations, and each structure's volume with that of public shapes.
+    """Compare the size of the answers with what was expected, and each structure's volume with that of public shapes.
 
     Args:
         public: What is public of the study.
         codec: Its codec.
         answers: The stored answers, one a round, at least one.
+
+    Returns:
+        The comparison, which gives the operator's warnings.
     """
     _, codes = believed(public, answers)
     ours, mean = _voxels(codec, codes), codec.decode(np.zeros(codec.dimension), noise_std=0.0)
@@ -91,18 +103,21 @@ def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausibl
 
 
 def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
-    """Return the codes [n, l] that a control is trained with.
+    """Return the codes that a control is trained with.
 
-    * ``zero_code``: every release is the zero code, so no code moves.
+    * ``zero_code``: every release is replaced by the zero code, so the codes are those of the public start.
     * ``shuffled_codes``: every volume gets another volume's code, which breaks the link from volume to code.
-    * ``shuffled_offsets``: every volume keeps its own start and gets another volume's offset. What all volumes share
-    stays, so this is no control of the whole release; it shows how much of the release is shared.
-    * ``public_only``: nothing was asked.
+    * ``shuffled_offsets``: every volume keeps its own start and gets another volume's offset. The part of the offsets
+      that all volumes share remains, so this control only shows how large that part is.
+    * ``public_only``: the codes are those of the public start.
 
     Args:
         name: One of these names.
         start: Codes of the public start, float [n, l].
         believed: Codes after all answers, float [n, l].
+
+    Returns:
+        Float array [n, l].
 
     Raises:
         InvalidInput: If there is no control of this name.
@@ -121,7 +136,7 @@ def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarr
 
 
 def _voxels(codec: Codec, codes: Float[np.ndarray, "n l"]) -> list[int]:
-    """Return the voxels of every class, background first, in the label maps of all these codes together."""
+    """Return the number of voxels of every class, background first, in all these codes' label maps together."""
     counts = np.zeros(codec.labels, dtype=np.int64)
     for code in codes:
         counts += np.bincount(codec.decode(code, noise_std=0.0).argmax(axis=0).ravel(), minlength=codec.labels)

@@ -1,10 +1,10 @@
 """Computes how the codes of all public volumes move together when a network learns: its empirical tangent kernel.
 
-``joint.prepare`` calls it. A teacher that starts from the public start and is trained for a few steps moves the codes
-along the start's own derivatives: K = J D⁻¹ Jᵀ, with J the Jacobian of the codes by the weights (Jacot et al. 2018) and
-D the scale by which an Adam step divides. What teachers can contribute is therefore mostly in the kernel's leading
-directions, so few numbers need to be sent. The kernel depends only on public data: the start, the images and the codec.
-It refuses a network with layers other than ``build_unet`` makes.
+``joint.prepare`` calls it. A teacher is the public start trained for a few steps, so its codes differ from the start's
+mostly along the leading directions of the kernel K = J D⁻¹ Jᵀ, with J the Jacobian of the codes by the weights (Jacot
+et al. 2018) and D the scale by which an Adam step divides. Few numbers therefore suffice to describe what teachers can
+contribute. The kernel depends only on public data: the start, the images and the codec. It refuses a network with
+layers other than ``build_unet`` makes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Each row costs a backward pass, and the decomposition costs the cube of the numb
 """
 
 MAX_WEIGHTS = 1 << 15
-"""Largest number of weights used; of a larger network so many are drawn at random."""
+"""Largest number of weights used; from a larger network, this many are drawn at random."""
 
 _DRAW = 0
 
@@ -50,7 +50,7 @@ def tangent_kernel(
         model: The public start; it is not changed.
         images: Public volumes, float [n, c, x, y, z].
         codec: The study's codec.
-        temperature: Sharpens the predictions, as for the teachers.
+        temperature: Temperature that sharpens the predictions, the same as for the teachers.
         on_volume: Called with the number of volumes done.
 
     Returns:
@@ -87,6 +87,9 @@ def coordinates(dimension: int, *, volumes: int) -> int:
         dimension: Length of a code.
         volumes: Number of volumes.
 
+    Returns:
+        The number of coordinates, at least 1.
+
     >>> coordinates(64, volumes=128)
     32
     """
@@ -96,9 +99,7 @@ def coordinates(dimension: int, *, volumes: int) -> int:
 def _slopes(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: LinearCodec, *, size: int, temperature: float
 ) -> Float[torch.Tensor, "m k x y z"]:
-    """Return the derivatives of the first ``size`` code coordinates of the sharpened prediction by the network's
-    logits.
-    """
+    """Return the derivatives by the logits of the first ``size`` code coordinates of the sharpened prediction."""
     scale = np.sqrt(codec.powers / codec.variances)[:size]
     rows = codec.basis[:size].astype(np.float64) * codec.metric * scale.reshape(-1, 1, 1, 1, 1)
     factor = codec.grid[0] // codec.metric.shape[0]
@@ -117,8 +118,8 @@ def weight_gradients(
 ) -> dict[torch.nn.Parameter, Float[torch.Tensor, "r w"]]:
     """Return the gradients of all weights for each of r gradients of the logits, as r backward passes would.
 
-    The image passes each convolution once and the r gradients pass it together; a layer's weights take one matrix
-    product (``make bench PARTS=kernel`` measures the gain).
+    Each convolution is run forward once, because all r rows have the same image. Backward, the r gradients are
+    processed together, with one matrix product for a layer's weights (``make bench PARTS=kernel`` measures the gain).
 
     Args:
         model: The network.
@@ -167,9 +168,7 @@ def weight_gradients(
 
 
 class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
-    """A convolution whose output is the same for all rows and is computed once; backward records each row's weight
-    gradient.
-    """
+    """A convolution with the same input in all rows: forward computes it once, backward records each row's gradient."""
 
     @staticmethod
     def forward(
@@ -203,7 +202,7 @@ class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _windows(volumes: Float[torch.Tensor, "n c x y z"], layer: Convolution) -> Float[torch.Tensor, "n w p"]:
-    """Return what a convolution's window covers at each of its places, for each volume."""
+    """Return the voxels that a convolution's window covers at each of its positions, for each volume."""
     padding = [n for side in reversed(layer.padding) for n in (side, side)]
     seen = torch.nn.functional.pad(volumes, padding)
     for axis, (size, step) in enumerate(zip(layer.kernel_size, layer.stride, strict=True), start=2):
@@ -216,6 +215,9 @@ def drawn_weights(count: int) -> torch.Tensor:
 
     Args:
         count: Number of the network's weights.
+
+    Returns:
+        Int64 tensor of at most :data:`MAX_WEIGHTS` indices.
     """
     if count <= MAX_WEIGHTS:
         return torch.arange(count)

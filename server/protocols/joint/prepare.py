@@ -1,4 +1,7 @@
-"""Prepares a joint study before its first round: trains and publishes the public start, and makes the first frame."""
+"""Prepares a joint study before its first round: trains and publishes the public start, and makes the first frame.
+
+The joint query calls it. A *frame* is the centre, axes and weights relative to which a round's codes are computed.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The joint query at the server: a public start, rounds about all volumes at once, and a student that continues the
-start.
+"""Runs the joint query at the server: a public start, rounds about all volumes at once, and a student.
 
-``protocol_of`` creates it by name. Everything before the query is public; everything after it is post-processing of
-stored answers. It refuses to train without a public start, an answer or a label.
+``protocol_of`` creates it by name. The public start is a network trained on public data alone; the student continues
+its training. Everything before a query uses public data; everything after it is post-processing of stored answers. It
+refuses to train without a public start, an answer or a label.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Joint(InRounds):
     """The joint query; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        from server.protocols.joint.prepare import prepare  # torch, where a student is trained anyway
+        from server.protocols.joint.prepare import prepare  # imports torch, which training needs anyway
 
         prepare(made := public(), codec_of(made), sites=sites, on_stage=on_stage)
 
@@ -49,6 +49,16 @@ class Joint(InRounds):
 
         The student is the public start, trained on the codes estimated after all rounds, for volumes whose labels are
         not rejected. A control is trained on the codes that :func:`~server.protocols.joint.belief.control` returns.
+
+        Args:
+            lesson: What may be learnt from.
+            network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
+
+        Returns:
+            The training.
+
+        Raises:
+            InvalidInput: If there is no answer, no label or no public start.
         """
         if network == STUDENT:
             return _training(lesson, None)
@@ -60,7 +70,7 @@ class Joint(InRounds):
 
 @dataclass(frozen=True, slots=True)
 class SaidTogether(Said):
-    """Reads the answers of all rounds of a joint query: what they say about each volume, before a student is trained.
+    """Computes each volume's label and its uncertainty from the answers of all rounds of a joint query.
 
     Attributes:
         public: What is public of the study.
@@ -97,11 +107,14 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     volumes = rounds[-1].query.volumes
     kept = [row for row, volume in enumerate(volumes) if volume in lesson.labels]
     if not kept:
-        raise InvalidInput("labels that do not stand rejected", value=0, limit="at least one")
+        raise InvalidInput("labels that are not rejected", value=0, limit="at least one")
     start = public.kept.read(START_FILE)
     if start is None:
-        raise InvalidInput("public start is missing from the study", remedy="restore it, or fit the codec anew")
-    trainings = 2 if control is None and lesson.paired is not None else 1  # the network of the pairs is trained once
+        raise InvalidInput(
+            "the public start is missing from the study",
+            remedy="restore start.pt from a backup, or run `consilium codec fit` again",
+        )
+    trainings = 2 if control is None and lesson.paired is not None else 1  # with the network of the paired cases
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.public_start import counted_on, read_start, refine, refine_finer
@@ -143,7 +156,10 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
 
 
 def _passes(lesson: Lesson, trainings: int) -> tuple[int, ...]:
-    """The last steps of the pairs' network and of the student; or of the student's own passes."""
+    """Return the last step of each pass of a training.
+
+    If the network of the paired cases is trained first, the two trainings are the passes.
+    """
     from server.protocols.public_start import pass_ends
 
     study = lesson.public.study
@@ -175,7 +191,10 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
 
 
 def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
-    """Return the paired cases and the network trained on them alone, which is trained once for student and controls."""
+    """Return the paired cases with the network trained on them alone; None if there are none.
+
+    The network is trained once for the student and all controls.
+    """
     from server.protocols.public_start import Beside, read_start, refine_paired
 
     if lesson.paired is None:

@@ -1,4 +1,7 @@
-"""Rehearses a joint query: its public start, and the student that learns without any hospital's answer."""
+"""Rehearses a joint query: trains its public start, and the student without any hospital's answer.
+
+The rehearsal calls it.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,16 @@ def begin(
     """Begin a joint query on public cases; see :class:`~server.protocols.rehearsal.Begin`.
 
     The control is the start trained on its own codes or, with pairs, the start itself, which is trained on the pairs.
+
+    Args:
+        cases: The public cases.
+        codec: A codec fitted on other public label maps.
+        recipe: The student's training recipe.
+        pairs: Rows of the cases that the study has with their labels, if any.
+        given: The network that the study begins from, if any.
+
+    Returns:
+        The public start and the control.
     """
     known = None
     if pairs is not None:

@@ -34,7 +34,9 @@ def test_plan_prints_the_papers_headline_with_its_verdict() -> None:
     assert code == 0
     assert "ε = 8 (exact) at δ = 0.001, unit hospital, relation replace-one" in flat
     assert "1.07334 a coordinate" in flat
-    assert "The prior does the work: 80 answers share at most 50 bits" in flat
+    assert (
+        "mostly reflect the public shapes, not the hospitals' data: 80 answers together carry at most 50 bits" in flat
+    )
     assert "8.876" in flat
 
 

@@ -41,7 +41,7 @@ def test_shares_that_carry_less_than_was_charged_are_found_at_every_draw(
     monkeypatch.setattr(verifying, "share_std", smaller)
     found = verifying.verify(ledger).problems
     assert len(found) == 2
-    assert all("do not carry the noise" in problem.what for problem in found)
+    assert all("add up to less noise than was charged" in problem.what for problem in found)
 
 
 def test_shares_among_all_sites_instead_of_the_honest_are_found(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_the_papers_headline_is_planned_with_its_published_noise_and_fifty_bits_
     assert result.noise_per_coordinate == pytest.approx(1.073343, abs=1e-6)
     assert result.ceiling_bits == pytest.approx(50, abs=0.2)
     assert result.verdict is Outlook.PRIOR
-    assert "80 answers share at most 50 bits" in result.summary
+    assert "80 answers together carry at most 50 bits" in result.summary
     assert result.queries_left == 80
     assert result.code_norm == 1.0 < result.noise_per_coordinate
     for dimension in (1, 2, 3, 8, 1024):
@@ -153,7 +153,7 @@ def test_following_one_line_of_the_advice_makes_the_plan_informative() -> None:
     advice = {line.split(":")[0]: line for line in base.advice}
     hospitals = int(advice["hospitals"].split()[1])
     queries = int(advice["queries"].split()[1])
-    voters = int(advice["another promise"].split("with ")[1].split()[0])
+    voters = int(advice["another guarantee"].split("with ")[1].split()[0])
     for change, worse in (
         ({"hospitals": hospitals}, {"hospitals": hospitals - 1}),
         ({"queries": queries}, {"queries": queries + 1}),

@@ -93,7 +93,7 @@ def test_label_maps_alone_never_let_a_budget_be_spent() -> None:
         found = advised(*given)
         assert found.low < 0
         assert not found.worth_asking
-        assert found.summary.endswith("do not spend this budget before public cases with labels say more (--cases)")
+        assert "Do not spend this budget before a rehearsal on public cases" in found.summary
 
 
 def test_of_five_tasks_four_lie_in_the_interval_that_the_others_give() -> None:

@@ -294,7 +294,7 @@ def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspac
 def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_its_place(tmp_path: Path) -> None:
     words = ["--name", "t", "--labels", "background,body", "--grid", "16,16,16", "--quorum", "5", "--delta", "1e-3"]
     weak = CliRunner().invoke(study_app, ["init", str(tmp_path / "weak"), *words, "--queries", "16"]).stdout
-    assert "plan: The prior does the work" in weak
+    assert "plan: The labels will mostly reflect the public shapes" in weak
     assert "recommended in its place: a joint query in 4 rounds" in weak
     joint = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--queries", "4", "--joint"]).stdout
     assert "plan: a joint query in 4 rounds" in joint

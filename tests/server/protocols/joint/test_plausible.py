@@ -78,8 +78,8 @@ def test_at_either_end_of_the_honest_range_half_of_the_alarms_are_spent(frame: F
 def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_apart() -> None:
     silence = Silence(20.0, 8.0)  # a fifth of what is expected is noise
     weak, large = Plausible(18.0, 100, silence), Plausible(400.0, 100, silence)
-    assert "weaker together than expected" in weak.warnings[0]
-    assert "larger together than expected" in large.warnings[0]
+    assert "together are smaller than expected" in weak.warnings[0]
+    assert "together are larger than expected" in large.warnings[0]
     assert weak.warnings[-1] == large.warnings[-1] == REMEDY
     assert Plausible(100.0, 100, silence).warnings == ()
 
