@@ -105,7 +105,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             genesis: dict[str, object] = {"site": site or pool, "standing": 1}
             if kept_standing(path) is not None:
                 raise LedgerCorrupt(
-                    f"the site ledger {path} is gone and its standing is still there; to fix: put the newest copy of "
+                    f"the site ledger {path} is missing, but its standing exists; to fix: put the newest copy of "
                     "the ledger in its place, then `consilium site recover --own-ledger`"
                 )
             chain = Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock)

@@ -273,7 +273,7 @@ def test_voters_are_bought_with_patients_only_where_the_noise_asks_for_it() -> N
 
 def test_a_hospitals_voters_share_its_sensitivity_so_one_is_advised() -> None:
     assert advised(8.0, unit=Unit.HOSPITAL).voters == 1
-    assert "do not spend" in advised(1.0, unit=Unit.HOSPITAL).summary
+    assert "Do not spend" in advised(1.0, unit=Unit.HOSPITAL).summary
     assert advised(8.0).worth_asking
     assert "5 teachers a site" in advised(8.0).summary
 

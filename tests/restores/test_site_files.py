@@ -153,7 +153,9 @@ class Person:
         elif "site.toml cannot be read" in text:
             self.did.add("put a file back")
             shutil.copy(self.first / "site.toml", site / "site.toml")
-        elif ("the site ledger" in text and "is gone" in text) or "the pool's ledger is missing" in text:
+        elif (
+            "the site ledger" in text and "missing, but its standing exists" in text
+        ) or "the pool's ledger is missing" in text:
             self.did.add("put a file back")
             shutil.copy(self.first / "site-ledger.sqlite", site / "site-ledger.sqlite")
         elif "recover --own-ledger" in text:

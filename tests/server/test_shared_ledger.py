@@ -165,7 +165,7 @@ def test_a_standing_takes_nothing_s_place(tmp_path: Path, what: str) -> None:
             standing.write_text("{}")
         case _:
             standing.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(InvalidInput, match="a new one"):
+    with pytest.raises(InvalidInput, match="a new file"):
         setup.create_study(Workspace(tmp_path / "trial"), make_study(), standing=standing)
     assert sorted(tmp_path.rglob("*")) == [standing]
 

@@ -203,7 +203,7 @@ def test_opening_by_turns_from_both_directories_declares_nothing_anew(north: Pat
 def test_no_directory_of_a_pool_begins_books_where_the_pools_are_gone(north: Path, joined: Path) -> None:
     (north / "site-ledger.sqlite").unlink()
     for directory in (joined, north):
-        with pytest.raises(LedgerCorrupt, match="gone and its standing is still there"):
+        with pytest.raises(LedgerCorrupt, match="missing, but its standing exists"):
             open_books(load_site(directory))
     (north / "site-ledger.standing").unlink()
     for directory in (joined, north):

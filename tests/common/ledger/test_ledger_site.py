@@ -553,7 +553,7 @@ def test_recovery_takes_only_this_ledgers_genuine_receipts(world: World, site: H
     with pytest.raises(InvalidInput, match="signed"):
         world.ledger.recover([receipt.signed(Ed25519PrivateKey.generate())])
     (tmp_path / "other").mkdir()
-    with World.create(tmp_path / "other").ledger as other, pytest.raises(InvalidInput, match="of this ledger"):
+    with World.create(tmp_path / "other").ledger as other, pytest.raises(InvalidInput, match="ledger of the receipt"):
         other.recover([receipt])
     assert world.ledger.recover([receipt]) == 0
 

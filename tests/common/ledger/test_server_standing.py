@@ -176,7 +176,7 @@ def test_no_new_ledger_takes_the_place_of_one_that_is_gone(world: World) -> None
     world.ledger.close()
     for suffix in ("", "-wal", "-shm"):
         Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    with pytest.raises(LedgerCorrupt, match="standing is still there"):
+    with pytest.raises(LedgerCorrupt, match="but its standing exists"):
         Ledger.create(world.path, signing_key=world.key)
 
 

@@ -168,7 +168,7 @@ def test_a_server_out_of_memory_starts_again_what_the_kernel_ended_and_the_study
         hog = group.starve(spare=0)
         try:
             parties.until(
-                lambda: short_of_memory(parties, "server") or "ServerApp died" in said.read_text(),
+                lambda: short_of_memory(parties, "server") or "ServerApp ended unexpectedly" in said.read_text(),
                 "the operator reads what was ended",
                 timeout_s=TRUTH_S,
             )

@@ -75,4 +75,4 @@ def test_a_sum_under_the_masks_of_others_than_were_charged_is_found(
     federation.close()
     found = verifying.verify(tmp_path / "ledger.sqlite").problems
     assert len(found) == 2
-    assert all("masks of other sites" in problem.what for problem in found)
+    assert all("masks belong to other sites" in problem.what for problem in found)

@@ -77,7 +77,7 @@ def test_voters_at_patient_unit_buy_what_hospitals_do() -> None:
 
 def test_the_note_says_why_rdp_reads_higher_than_the_exact_gate() -> None:
     note = make().accountant_note
-    assert "ε = 8;" in note
+    assert "ε = 8." in note
     assert "8.876" in note
     assert "8.873" in note
     epsilons = [g.epsilon for g in make().guarantees]

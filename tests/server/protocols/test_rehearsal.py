@@ -63,7 +63,7 @@ def test_stand_ins_are_ahead_only_where_images_show_what_labels_say() -> None:
     assert hidden.ahead[0] - hidden.ahead[1] <= 0.0
     assert advised(shown).worth_asking
     assert not advised(hidden).worth_asking
-    assert "do not spend" in advised(hidden).summary
+    assert "Do not spend" in advised(hidden).summary
 
 
 @pytest.mark.slow
