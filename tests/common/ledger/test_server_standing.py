@@ -222,7 +222,7 @@ def test_a_ledger_that_charged_does_not_go_on_without_its_standing(world: World)
     world.release([make_query(1, MECHANISM)])
     receipts = world.ledger.site_receipts("aachen")
     standing_path(world.path).unlink()
-    with pytest.raises(LedgerCorrupt, match=r"standing of .* is missing.*consilium ledger recover"):
+    with pytest.raises(LedgerCorrupt, match=r"standing file of .* is missing.*consilium ledger recover"):
         world.reopen()
     with Ledger.open(world.path) as copy:
         assert copy.study_spending(world.study.id).doubt is None, "a copy in no study's folder has no standing"
