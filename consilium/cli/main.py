@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from typing import Annotated, Any
 
@@ -82,6 +83,17 @@ def _keep_brackets(command: click.Command) -> None:
         _keep_brackets(below)
 
 
+@cache
+def _group(name: str) -> click.Command:
+    """Import a group's module and build its commands, which takes about 15 ms."""
+    module, attribute, _ = _GROUPS[name]
+    app: typer.Typer = getattr(importlib.import_module(module), attribute)
+    command = typer.main.get_command(app)
+    command.name = name
+    _keep_brackets(command)
+    return command
+
+
 class _LazyGroup(TyperGroup):
     """Imports a group's module when it is used, so that ``consilium --version`` does not import torch."""
 
@@ -89,14 +101,7 @@ class _LazyGroup(TyperGroup):
         return sorted({*super().list_commands(ctx), *_GROUPS})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _GROUPS:
-            return super().get_command(ctx, cmd_name)
-        module, attribute, _ = _GROUPS[cmd_name]
-        app: typer.Typer = getattr(importlib.import_module(module), attribute)
-        command = typer.main.get_command(app)
-        command.name = cmd_name
-        _keep_brackets(command)
-        return command
+        return _group(cmd_name) if cmd_name in _GROUPS else super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

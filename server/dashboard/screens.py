@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,8 +113,9 @@ OnScreen = Annotated[Screen, Depends(_screen)]
 """Dependency that gives a page's handler its :class:`Screen`."""
 
 
+@cache
 def environment() -> jinja2.Environment:
-    """Return the dashboard's templates; undefined names raise, and text is escaped."""
+    """Return the dashboard's templates; undefined names raise, and text is escaped. Compiled once a process."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
