@@ -46,8 +46,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage once, never again among what was imported, and from now on among what tests make."""
-    gc.collect()
+    """From now on look for garbage among what tests make, and never among what was imported."""
     gc.freeze()
     gc.enable()
 

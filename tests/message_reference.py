@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,14 +50,15 @@ class Message:
     place: str
 
 
-def messages() -> list[Message]:
+@cache
+def messages() -> tuple[Message, ...]:
     """Every error message of the four packages, each once, in the order of folder, kind and text."""
     found: dict[tuple[str, ...], Message] = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for each in _messages_of(path):
                 found.setdefault((each.folder, each.kind, each.cause, each.limit, each.remedy), each)
-    return sorted(found.values())
+    return tuple(sorted(found.values()))
 
 
 def _messages_of(path: Path) -> Iterator[Message]:

@@ -350,21 +350,33 @@ def spent_world(root: Path, mode: str) -> World:
     return made
 
 
-@pytest.fixture(scope="module", params=["open", "sealed"])
-def spent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = spent_world(tmp_path_factory.mktemp("spent"), request.param)
+@pytest.fixture(scope="module")
+def spent_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
+    """One federation of each kind, made when the first test asks for it: what is sent to it costs it nothing."""
+    made: dict[str, World] = {}
     yield made
-    made.fed.close()
+    for world in made.values():
+        world.fed.close()
 
 
-@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
+@pytest.fixture(params=["open", "sealed"])
+def spent(
+    request: pytest.FixtureRequest, spent_worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory
+) -> World:
+    mode = request.param
+    if mode not in spent_worlds:
+        spent_worlds[mode] = spent_world(tmp_path_factory.mktemp("spent"), mode)
+    return spent_worlds[mode]
+
+
+@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"])
 @seeds(2)
 def test_nothing_that_a_server_signs_ends_a_worker_or_is_charged(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed, number=FEW)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"], scope="module")
+@pytest.mark.parametrize(("spent", "kind"), CASES, indirect=["spent"])
 @seeds((THOROUGH or 1_000) // BATCH)
 def test_many_messages_end_no_worker_and_charge_nothing(spent: World, kind: str, seed: int) -> None:
     attack_worker(spent, kind, seed)
@@ -519,20 +531,32 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number
     assert fed.events_file.stat().st_size - events < 4_000 * number
 
 
-@pytest.fixture(scope="module", params=["open", "sealed"])
-def asking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module")
+def asking_worlds() -> Iterator[dict[str, World]]:
+    """One federation of each kind; when all was said to it, it is asked in earnest."""
+    worlds: dict[str, World] = {}
+    yield worlds
+    for made in worlds.values():
+        flood = Flood(made.fed.workers)
+        flood.fed, flood.bodies = made.fed, [body for kind in KINDS for body in made.messages(kind, seed=3)[:20]]
+        made.fed.core().run(flood)  # whatever was said: with honest words after it the study is answered by all three
+        assert {tuple(e.site for e in found.roster) for found in made.fed.ledger.answers(made.fed.study.id)} == {
+            ("site-0", "site-1", "site-2")
+        }
+        assert len(made.fed.ledger.answers(made.fed.study.id)) == made.fed.study.privacy.planned_queries
+        made.fed.close()
+
+
+@pytest.fixture(params=["open", "sealed"])
+def asking(
+    request: pytest.FixtureRequest, asking_worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory
+) -> World:
     """A federation in the middle of its study, which takes all three sites for a quorum."""
-    made = World(tmp_path_factory.mktemp("asking"), request.param, spare_draws=1_000)
-    made.fed.workers[101]._fetch = made.fed.objects.get
-    yield made
-    flood = Flood(made.fed.workers)
-    flood.fed, flood.bodies = made.fed, [body for kind in KINDS for body in made.messages(kind, seed=3)[:20]]
-    made.fed.core().run(flood)  # whatever was said: with honest words after it the study is answered by all three
-    assert {tuple(e.site for e in found.roster) for found in made.fed.ledger.answers(made.fed.study.id)} == {
-        ("site-0", "site-1", "site-2")
-    }
-    assert len(made.fed.ledger.answers(made.fed.study.id)) == made.fed.study.privacy.planned_queries
-    made.fed.close()
+    mode = request.param
+    if mode not in asking_worlds:
+        made = asking_worlds[mode] = World(tmp_path_factory.mktemp("asking"), mode, spare_draws=1_000)
+        made.fed.workers[101]._fetch = made.fed.objects.get
+    return asking_worlds[mode]
 
 
 @seeds(2)
@@ -557,7 +581,7 @@ PHASES: dict[str, type[Part]] = {"offers": Offer, "codes": CodesRequest}
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
+@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"])
 @seeds(1)
 def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
     asking: World, kind: str, phase: str, seed: int
@@ -567,7 +591,7 @@ def test_nothing_that_a_hospital_signs_ends_the_cores_run_or_is_charged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"], scope="module")
+@pytest.mark.parametrize(("asking", "kind"), CASES, indirect=["asking"])
 @seeds((THOROUGH or 1_000) // 2 // BATCH)
 def test_many_replies_end_no_run_and_charge_nothing(asking: World, kind: str, phase: str, seed: int) -> None:
     attack_core(asking, kind, seed, phase=PHASES[phase])

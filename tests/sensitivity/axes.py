@@ -170,7 +170,8 @@ def covering(axes: Mapping[str, Sequence[Value]], *, seed: int = 0) -> Iterator[
         open_pairs -= set(itertools.combinations(row.items(), 2))
         if not open_pairs:
             return
-        row = max((_candidate(axes, open_pairs, draws) for _ in range(40)), key=lambda one: _gain(one, open_pairs))
+        left = sorted(open_pairs, key=repr)
+        row = max((_candidate(axes, left, draws) for _ in range(40)), key=lambda one: _gain(one, open_pairs))
 
 
 def _gain(row: Choice, open_pairs: set[tuple[tuple[str, Value], tuple[str, Value]]]) -> int:
@@ -179,9 +180,9 @@ def _gain(row: Choice, open_pairs: set[tuple[tuple[str, Value], tuple[str, Value
 
 def _candidate(
     axes: Mapping[str, Sequence[Value]],
-    open_pairs: set[tuple[tuple[str, Value], tuple[str, Value]]],
+    open_pairs: Sequence[tuple[tuple[str, Value], tuple[str, Value]]],
     draws: random.Random,
 ) -> Choice:
     """A random row that meets one open pair for certain."""
-    fixed = dict(draws.choice(sorted(open_pairs, key=repr)))
+    fixed = dict(draws.choice(open_pairs))
     return {name: fixed.get(name, draws.choice(list(axes[name]))) for name in axes}

@@ -26,7 +26,7 @@ from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
 
 RUN = CliRunner()
-DP = ("--strategy", "dp-sgd", "--epsilon", "8", "--steps", "2")
+DP = ("--strategy", "dp-sgd", "--epsilon", "1", "--steps", "2")
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,10 @@ def test_running_it_again_is_charged_once_and_another_one_wants_again(site: Path
     adapted(site, *DP)
     adapted(site, *DP)
     assert len(events(site)) == 1
-    words = refused(site, "--strategy", "dp-sgd", "--epsilon", "4", "--steps", "3")
+    words = refused(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3")
     assert "patients of the adapted network were already charged for a private training" in words
     assert len(events(site)) == 1
-    adapted(site, "--strategy", "dp-sgd", "--epsilon", "4", "--steps", "3", "--again")
+    adapted(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3", "--again")
     assert len(events(site)) == 2
 
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,25 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield made
 
 
+def forked(study: Recorded) -> tuple[int, socket.socket]:
+    """The core's half of a run in a process of its own, and a connection to it."""
+    here, there = socket.socketpair()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pytest-xdist's thread holds no lock of the run's
+        process = os.fork()
+    if process == 0:
+        status = 70
+        try:
+            here.close()
+            status = core.run(study.workspace.root, there)
+        except SystemExit as ended:
+            status = int(str(ended.code))
+        finally:
+            os._exit(status)
+    there.close()
+    return process, here
+
+
 def told(study: Recorded, *kinds: str) -> list[dict]:
     return [event for event in read_events(study.workspace.events_file) if event["event"] in kinds]
 
@@ -114,11 +134,18 @@ WRONG = (out_of_turn, half_a_number, a_node_that_was_not_asked, one_node_twice, 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_relay_that_says_anything_else_ends_its_run_and_nothing_is_charged(
-    study: Recorded, wrong: Callable[[socket.socket, RelayFrame], None]
+    study: Recorded, wrong: Callable[[socket.socket, RelayFrame], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the first case the daemon starts the run; in others it is a fork of this process, which imports nothing."""
+    process = 0
+    if wrong is not WRONG[0]:
+        process, connection = forked(study)
+        monkeypatch.setitem(globals(), "connect", lambda _folder: connection)
     runs = len(told(study, "run-started"))
     with pytest.raises((EOFError, OSError)):
         Relay(study, wrong).run()
+    if process:
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
     assert len(told(study, "run-started")) == runs + 1
     assert endings(study) == []
     with Ledger.open(study.workspace.ledger_file) as ledger:

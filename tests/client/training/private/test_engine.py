@@ -21,7 +21,7 @@ from client.training.private.engine import run
 from common.errors import InvalidInput, Refused
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 
-EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(2), 6)
+EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(20), 6)
 PLAN = TrainingPlan(EVENT, epsilon=8.0, delta=1e-3, neighbours=Neighbours.ADD_REMOVE, patients=4)
 
 
@@ -98,7 +98,7 @@ def test_another_plan_or_other_data_is_refused_and_what_was_spent_stays(tmp_path
     plan, identity = PLAN, "a"
     if change == "plan":
         plan = TrainingPlan(
-            TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(3), 6), 8.0, 1e-3, PLAN.neighbours, 4
+            TrainingEvent(Sampling.POISSON, Fraction(1, 2), Fraction(30), 6), 8.0, 1e-3, PLAN.neighbours, 4
         )
     elif change == "identity":
         identity = "b"
@@ -141,7 +141,7 @@ def test_the_charge_is_on_disk_before_the_batch_is_looked_at(tmp_path: Path) -> 
 
 def test_empty_batches_are_noised_and_charged() -> None:
     plan = TrainingPlan(
-        TrainingEvent(Sampling.POISSON, Fraction(1, 1000), Fraction(2), 5), 8.0, 1e-3, PLAN.neighbours, 3
+        TrainingEvent(Sampling.POISSON, Fraction(1, 1000), Fraction(20), 5), 8.0, 1e-3, PLAN.neighbours, 3
     )
     strategy, journal = Counting(), TrainingJournal(plan)
     run(strategy, journal)
