@@ -77,7 +77,7 @@ Ask = Callable[[], NDArray[np.float32] | None]
 If it raises, only this voter counts as the zero code."""
 
 
-def shared_status(site: str, ledger: SiteLedger) -> str:
+def shared_status(site: str, ledger: SiteLedger, *, conflicts: Sequence[str] = ()) -> str:
     """Return the status report that a site shares with the server's operator.
 
     It contains figures from the site's ledger: budget spent, queries accepted and refused, alarms. It contains nothing
@@ -86,12 +86,14 @@ def shared_status(site: str, ledger: SiteLedger) -> str:
     Args:
         site: The site's name.
         ledger: The site's ledger.
+        conflicts: What other parties' ledgers contradict.
 
     Returns:
         JSON text of one object.
     """
-    alarms = [alarm[:MAX_ALARM] for alarm in ledger.alarms()[:MAX_ALARMS]]
-    return json.dumps({"site": site, "version": __version__, **ledger.account(), "alarms": alarms})
+    account = ledger.facts(site, conflicts=conflicts).account()
+    alarms = [alarm[:MAX_ALARM] for alarm in account["alarms"][:MAX_ALARMS]]
+    return json.dumps({**account, "version": __version__, "alarms": alarms})
 
 
 class Voters(Protocol):
@@ -270,7 +272,7 @@ class Worker:
             case Receipts():
                 self._file(message)
                 held = self._ledger.held(message.ledger)
-                status = shared_status(self._config.site, self._ledger) if self._config.share.status else None
+                status = self._status() if self._config.share.status else None
                 return lambda: ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash, status=status)
             case WitnessRequest() if self._witness is not None and message.study == self._consent.study.id:
                 said = self._witness.answer(message)
@@ -280,6 +282,10 @@ class Worker:
                     "malformed",
                     "this kind of message is not answered; a worker answers offers, codes requests, receipts and heads",
                 )
+
+    def _status(self) -> str:
+        conflicts = () if self._witness is None else self._witness.memory.conflicts()
+        return shared_status(self._config.site, self._ledger, conflicts=conflicts)
 
     def _offered(self, offer: Offer) -> OfferReply:
         """Decide an offer; in a sealed sum, add this site's mask key and the peers that nobody here has confirmed."""

@@ -12,26 +12,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import UInt8
 
-
-@dataclass(frozen=True, slots=True)
-class OwnStudy:
-    """A study of the pool, and its use of the budget.
-
-    Attributes:
-        name: The study's name.
-        state: ``open``, ``pause``, ``withdraw`` or ``spent``.
-        releases: Number of accepted queries.
-        epsilon: ε of the accepted queries, by the pool's accountant at the pool's δ.
-        share: Share of the cap's Σμ² that they use, from 0 to 1.
-        here: True if it is the study of this directory.
-    """
-
-    name: str
-    state: str
-    releases: int
-    epsilon: float
-    share: float
-    here: bool
+from common.site_facts import SiteFacts, SiteStudy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +60,12 @@ class HospitalFacts:
     """Everything on the page except pictures.
 
     Attributes:
-        site: The site's name.
-        pool: Its patient pool.
-        study: The study of this directory.
+        site: The site's figures.
+        here: The study of this directory, among the site's; None before anybody consented to it.
+        study: Its name.
         state: ``alarm``, ``unconsented``, ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
         sheet: The consent sheet.
-        consented: One sentence for each consent: who gave it, and when.
-        epsilon: ε spent, by ``accountant`` at ``delta``.
-        cap: ε of the site's own cap, by the same accountant and δ.
-        share: Share of the cap's Σμ² that is spent, from 0 to 1.
-        accountant: Name of the accountant.
-        delta: δ of ``epsilon`` and ``cap``.
-        unit: Unit of privacy.
-        relation: Neighbouring relation.
-        doubt: Reason why more may have been spent; empty if the ledger is complete.
-        today: Queries accepted today.
-        per_day: Queries that the site accepts in a day.
-        studies: The pool's studies.
-        trainings: Sentences about private trainings, which cost privacy in addition to the releases.
         answers: Accepted and declined batches, the newest first.
-        accepted: Number of accepted queries.
-        refused: Number of declined offers on record.
         sealed: True if the study uses a sealed sum, so that the site must confirm its peers.
         own_fingerprint: Fingerprint of this site's key.
         peers: The other hospitals.
@@ -112,27 +78,12 @@ class HospitalFacts:
         not_shown: Why no case can be shown; empty if nothing forbids it.
     """
 
-    site: str
-    pool: str
+    site: SiteFacts
+    here: SiteStudy | None
     study: str
     state: str
     sheet: str
-    consented: tuple[str, ...]
-    epsilon: float
-    cap: float
-    share: float
-    accountant: str
-    delta: float
-    unit: str
-    relation: str
-    doubt: str
-    today: int
-    per_day: int
-    studies: tuple[OwnStudy, ...]
-    trainings: tuple[str, ...]
     answers: tuple[OwnAnswer, ...]
-    accepted: int
-    refused: int
     sealed: bool
     own_fingerprint: str
     peers: tuple[OwnPeer, ...]

@@ -101,9 +101,7 @@ def add_networks(site: Path, study: Study) -> None:
 
 def page_of(site: Path) -> SitesOwnPage:
     """The page of this site, with a sheet of one line."""
-    return SitesOwnPage(
-        site, sheet=lambda study, patients: f"sheet of {study.name}, {patients} patients", trainings=lambda _summary: []
-    )
+    return SitesOwnPage(site, sheet=lambda study, patients: f"sheet of {study.name}, {patients} patients")
 
 
 def queries_of(study: Study, count: int) -> list[QuerySpec]:

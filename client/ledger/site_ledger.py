@@ -49,8 +49,8 @@ from common.ledger.reservations import Reservation
 from common.ledger.rollback_guard import kept_standing
 from common.ledger.rows import format_time
 from common.ledger.spending import BudgetTerms
-from common.privacy.accounting import Guarantee, guarantee
-from common.privacy.mechanism import AccountantName, Budget, QuerySpec
+from common.privacy.mechanism import QuerySpec
+from common.site_facts import SiteFacts, site_facts
 
 
 class CapsTerms(BudgetTerms, StructuralType):
@@ -397,76 +397,30 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         self._catch_up()
         return self._books.spent() if study_id is None else self._books.spent_in(study_id)
 
-    def guarantees(self) -> dict[AccountantName, Guarantee]:
-        """Return the guarantee for everything accepted so far, by each accountant, at the pool's δ.
-
-        Returns:
-            The guarantee by accountant.
-        """
-        spent, declared = self.spent(), self._books.declared.declaration
-        return {
-            name: guarantee(spent.mu_squared, declared.budget, declared.protection, name) for name in AccountantName
-        }
-
-    def account(self) -> dict[str, object]:
-        """Return what was accepted and spent, ready for JSON. It does not depend on the site's patients.
-
-        Returns:
-            Plain values. ``at_least`` is present only if more may have been spent, and gives the reason
-            (:meth:`doubt`).
-        """
-        books, declared = self._books, self._books.declared.declaration
-        return {
-            "pool": self.pool,
-            "spent": {name.value: g.to_json() for name, g in self.guarantees().items()},
-            **({"at_least": doubt} if (doubt := self.doubt()) is not None else {}),
-            "cap": {"accountant": str(declared.accountant), **_budget(declared.budget)},
-            "queries_accepted": len(books.reservations),
-            "receipted": len(books.reservations.receipted),
-            "refusals": books.refused,
-            "alarms": list(self.alarms()),
-        }
-
-    def summary(self, *, present: Iterable[Sequence[str]] = ()) -> dict[str, object]:
-        """Return the ledger's facts, ready for JSON.
-
-        The summary leaves the site, so nothing in it shows whether a patient was withdrawn: ``codes_stored`` counts all
-        queries that ever had a code.
+    def facts(
+        self, site: str, *, present: Iterable[Sequence[str]] | None = None, conflicts: Sequence[str] = ()
+    ) -> SiteFacts:
+        """Return every figure of this ledger, for all texts about the site.
 
         Args:
-            present: The teachers present in each directory, as in :meth:`trainings`.
+            site: The site's name.
+            present: The teachers present in each directory, as in :meth:`trainings`; None for an account that leaves
+                out trainings and consents, which take longer to read.
+            conflicts: What other parties' ledgers contradict; added to :meth:`alarms`.
 
         Returns:
-            Plain values.
+            The figures.
         """
-        spent, books = self.spent(), self._books
-        declared = books.declared.declaration
-        trainings = self.trainings(present=present)
-        today = format_time(self._chain.clock())[:10]
-        return {
-            **self.account(),
-            "share_spent": float(spent.mu_squared / books.limit),
-            "queries_today": books.per_day.get(today, 0),
-            "queries_per_day": books.declared.queries_per_day,
-            "codes_stored": len(books.teachers.codes),  # deleted ones too, to hide withdrawals
-            "released_again": books.released_again,
-            "patient_identity": [
-                {"row": seq, "identity": str(record.identity), "sentence": record.identity.sentence}
-                for seq, record in books.teachers.identities
-            ],
-            "restored": len(books.restored_at),
-            "disclosures": [
-                {"draw": one.masks, "auditor": one.auditor, "queries": one.queries, "mu_squared": float(one.mu_squared)}
-                for one in books.sealed.disclosed
-            ],
-            "trainings": {
-                **trainings.to_json(delta=declared.budget.delta),
-                "covers_every_release": trainings.covers_every_release,
-            },
-            "studies": [
-                {"id": terms.id, "name": terms.name, "state": self._state(terms.id)} for terms in books.studies.values()
-            ],
-        }
+        self._catch_up()
+        return site_facts(
+            self._books,
+            site=site,
+            today=format_time(self._chain.clock())[:10],
+            doubt=self.doubt(),
+            alarms=(*self.alarms(), *conflicts),
+            trainings=None if present is None else self.trainings(present=present),
+            consents={} if present is None else self._consents(),
+        )
 
     # --- helpers
 
@@ -485,16 +439,19 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         except StopIteration:
             raise LedgerCorrupt("the row is not the one that accepted the query", row=reservation.seq) from None
 
-    def _state(self, study_id: str) -> str:
-        """Return ``pause``, ``withdraw``, ``spent`` or ``open``.
-
-        ``spent`` means that one more query like the newest does not fit the budget.
-        """
-        books = self._books
-        if study_id in books.paused:
-            return books.paused[study_id]
-        newest = books.reservations.newest_in(study_id)
-        return "spent" if newest and books.shortfall([newest], study_id=study_id) else "open"
+    def _consents(self) -> dict[str, list[str]]:
+        """Return who consented to each study and when, one sentence each."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows():
+            record = parse_record("site", row.kind, row.body) if row.kind in ("consent", "note") else None
+            when = f"{row.time_utc[:16].replace('T', ' ')} UTC"
+            if isinstance(record, ConsentRecord):
+                found.setdefault(record.study_id, []).append(f"{when}: the study is on record")
+            elif isinstance(record, NoteRecord):
+                by, consented, study = record.text.partition(" consented to study ")
+                if consented:
+                    found.setdefault(study[:64], []).append(f"{when}: {by}")
+        return found
 
     def _declare(self, pool: str, site: str, caps: CapsTerms) -> None:
         declaration = PoolDeclaration(
@@ -513,7 +470,3 @@ def _own_key(path: Path) -> Ed25519PrivateKey:
     if key_path.exists() or path.exists():
         return load_signing_key(key_path)
     return create_signing_key(key_path)
-
-
-def _budget(budget: Budget) -> dict[str, float]:
-    return {"epsilon": budget.epsilon, "delta": budget.delta}

@@ -14,9 +14,9 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations.own_cases import ADAPTED, OWN, STUDENT, OwnCases
 from client.policy import load_site
 from client.site.books import joined_study, read_books
-from client.site.deals import present_teachers
 from client.site.peers import PeersView, PeerTrust
 from client.site.peers import look as look_at_peers
+from client.site.status import facts_in
 from common.config import Study
 from common.hospital_page import (
     HospitalFacts,
@@ -25,23 +25,17 @@ from common.hospital_page import (
     OwnNetwork,
     OwnPage,
     OwnPeer,
-    OwnStudy,
     ShownCase,
 )
-from common.ledger.records import ConsentRecord, NoteRecord, RefusalRecord, ReservationRecord, parse_record
+from common.ledger.records import RefusalRecord, ReservationRecord, parse_record
 from common.peers import fingerprint
-from common.privacy.accounting import guarantee, max_mu_squared
-from common.witness.memory import FOLDER as WITNESSES
-from common.witness.memory import HeadMemory
+from common.site_facts import SiteFacts, SiteStudy
 
 MOST_ANSWERS = 50
 """Batches on the page; the ledger has them all."""
 
 Sheet = Callable[[Study, int | None], str]
 """Returns the consent sheet of a study; the number is that of the site's patients, None if it is not known."""
-
-TrainingLines = Callable[[dict[str, object]], list[str]]
-"""Returns sentences about private trainings, from a summary of the site's ledger."""
 
 _SAID = {
     STUDENT: "the study's student, as it was pulled",
@@ -57,11 +51,10 @@ class SitesOwnPage(OwnPage):
     Args:
         site_dir: The site's directory.
         sheet: Gives the consent sheet's text.
-        trainings: Says what private trainings cost patients beside the releases.
     """
 
-    def __init__(self, site_dir: Path, *, sheet: Sheet, trainings: TrainingLines) -> None:
-        self._directory, self._sheet, self._patients_lines = site_dir, sheet, trainings
+    def __init__(self, site_dir: Path, *, sheet: Sheet) -> None:
+        self._directory, self._sheet = site_dir, sheet
         self._config = load_site(site_dir)
         self._study = joined_study(self._config)
         self._cases = OwnCases(site_dir, self._config, self._study)
@@ -70,54 +63,22 @@ class SitesOwnPage(OwnPage):
         config, study = self._config, self._study
         view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
         with read_books(config) as ledger:
-            caps = config.caps
-            spent = ledger.guarantees()[caps.accountant]
-            limit = max_mu_squared(caps.accountant, caps.budget)
-            summary = ledger.summary(present=present_teachers(config, ledger))
-            studies = tuple(
-                OwnStudy(
-                    name=one["name"],
-                    state=one["state"],
-                    releases=(used := ledger.spent(one["id"])).releases,
-                    epsilon=guarantee(used.mu_squared, caps.budget, caps.protection, caps.accountant).epsilon,
-                    share=float(used.mu_squared / limit),
-                    here=one["id"] == study.id,
-                )
-                for one in summary["studies"]  # type: ignore[attr-defined]
-            )
-            accepted, refused = int(str(summary["queries_accepted"])), int(str(summary["refusals"]))
-            contradictions = (*ledger.alarms(), *HeadMemory(config.books_dir / WITNESSES).conflicts())
-            alarms = _alarms(contradictions, view)
-            here = next((one for one in studies if one.here), None)
+            site = facts_in(ledger, config)
+            here = site.study(study.id)
             return HospitalFacts(
-                site=config.site,
-                pool=ledger.pool,
+                site=site,
+                here=here,
                 study=study.name,
-                state=_state(here, stopped=bool(contradictions)),
+                state=_state(site, here),
                 sheet=self._sheet(study, listed.patients),
-                consented=_consents(ledger, study),
-                epsilon=spent.epsilon,
-                cap=caps.budget.epsilon,
-                share=float(ledger.spent().mu_squared / limit),
-                accountant=str(caps.accountant),
-                delta=caps.budget.delta,
-                unit=str(caps.protection.unit),
-                relation=str(caps.protection.relation),
-                doubt=ledger.doubt() or "",
-                today=int(str(summary["queries_today"])),
-                per_day=int(str(summary["queries_per_day"])),
-                studies=studies,
-                trainings=tuple(self._patients_lines(summary)),
                 answers=_answers(ledger),
-                accepted=accepted,
-                refused=refused,
                 sealed=view.sealed,
                 own_fingerprint=fingerprint(view.own.key),
                 peers=tuple(
                     OwnPeer(one.peer.site, one.fingerprint, one.standing.value, one.standing is PeerTrust.CONFIRMED)
                     for one in view.peers
                 ),
-                alarms=alarms,
+                alarms=_alarms(site.alarms, view),
                 networks=tuple(OwnNetwork(name, _SAID[name]) for name in networks),
                 pause=_command(self._directory, study, ended=here is not None and here.state == "pause"),
                 cases=tuple(number + 1 for number in listed.numbers) if networks else (),
@@ -130,14 +91,14 @@ class SitesOwnPage(OwnPage):
         return self._cases.shown(number)
 
 
-def _state(here: OwnStudy | None, *, stopped: bool) -> str:
+def _state(site: SiteFacts, here: SiteStudy | None) -> str:
     """Return the state of the study of this directory; None if nobody consented to it."""
-    if stopped:
+    if site.alarms:
         return "alarm"
     if here is None:
         return "unconsented"
     named = {"pause": "paused", "withdraw": "withdrawn", "spent": "spent"}
-    return named.get(here.state, "answering" if here.releases else "joined")
+    return named.get(here.state, "answering" if here.spending.spend.releases else "joined")
 
 
 def _alarms(contradictions: Sequence[str], view: PeersView) -> tuple[OwnAlarm, ...]:
@@ -149,19 +110,6 @@ def _alarms(contradictions: Sequence[str], view: PeersView) -> tuple[OwnAlarm, .
 def _remedied(text: str) -> tuple[str, str]:
     said, _, remedy = text.partition("; to fix: ")
     return said, remedy or _READ
-
-
-def _consents(ledger: SiteLedger, study: Study) -> tuple[str, ...]:
-    found = []
-    for row in ledger.rows():
-        if row.kind not in ("consent", "note"):
-            continue
-        record = parse_record("site", row.kind, row.body)
-        if isinstance(record, NoteRecord) and f"consented to study {study.id}" in record.text:
-            found.append(f"{row.time_utc[:16].replace('T', ' ')} UTC: {record.text.partition(' consented')[0]}")
-        elif isinstance(record, ConsentRecord) and record.study_id == study.id:
-            found.append(f"{row.time_utc[:16].replace('T', ' ')} UTC: the study is on record")
-    return tuple(found)
 
 
 def _answers(ledger: SiteLedger) -> tuple[OwnAnswer, ...]:

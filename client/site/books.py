@@ -233,20 +233,6 @@ def writing_teachers(directories: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def empty_slots(config: SiteConfig) -> tuple[int, ...]:
-    """Return the voters for which the newest worker found no teacher.
-
-    Args:
-        config: The site's policy.
-
-    Returns:
-        Numbers of the voters.
-    """
-    with read_books(config) as ledger:
-        loaded = ledger.teachers()
-    return () if loaded is None else tuple(voter for voter, (served, _) in enumerate(loaded.voters) if not served)
-
-
 def slots_file(config: SiteConfig) -> Path:
     """Return the file of the deal of the pool's patients to voters in this site's study.
 

@@ -16,30 +16,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from client.data.cases import counts_for_server, has_trained
 from client.policy import SITE_SCHEMA, load_site
-from client.site.books import forget_joined, note_joined, open_books, read_books, site_directories, stated_books
-from client.site.deals import present_teachers
+from client.site.books import forget_joined, note_joined, open_books, site_directories, stated_books
 from client.site.node_link import write_link
-from client.site.peers import PeerTrust, look
 from client.site.registry import KeptPool, Registry
 from common.admission import JoinRequest, KitFacts, read_request, write_request
 from common.canonical import sha256_bytes
-from common.clock import utc_now
 from common.config import PrivacyConfig, Study, load_study
 from common.errors import InvalidInput
-from common.ledger.keys import load_signing_key
 from common.objects import all_or_nothing, read_regular, write_atomically
 from common.pki import create_node_keys, expires
 from common.reading import parse_json, parsing, read_text
-from common.site_account import signed_account
-from common.witness.memory import FOLDER as WITNESSES
-from common.witness.memory import HeadMemory
 
 REQUEST = "request.json"
 MAX_KIT_BYTES = 1 << 20
@@ -319,52 +309,6 @@ def new_request(directory: Path) -> JoinRequest:
         node_key=directory / "node" / "keys" / "node",
         books=stated_books(config),
     )
-
-
-def site_status(directory: Path) -> dict[str, object]:
-    """Collect what the site's own ledger states, as plain values.
-
-    ``shared`` contains case counts only if the policy shares them and teachers were trained. ``peers`` is present in a
-    sealed study: how many other hospitals are confirmed, and problems with the others.
-
-    Args:
-        directory: The site's directory.
-
-    Returns:
-        Plain values for JSON.
-
-    Raises:
-        InvalidInput: If the ledger is missing.
-    """
-    config = load_site(directory)
-    shared = counts_for_server(directory) if config.share.case_counts and has_trained(directory) else {}
-    shared.pop("site", None)
-    with read_books(config) as ledger:
-        present = present_teachers(config, ledger)
-        facts: dict[str, Any] = {"site": config.site, **ledger.summary(present=present), "shared": shared}
-    facts["alarms"] = [*facts["alarms"], *HeadMemory(config.books_dir / WITNESSES).conflicts()]
-    view = look(directory)
-    if view.sealed:
-        problems = [f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems()]
-        facts["peers"] = {"confirmed": len(view.standing(PeerTrust.CONFIRMED)), "problems": problems}
-    return facts
-
-
-def signed_status(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Sign a status with the key of the site's ledger.
-
-    Args:
-        directory: The site's directory.
-        facts: The status.
-
-    Returns:
-        The signed status; unsigned if this user may not read the key.
-    """
-    try:
-        key = load_signing_key(load_site(directory).ledger_file.with_suffix(".key"))
-    except (InvalidInput, OSError):
-        return dict(facts)
-    return signed_account(facts, sign=key.sign, now=utc_now())
 
 
 def _site_toml(

@@ -125,29 +125,6 @@ class Trainings:
         protected = not self.untraced and all(one.event is not None for one in served)
         return self.every_code_traced and bool(self.private) and protected
 
-    def to_json(self, *, delta: float) -> dict[str, object]:
-        """Return counts, strategies and the patient-level ε under both relations as plain JSON.
-
-        Args:
-            delta: δ at which ε is stated.
-
-        Returns:
-            ``count``, ``strategies``, ``guarantees`` (null where there is none) and, if a network may leave,
-            ``adapted``.
-        """
-        left = self.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation))
-        return {
-            "count": len(self.private),
-            "strategies": sorted({one.strategy for one in self.all if one.served or one.event is not None}),
-            "guarantees": [
-                None if found is None else found.to_json()
-                for neighbours in Neighbours
-                if self.all
-                for found in [self.guarantee(delta=delta, neighbours=neighbours)]
-            ],
-            **({} if left is None else {"adapted": left.to_json()}),
-        }
-
 
 EXCHANGED = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
 """Unit and relation of every patient's guarantee. Replace-one is the only sound relation for unit patient."""

@@ -29,6 +29,7 @@ from consilium.cli.train import train
 if TYPE_CHECKING:
     from client.site.enrolment import SiteKit
     from common.admission import JoinRequest
+    from common.site_facts import SiteFacts
 
 
 site_app = typer.Typer(
@@ -268,24 +269,21 @@ def status(
     from client.data.cases import delta_warning, has_trained, load_cases
     from client.operations.daemons import daemon_standings
     from client.policy import load_site
-    from client.site.books import empty_slots, read_books
-    from client.site.enrolment import signed_status, site_status
+    from client.site.status import facts_of, signed_status, site_status
 
-    facts, daemons = site_status(site_dir), daemon_standings(site_dir)
-    if as_json:  # may leave the site, so it omits the number of patients
-        said = {**facts, "daemons": {one.daemon: one.state for one in daemons}}
+    facts, daemons = facts_of(site_dir), daemon_standings(site_dir)
+    said = site_status(site_dir, facts)
+    if as_json:  # may leave the site, so it omits patients and withdrawals
+        said["daemons"] = {one.daemon: one.state for one in daemons}
         say(json.dumps(signed_status(site_dir, said), indent=1))
         return
-    say(status_text(facts))
-    with read_books(load_site(site_dir)) as ledger:  # not in the JSON, which may leave the site
-        left, least = len(ledger.withdrawn_patients()), "at least " if facts.get("at_least") else ""
-    say(f"patients withdrawn: {least}{left}{', counted once for each deal they were in' if left else ''}")
+    say(status_text(facts, peers=said.get("peers")))
     say(joined(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else ["daemons: never started"]))
     if has_trained(site_dir):
         warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
         if warning is not None:
             say(f"warning: {warning}")
-    for voter in empty_slots(load_site(site_dir)):
+    for voter in facts.silent:
         say(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
 
 
@@ -308,62 +306,39 @@ def joining_text(study: Study, *, file: Path) -> str:
     )
 
 
-def status_text(facts: dict[str, Any]) -> str:
-    """Format a site's status for a person; every ε has its accountant, δ, unit and relation."""
-    spent = [
-        f"  ε = {epsilon_text(found['epsilon'])} ({name}), δ = {delta_text(found['delta'])}, unit {found['unit']}, "
-        f"relation {found['relation']}"
-        for name, found in facts["spent"].items()
+def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str:
+    """Format a site's figures for a person; every ε has its accountant, δ, unit and relation."""
+    least, trainings = facts.least, facts.trainings
+    studies = [
+        line
+        for one in facts.studies
+        for line in (f"  {one.name} ({one.id[:16]}…): {one.state}", *(f"    {consent}" for consent in one.consents))
     ]
-    doubt = facts.get("at_least")
-    studies = [f"  {study['name']} ({study['id'][:16]}…): {study['state']}" for study in facts["studies"]]
     return joined(
         [
-            f"site {facts['site']}, patient pool {facts['pool']}",
-            f"the pool's cap: ε = {epsilon_text(facts['cap']['epsilon'])} ({facts['cap']['accountant']}), "
-            f"δ = {delta_text(facts['cap']['delta'])}; spent of it{', at least' if doubt else ''}:",
-            *spent,
-            f"  which is {'at least ' if doubt else ''}{facts['share_spent']:.2%} of the cap's Σμ²: that share adds up "
-            "query by query, ε does not",
-            *(f"from row {stated['row']} on, {stated['sentence']}" for stated in facts["patient_identity"]),
-            *training_lines(facts["trainings"]),
-            f"queries accepted: {facts['queries_accepted']}, today {facts['queries_today']} of "
-            f"{facts['queries_per_day']}; codes stored {facts['codes_stored']}, receipted {facts['receipted']}, "
-            f"refusals {facts['refusals']}",
-            "studies, as far as this ledger knows:" if doubt else "studies:",
+            f"site {facts.site}, patient pool {facts.pool}",
+            f"the pool's cap: {facts.cap}; spent of it{', at least' if facts.doubt else ''}:",
+            *(f"  {one}" for one in facts.by.values()),
+            f"  which is {least}{facts.share:.2%} of the cap's Σμ²: that share adds up query by query, ε does not",
+            *facts.identity_lines,
+            *(
+                [f"trainings on record: {trainings.count} ({', '.join(trainings.strategies)})"]
+                if trainings.count
+                else []
+            ),
+            *(f"  each patient: {line}" for line in facts.patient_lines),
+            f"queries accepted: {facts.accepted}, today {facts.today} of {facts.per_day}; codes stored {facts.codes}, "
+            f"receipted {facts.receipted}, refusals {facts.refused}",
+            f"patients withdrawn: {least}{facts.withdrawn}"
+            f"{', counted once for each deal they were in' if facts.withdrawn else ''}",
+            "studies, as far as this ledger knows:" if facts.doubt else "studies:",
             *(studies or ["  none"]),
-            *([f"peers confirmed: {facts['peers']['confirmed']}"] if "peers" in facts else []),
-            *(f"warning: {problem}" for problem in facts.get("peers", {}).get("problems", ())),
-            *([f"restored from an older copy: {facts['restored']} times"] if facts["restored"] else []),
-            *(f"ALARM: {alarm}" for alarm in facts["alarms"]),
+            *([f"peers confirmed: {peers['confirmed']}"] if peers else []),
+            *(f"warning: {problem}" for problem in (peers or {}).get("problems", ())),
+            *([f"restored from an older copy: {facts.restored} times"] if facts.restored else []),
+            *(f"ALARM: {alarm}" for alarm in facts.alarms),
         ]
     )
-
-
-def training_lines(trainings: dict[str, Any]) -> list[str]:
-    """Describe what all of the site's private trainings together cost each patient; empty without any."""
-    if not trainings["count"]:
-        return []
-    head = f"trainings on record: {trainings['count']} ({', '.join(trainings['strategies'])})"
-    guarantees = [found for found in trainings["guarantees"] if found is not None]
-    left = trainings.get("adapted")
-    may_leave = (
-        []
-        if left is None
-        else [
-            f"  networks adapted here that may leave, each patient: ε = {epsilon_text(left['epsilon'])} at "
-            f"δ = {delta_text(left['delta'])}, unit {left['unit']}, relation {left['relation']}"
-        ]
-    )
-    if not guarantees:
-        from common.privacy.patient_guarantee import UNPROTECTED
-
-        return [head, *may_leave, f"  no patient-level ε of all: {UNPROTECTED}"]
-    return [head, *may_leave] + [
-        f"  each patient: ε = {epsilon_text(found['epsilon'])} at δ = {delta_text(found['delta'])}, "
-        f"unit {found['unit']}, relation {found['relation']} (all trainings composed)"
-        for found in guarantees
-    ]
 
 
 site_app.command("log")(site_log)

@@ -24,18 +24,9 @@ def dashboard(
     """
     from client.operations.own_page import SitesOwnPage
     from consilium.cli.site_consent import consent_sheet
-    from consilium.reports.patient_report import patient_lines, release_guarantee
     from server.dashboard.hospital import serve_hospital
 
-    def trainings(summary: dict[str, object]) -> list[str]:
-        spent, cap = summary["spent"], summary["cap"]
-        assert isinstance(spent, dict)
-        assert isinstance(cap, dict)
-        return patient_lines(summary["trainings"], release_guarantee(spent[cap["accountant"]]))  # type: ignore[arg-type]
-
-    page = SitesOwnPage(
-        site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients), trainings=trainings
-    )
+    page = SitesOwnPage(site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients))
     key = secrets.token_urlsafe(24)
     say(f"this site's page: http://localhost:{port}/?key={key}")
     sys.stdout.flush()

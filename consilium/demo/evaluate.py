@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from client.site.enrolment import site_status
+from client.site.status import facts_of
 from client.teachers.teacher import Teachers
 from common import __version__
 from common.calibration import NOTHING, reliability
@@ -36,7 +35,6 @@ from common.study_facts import StudyFacts
 from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoOptions, Places, dataset_of
-from consilium.reports.patient_report import patient_lines
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
 from consilium.reports.report_pictures import Picture
 from server.ledger.server_draws import StoredAnswer
@@ -193,14 +191,14 @@ def _stage_seconds(workspace: Workspace) -> dict[str, float]:
 
 
 def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
-    status: dict[str, Any] = site_status(places.sites / name)
+    facts = facts_of(places.sites / name)
     return SiteFact(
         name=name,
-        pool=str(status["pool"]),
+        pool=facts.pool,
         patients=len(read_dataset(places.split / "sites" / name).listed),
-        codes_sent=int(str(status["codes_stored"])),
+        codes_sent=facts.codes or 0,
         epsilon_spent=released.epsilon,
-        patient=tuple(patient_lines(status["trainings"], released)),
+        patient=facts.trainings.lines(released),
     )
 
 

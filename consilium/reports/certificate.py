@@ -36,10 +36,10 @@ from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, Mechanism, Relation, Unit
+from common.site_facts import read_guarantee
 from common.study_facts import StudyFacts
 from common.study_mechanism import sealed_sentences
 from consilium.reports.certificate_paper import certificate_paper
-from consilium.reports.patient_report import release_guarantee
 from consilium.reports.report_facts import SIMULATION
 from consilium.reports.site_accounts import site_facts
 from server.ledger.backup import backup
@@ -144,8 +144,8 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issu
     return Issued(
         pdf=out / "certificate.pdf",
         json=out / "certificate.json",
-        guaranteed=release_guarantee(facts["guarantee"]),
-        spent=release_guarantee(facts["spent"]),
+        guaranteed=read_guarantee(facts["guarantee"]),
+        spent=read_guarantee(facts["spent"]),
         answers=facts["answers"],
     )
 

@@ -188,7 +188,8 @@ def _reported(facts: dict[str, Any]) -> PaperSection:
         rows.append(
             (
                 f"{site['site']} / {site['pool']}",
-                f"ε = {epsilon_text(spent['epsilon'])} of {epsilon_text(site['cap']['epsilon'])} "
+                f"{'at least ' if 'at_least' in site else ''}ε = {epsilon_text(spent['epsilon'])} of "
+                f"{epsilon_text(site['cap']['epsilon'])} "
                 f"({spent['accountant']}), δ = {delta_text(spent['delta'])}, {spent['unit']}, {spent['relation']}",
                 f"{site['queries_accepted']} / {site['receipted']}",
                 "; ".join(remarks),

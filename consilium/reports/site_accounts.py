@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
-from common.privacy.mechanism import AccountantName
 from common.site_account import check_account
-from consilium.reports.patient_report import identity_lines, patient_lines, release_guarantee
+from common.site_facts import PRINTED, SiteFacts
 from server.dashboard.quarantine import read_json
 from server.study.workspace import Workspace
 
@@ -68,19 +67,13 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
     """
     try:
         data = read_json(path, most_bytes=MAX_REPORT_BYTES)
-        wanted = ("site", "pool", "spent", "cap", "queries_accepted", "receipted", "alarms")
-        report: dict[str, Any] = {key: data[key] for key in wanted}
-        gate = release_guarantee(report["spent"][report["cap"]["accountant"]])
-        report["patient"] = patient_lines(data.get("trainings"), gate)
-        report["patient_is"] = identity_lines(data.get("patient_identity"))
-        _ = [report["spent"][str(name)]["epsilon"] for name in AccountantName]
-        report["signed"] = ""
-        if "signature" in data and (key := keys.get(str(report["site"]))):
-            report["signed"] = check_account(data, key=key).astimezone(UTC).isoformat(timespec="seconds")
-        if not all(isinstance(alarm, str) for alarm in report["alarms"]):
-            raise InvalidInput("alarms of a site", limit="texts")
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
-        raise InvalidInput(
-            "site report", value=str(path), limit="what `consilium site status --json` prints"
-        ) from error
-    return report
+        facts = SiteFacts.from_json(data)
+        signed = check_account(data, key=keys[facts.site]) if "signature" in data and facts.site in keys else None
+        return {
+            **facts.account(),
+            "patient": list(facts.patient_lines),
+            "patient_is": list(facts.identity_lines) or ["its ledger does not say what counts as one patient"],
+            "signed": "" if signed is None else signed.astimezone(UTC).isoformat(timespec="seconds"),
+        }
+    except InvalidInput as error:
+        raise InvalidInput("site report", value=str(path), limit=PRINTED) from error

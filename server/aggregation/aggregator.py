@@ -475,7 +475,7 @@ class Aggregator:
         return len(result.answers)
 
     def _note_released(self, batch: Batch, answers: Sequence[StoredAnswer], roster: Sequence[Site]) -> None:
-        guarantees = self._ledger.study_guarantees(self._study.id)
+        guarantees = self._ledger.study_spending(self._study.id).readings()
         self._events.emit(
             "released",
             batch=batch.id,

@@ -109,7 +109,7 @@ class DecisionWish:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteFacts:
+class ListedSite:
     """One site.
 
     Attributes:
@@ -213,7 +213,7 @@ def studies(service: Here) -> tuple[StudyRow, ...]:
 
 
 @routes.get("/sites", tags=["study"])
-def sites(service: Here) -> list[SiteFacts]:
+def sites(service: Here) -> list[ListedSite]:
     """Return every registered site, with its own report if it has sent one.
     \f
     Args:
@@ -222,7 +222,7 @@ def sites(service: Here) -> list[SiteFacts]:
     Returns:
         One entry for each site.
     """
-    return site_facts(service)
+    return listed_sites(service)
 
 
 @routes.get("/tables/{name}.csv", tags=["study"], response_class=Response, responses={200: _CSV})
@@ -650,7 +650,7 @@ def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFact
     return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
 
 
-def site_facts(service: DashboardService) -> list[SiteFacts]:
+def listed_sites(service: DashboardService) -> list[ListedSite]:
     """Return every registered site with its report.
 
     Args:
@@ -660,7 +660,7 @@ def site_facts(service: DashboardService) -> list[SiteFacts]:
         One entry for each site, by name.
     """
     reports = service.reports()
-    return [SiteFacts(site, reports.get(site.name)) for site in service.overview().sites]
+    return [ListedSite(site, reports.get(site.name)) for site in service.overview().sites]
 
 
 def job_facts(job: Job) -> JobFacts:

@@ -10,21 +10,18 @@ A report that is invalid, too large, or of another site than its file is named a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from common.privacy.figures import delta_text, epsilon_text
-from common.privacy.patient_guarantee import UNPROTECTED
-from common.privacy.training import Neighbours
 from common.site_account import check_account
-from server.dashboard.quarantine import MAX_NUMBER, parse_json, read_json
+from common.site_facts import SiteFacts
+from server.dashboard.quarantine import parse_json, read_json
 
 MAX_REPORTS = 1_000
 MAX_BYTES = 1 << 16
@@ -62,7 +59,7 @@ class HandedReport:
         receipted: Number of queries with a receipt.
         alarms: Alarms of its own ledger.
         strategy: How its teachers were trained.
-        patient: Guarantees of that training for one patient.
+        patient: What one patient risks by those trainings and by all releases.
         patient_is: How it identifies a patient.
         shared: Figures that it shares.
         version: Version of its software.
@@ -170,27 +167,24 @@ def _aside(path: Path, given: str, error: Exception) -> HandedReport:
 
 
 def _report(data: dict[str, Any], *, site: str, given: str) -> HandedReport:
-    if data["site"] != site:
+    facts, shared = SiteFacts.from_json(data), data.get("shared") or {}
+    if facts.site != site:
         raise InvalidInput("site named in the report", limit=f"{site}, the site its file is named for")
-    gate = str(data["cap"]["accountant"])
-    trainings = data.get("trainings") or {"count": 0, "strategies": [], "guarantees": []}
-    shared = data.get("shared") or {}
-    stated = data.get("patient_identity") or []
     return HandedReport(
         site=site,
         given=given,
-        spent_epsilon=_epsilon(data["spent"][gate]["epsilon"]),
-        at_least=bool(data.get("at_least") or data["alarms"]),
-        cap_epsilon=_epsilon(data["cap"]["epsilon"]),
-        accountant=_text(gate),
-        queries_accepted=_count(data["queries_accepted"]),
-        codes_stored=_maybe(data, "codes_stored"),
-        receipted=_count(data["receipted"]),
+        spent_epsilon=facts.spent.epsilon,
+        at_least=facts.doubt is not None,
+        cap_epsilon=facts.cap.epsilon,
+        accountant=facts.cap.accountant,
+        queries_accepted=facts.accepted,
+        codes_stored=facts.codes,
+        receipted=facts.receipted,
         version=_text(data.get("version", "")),
-        alarms=_texts(data["alarms"]),
-        strategy=", ".join(_texts(trainings["strategies"])),
-        patient=tuple(_patient(one) for one in trainings["guarantees"][:MAX_LISTED]) if trainings["count"] else (),
-        patient_is=PatientIdentity(stated[-1]["identity"]).sentence if stated else "",
+        alarms=_few(facts.alarms),
+        strategy=", ".join(_few(facts.trainings.strategies)),
+        patient=_few(facts.patient_lines),
+        patient_is="; ".join(_few(facts.identity_lines)),
         shared=tuple(SharedFigure(_text(name), _text(value)) for name, value in list(shared.items())[:MAX_SHARED]),
     )
 
@@ -201,34 +195,7 @@ def _text(stated: Any) -> str:
     return str(stated)[:MAX_TEXT]
 
 
-def _texts(stated: Any) -> tuple[str, ...]:
-    """Return the first few of a list of texts, and how many more there are."""
-    if not isinstance(stated, list):
-        raise InvalidInput("field of a report", limit="a list of texts")
+def _few(stated: Sequence[str]) -> tuple[str, ...]:
+    """Return the first few of some texts, and how many more there are."""
     more = (f"and {len(stated) - MAX_LISTED:,} more",) if len(stated) > MAX_LISTED else ()
-    return (*(_text(one) for one in stated[:MAX_LISTED]), *more)
-
-
-def _count(stated: Any) -> int:
-    if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated <= MAX_NUMBER:
-        raise InvalidInput("count in a report", limit="an integer from 0")
-    return stated
-
-
-def _maybe(data: dict[str, Any], name: str) -> int | None:
-    """Return a count that a site may leave out."""
-    return _count(data[name]) if name in data else None
-
-
-def _epsilon(stated: Any) -> float:
-    """Return a number that is a valid ε; InvalidInput for NaN and negative numbers."""
-    value = float(stated)
-    epsilon_text(value)
-    return value
-
-
-def _patient(guarantee: dict[str, Any] | None) -> str:
-    if guarantee is None:
-        return UNPROTECTED
-    epsilon, delta = epsilon_text(float(guarantee["epsilon"])), delta_text(float(guarantee["delta"]))
-    return f"ε {epsilon} at δ = {delta}, unit patient, relation {Neighbours(guarantee['relation'])}"
+    return (*(one[:MAX_TEXT] for one in stated[:MAX_LISTED]), *more)

@@ -118,7 +118,7 @@ def recover_charges(
                 PoolAfter(
                     pool.pool,
                     opened.spent(pool.pool).releases,
-                    opened.pool_guarantees(pool.pool)[pool.accountant],
+                    opened.pool_spending(pool.pool).spent,
                 )
                 for pool in opened.pools()
             ),

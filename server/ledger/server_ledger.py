@@ -54,8 +54,7 @@ from common.ledger.records import (
 )
 from common.ledger.releases import ChargedTotals
 from common.ledger.spending import Spending, of_pool, of_study
-from common.privacy.accounting import Guarantee
-from common.privacy.mechanism import AccountantName, QuerySpec
+from common.privacy.mechanism import QuerySpec
 from common.study_facts import StudyFacts, study_facts
 from common.worth import Worth
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
@@ -429,33 +428,3 @@ class Ledger(AnswersQueries):
         if pool not in self._books.pools:
             raise InvalidInput("pool", value=pool, limit="a declared pool")
         return of_pool(self._books, pool, doubt=self.standing_problem())
-
-    def study_guarantees(self, study_id: str) -> dict[AccountantName, Guarantee]:
-        """Return the guarantee of a study's answers for the pool that they charged most, by every accountant.
-
-        Args:
-            study_id: The study.
-
-        Returns:
-            ε at the study's δ, with unit and relation, by accountant.
-
-        Raises:
-            InvalidInput: If the study is unknown.
-        """
-        self._catch_up()
-        self._study(study_id)
-        return of_study(self._books, study_id).readings()
-
-    def pool_guarantees(self, pool: str) -> dict[AccountantName, Guarantee]:
-        """Return the guarantee of all studies' answers for a pool, by every accountant.
-
-        Args:
-            pool: The pool.
-
-        Returns:
-            ε at the pool's δ, under the pool's unit and relation, by accountant.
-
-        Raises:
-            InvalidInput: If the pool is not declared.
-        """
-        return self.pool_spending(pool).readings()

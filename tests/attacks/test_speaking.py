@@ -56,7 +56,7 @@ def offer(fed: Federation) -> Offer:
 
 def nothing_charged(fed: Federation, site: str) -> bool:
     ledger = fed.site_ledgers[site]
-    return ledger.spent().releases == 0 and ledger.summary()["queries_accepted"] == 0
+    return ledger.spent().releases == 0 and ledger.facts("site").accepted == 0
 
 
 # --- as the server
@@ -309,7 +309,7 @@ def test_no_figure_in_an_offer_bricks_a_ledger_or_is_charged(fed: Federation, no
     assert nothing_charged(fed, "site-1")
     fed.core().run(fed.transport)
     assert releases_of(fed) == {("site-0", "site-1", "site-2")}
-    assert fed.site_ledgers["site-1"].summary()["queries_accepted"] == 6
+    assert fed.site_ledgers["site-1"].facts("site-1").accepted == 6
 
 
 def test_a_server_that_asks_with_more_noise_gets_no_code_for_free(fed: Federation) -> None:

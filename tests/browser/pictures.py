@@ -131,7 +131,7 @@ def _happens_now(study: Workspace) -> None:
 def _hand_over(made: Recorded, site: str) -> None:
     folder = made.workspace.root / "site-reports"
     folder.mkdir(exist_ok=True)
-    spent = {"exact": {"epsilon": 7.9999}}
+    spent = {name: {**one, "epsilon": 7.9999} for name, one in REPORT["spent"].items()}
     account = {"site": site, "spent": spent, "queries_accepted": QUERIES, "receipted": QUERIES, "version": "0.2.0"}
     (folder / f"{site}.json").write_text(json.dumps(REPORT | account))
 

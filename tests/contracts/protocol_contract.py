@@ -92,8 +92,8 @@ class ProtocolContract:
     def test_every_planned_query_is_one_charge_and_one_answer(self, recorded: Recorded, released: Released) -> None:
         assert len(released.answers) == released.public.study.privacy.planned_queries == self.queries
         with Ledger.open(recorded.workspace.ledger_file) as ledger:
-            spent = max(g.epsilon for g in ledger.study_guarantees(released.public.study.id).values())
-            exact = min(g.epsilon for g in ledger.study_guarantees(released.public.study.id).values())
+            spent = max(g.epsilon for g in ledger.study_spending(released.public.study.id).readings().values())
+            exact = min(g.epsilon for g in ledger.study_spending(released.public.study.id).readings().values())
         assert exact <= released.public.study.privacy.epsilon <= spent + 1e-6
 
     def test_a_voters_code_has_the_querys_dimension(self, recorded: Recorded, released: Released) -> None:

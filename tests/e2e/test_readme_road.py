@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
 from client.operations.daemons import SiteNode, expect_refused
-from client.site.enrolment import site_status
+from client.site.status import facts_of
 from common.admission import read_request
 from common.data.dataset import Case, Dataset
 from common.data.msd import write_dataset
@@ -39,7 +39,6 @@ from common.privacy.mechanism import AccountantName
 from common.process import ProcessGroup
 from common.sockets import free_port, free_ports
 from consilium.cli.main import app
-from consilium.reports.patient_report import patient_lines
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 from tests.e2e.road import files_now, found_in, known_codes
@@ -351,7 +350,7 @@ def test_a_run_that_is_killed_between_commit_and_decode_is_submitted_again_and_n
     with road.ledger() as ledger:
         assert {pool: ledger.spent(pool) for pool in spent} == spent
         assert ledger.row_count == rows
-        exact = ledger.study_guarantees(road.workspace.study().id)[AccountantName.EXACT].epsilon
+        exact = ledger.study_spending(road.workspace.study().id).readings()[AccountantName.EXACT].epsilon
     assert 8 * 0.999 <= exact <= 8
     assert [event["resumed"] for event in road.events("run-started")] == [False, True]
     assert len(road.events("label-decoded")) == QUERIES
@@ -383,11 +382,11 @@ def test_a_run_whose_operator_s_terminal_was_closed_is_attached_to_from_another_
 def test_teachers_with_a_guarantee_give_each_patient_the_smaller_of_training_and_releases(road: Road) -> None:
     trained = set()
     for name in NAMES:
-        trainings = site_status(road.site(name))["trainings"]
-        trained.update(trainings["strategies"])
+        trainings = facts_of(road.site(name)).trainings
+        trained.update(trainings.strategies)
         with road.ledger() as ledger:
-            released = ledger.pool_guarantees(name)[AccountantName.EXACT]
-        *_, both = patient_lines(trainings, released)
+            released = ledger.pool_spending(name).readings()[AccountantName.EXACT]
+        *_, both = trainings.lines(released)
         assert both.endswith("unit patient, relation replace-one (the smaller of training and releases)")
         epsilon = float(both.split("ε = ")[1].split(" ")[0])
         assert 3.9 < epsilon <= 4.0 < released.epsilon

@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
-from client.site.enrolment import site_status
 from client.site.peers import distrust
+from client.site.status import site_status
 from common.config import CollectionConfig
 from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import running
@@ -67,7 +67,7 @@ def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(
     assert len(road.answers()) == QUERIES
     with road.ledger() as ledger:
         assert {entry.site for answer in ledger.answers(study) for entry in answer.roster} == set(NAMES[:-1])
-        guarantee = ledger.study_guarantees(study)[AccountantName.EXACT]
+        guarantee = ledger.study_spending(study).readings()[AccountantName.EXACT]
         spent = {name: ledger.spent(f"{name}/patients") for name in NAMES}
     assert guarantee.epsilon < 8  # two draws are to spare
     assert spent[STRANGER].mu_squared == 0

@@ -139,7 +139,7 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
 
     with SiteLedger.read(site / "site-ledger.sqlite") as ledger:
         (training,) = ledger.trainings().all
-        said = ledger.summary()["trainings"]
+        said = ledger.facts("site", present=()).trainings
     assert training.strategy == "dp-mac"
     assert training.event is not None
     assert (training.event.steps, training.event.rate) == (STEPS, 0.5)
@@ -147,7 +147,8 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
         noise=float(training.event.noise_multiplier), rate=float(training.event.rate), steps=STEPS, delta=DELTA
     )
     assert wanted == pytest.approx(EPSILON, rel=2e-3), "planned for this ε"
-    assert said["guarantees"][0]["epsilon"] == pytest.approx(wanted, rel=2e-3)  # type: ignore[index]
+    assert said.guarantees[0] is not None
+    assert said.guarantees[0].epsilon == pytest.approx(wanted, rel=2e-3)
     status = subprocess.run(
         [str(consilium), "site", "status", "--site-dir", str(site), "--json"],
         cwd=tmp_path,

@@ -102,7 +102,7 @@ class Killed:
                 rows=ledger.row_count,
                 spent={site.pool: ledger.spent(site.pool) for site in self.fed.sites},
                 at_sites={name: own.spent() for name, own in self.fed.site_ledgers.items()},
-                guarantees=list(ledger.study_guarantees(self.fed.study.id).values()),
+                guarantees=list(ledger.study_spending(self.fed.study.id).readings().values()),
                 labels=len(list(self.workspace.labels_dir.glob("*.npz"))),
             )
 

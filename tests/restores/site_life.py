@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations.staff_decisions import recover_own
 from client.policy import load_site
 from client.site.books import open_books, read_books, stated_books
-from client.site.enrolment import site_status
+from client.site.status import facts_of
 from common.admission import write_request
 from common.canonical import sha256_bytes
 from common.config import render_study
@@ -234,18 +233,17 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
 def _status_is_no_less(life: Life, known: Facts | None) -> None:
     """What ``site status`` prints is not below what is known to have been accepted, unless it says ``at least``."""
     try:
-        said = site_status(life.folder)
+        facts = facts_of(life.folder)
     except ConsiliumError as error:
         refused(error)
         return
-    if "at_least" in said:
-        assert "spent of it, at least:" in status_text(said)
+    if facts.doubt:
+        assert "spent of it, at least:" in status_text(facts)
         return
     with read_books(load_site(life.folder)) as ledger:
         limit = ledger._books.limit
     least = 0 if known is None else len(known.accepted)
-    share: Any = said["share_spent"]
-    assert share >= float(least * COST / limit) * (1 - 1e-12), "site status prints less than was accepted"
+    assert (facts.share or 0) >= float(least * COST / limit) * (1 - 1e-12), "site status prints less than was accepted"
 
 
 def hear(life: Life, facts: Facts) -> bool:

@@ -29,7 +29,7 @@ from client.records.declared import DECLARED, Declared, ForeignKind, LabelOf
 from client.records.journal import TrainingJournal
 from client.records.voter_files import voter_directory
 from client.site.books import open_books
-from client.site.enrolment import site_status
+from client.site.status import site_status
 from client.training import command
 from client.training.command import PrivateOptions, TrainOptions
 from client.training.private import trainer

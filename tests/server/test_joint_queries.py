@@ -67,7 +67,7 @@ def test_one_answer_about_all_volumes_is_one_charge(fed: Federation) -> None:
     np.testing.assert_array_equal(answer.noisy_sum, expected(fed))
     assert len(fed.events("released")) == 1
     assert fed.ledger.row_count > before
-    spent = next(iter(fed.ledger.study_guarantees(fed.study.id).values())).epsilon
+    spent = next(iter(fed.ledger.study_spending(fed.study.id).readings().values())).epsilon
     assert spent <= fed.study.privacy.epsilon
 
 
@@ -189,7 +189,7 @@ def test_every_round_is_one_charge_and_is_asked_relative_to_what_those_before_it
     done = [event["done"] for event in study.fed.events("stage-progress")]
     assert (done[0], done[-1]) == (0, 3)
     assert done == sorted(done)
-    spent = next(iter(study.fed.ledger.study_guarantees(study.fed.study.id).values())).epsilon
+    spent = next(iter(study.fed.ledger.study_spending(study.fed.study.id).readings().values())).epsilon
     assert spent <= study.fed.study.privacy.epsilon
 
 

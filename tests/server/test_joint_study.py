@@ -64,7 +64,7 @@ def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recor
     assert released() == ROUNDS
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = answered_rounds(workspace.public(), ledger.answer)
-        spent = ledger.study_guarantees(workspace.study().id)[AccountantName.EXACT].epsilon
+        spent = ledger.study_spending(workspace.study().id).readings()[AccountantName.EXACT].epsilon
     assert [answer.query.round for answer in answers] == [1, 2, 3]
     assert spent == pytest.approx(workspace.study().privacy.epsilon, abs=0.01)
 

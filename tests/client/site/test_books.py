@@ -22,8 +22,9 @@ from client.records.patient_deal import load_or_deal, load_slots
 from client.records.served import retired_voters
 from client.site.books import open_books, read_books, slots_file, stated_books, writing_teachers
 from client.site.deals import deal_for_training
-from client.site.enrolment import SiteKit, create_site, join_site, signed_status, site_status
+from client.site.enrolment import SiteKit, create_site, join_site
 from client.site.registry import Registry
+from client.site.status import signed_status, site_status
 from client.training.site import plan_site
 from common.admission import JoinRequest, read_request
 from common.clock import utc_now
@@ -275,7 +276,7 @@ def test_workers_of_two_studies_write_one_ledger_at_once_and_pass_no_cap(
         process.join()
     assert verify(north / "site-ledger.sqlite").kinds["reservation"] == accepted
     with read_books(load_site(north)) as ledger:
-        assert ledger.guarantees()["exact"].epsilon <= 8.0
+        assert ledger.facts("north").spent.epsilon <= 8.0
         assert ledger.forgotten() is None
     assert accepted < 9, "the cap is one study's budget"
 

@@ -15,9 +15,10 @@ from client.operations.readiness import check_site
 from client.operations.serve import open_worker
 from client.policy import load_site
 from client.site.books import open_books
-from client.site.enrolment import SiteKit, create_site, site_status
+from client.site.enrolment import SiteKit, create_site
 from client.site.peers import LISTED, MAX_OFFERED, OFFERED, PeerTrust, confirm, look, note_offered, take
 from client.site.registry import Registry
+from client.site.status import site_status
 from common.admission import read_request
 from common.config import load_study, render_study
 from common.errors import InvalidInput

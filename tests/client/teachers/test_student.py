@@ -134,7 +134,7 @@ def lie(fed: Federation, statement: StudentStatement, **changes) -> StudentState
 def test_an_honest_statement_agrees_with_every_receipt(fed: Federation, statement: StudentStatement) -> None:
     assert check(fed, statement) == len(fed.site_ledgers["site-0"].receipts()) > 0
     assert StudentStatement.parse(statement.render()) == statement
-    spent = fed.ledger.study_guarantees(fed.study.id)
+    spent = fed.ledger.study_spending(fed.study.id).readings()
     for name in AccountantName:
         terms = fed.study.privacy
         assert statement.guarantee(terms.budget, terms.protection, name) == spent[name]

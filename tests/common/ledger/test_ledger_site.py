@@ -85,7 +85,7 @@ def test_a_batch_is_accepted_whole_or_not_at_all(site: Hospital) -> None:
     assert refused.value.reason == "budget"
     assert site.ledger.spent() == Spend()
     site.ledger.reserve(site.study.id, queries(*range(10)))
-    assert site.ledger.guarantees()[AccountantName.EXACT].epsilon <= BUDGET.epsilon
+    assert site.ledger.facts("aachen").spent.epsilon <= BUDGET.epsilon
 
 
 def test_a_refusal_is_on_record_once_a_day(site: Hospital) -> None:
@@ -412,8 +412,8 @@ def test_reservations_without_a_receipt_stay_spent(world: World, site: Hospital)
     site.ledger.reserve(world.study.id, queries(3, 4, 5))
     site.ledger.record_receipt(receipt, public_key=world.key.public_key())
     assert site.ledger.spent().releases == 5
-    summary = site.ledger.summary()
-    assert (summary["queries_accepted"], summary["receipted"]) == (5, 2)
+    facts = site.ledger.facts("aachen")
+    assert (facts.accepted, facts.receipted) == (5, 2)
 
 
 def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
@@ -658,7 +658,7 @@ def test_a_restored_copy_is_refused_until_what_it_forgot_is_charged(site: Hospit
         site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
     site.reopen()
     assert site.ledger.spent() == spent
-    assert site.ledger.summary()["queries_today"] == 5
+    assert site.ledger.facts("aachen").today == 5
     assert verify(site.path).ok
 
 
@@ -712,7 +712,7 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     for receipt in lost:
         site.ledger.record_receipt(receipt, public_key=key)
     assert site.ledger.spent() == spent == world.ledger.spent("aachen-mri")
-    assert site.ledger.summary()["receipted"] == 4
+    assert site.ledger.facts("aachen").receipted == 4
     world.release(queries(9), batch="b4")  # the site never accepted this one, before the loss or after
     with pytest.raises(LedgerCorrupt, match="never accepted"):
         site.ledger.record_receipt(receipt_for(world, "b4"), public_key=key)
@@ -809,7 +809,7 @@ def test_what_a_kept_standing_accepted_since_the_fork_is_charged_beside_what_was
     one = MECHANISM.mu_squared(site.caps.protection)
     assert site.ledger.spent() == Spend((4 + after) * one, 4 + after, (4 + after) * MECHANISM.dimension)
     assert site.ledger.spent(site.study.id) == site.ledger.spent()
-    assert site.ledger.summary()["queries_today"] == 4 + after
+    assert site.ledger.facts("aachen").today == 4 + after
     with pytest.raises(InvalidInput, match="shows no further loss"):
         recovered(site, kept)
     site.reopen()

@@ -110,14 +110,14 @@ def test_stored_answers_are_returned_from_behind_a_refusal(world: World) -> None
 
 def test_every_planned_query_fits_and_the_guarantee_is_the_budget(world: World) -> None:
     world.release(queries(*range(10)))
-    guarantee = world.ledger.study_guarantees(world.study.id)[AccountantName.EXACT]
+    guarantee = world.ledger.study_spending(world.study.id).readings()[AccountantName.EXACT]
     assert BUDGET.epsilon * (1 - 1e-3) < guarantee.epsilon <= BUDGET.epsilon
 
 
 def test_study_guarantee_agrees_with_numerical_integration(world: World) -> None:
     """Oracle: δ(ε) as an integral of the hockey-stick divergence between two Gaussians, by mpmath."""
     world.release(queries(*range(6)))
-    stated = world.ledger.study_guarantees(world.study.id)[AccountantName.EXACT]
+    stated = world.ledger.study_spending(world.study.id).readings()[AccountantName.EXACT]
     sigma = float(MECHANISM.noise_std)
     mu = mpmath.sqrt(6) * 2 * MECHANISM.radius_int / sigma
 
@@ -367,8 +367,8 @@ def test_another_study_may_use_a_stored_answer_and_its_own_sum_counts_it(world: 
     assert world.ledger.spent("aachen-mri").releases == before.releases + 1
     assert world.ledger.spent("aachen-mri", second.id).releases == 3
     assert [answer.seq for answer in world.ledger.answers(second.id)] == [a.seq for a in reused.answers]
-    guarantees = world.ledger.study_guarantees(second.id)[AccountantName.EXACT]
-    assert guarantees.epsilon > world.ledger.study_guarantees(world.study.id)[AccountantName.EXACT].epsilon
+    guarantees = world.ledger.study_spending(second.id).readings()[AccountantName.EXACT]
+    assert guarantees.epsilon > world.ledger.study_spending(world.study.id).readings()[AccountantName.EXACT].epsilon
     rows = world.ledger.row_count
     world.release(queries(1, 2, 3), study=second.id)
     assert world.ledger.row_count == rows

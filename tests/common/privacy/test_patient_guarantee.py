@@ -24,6 +24,7 @@ from common.privacy.patient_guarantee import (
     worst,
 )
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, TrainingGuarantee, epsilon_of
+from common.site_facts import TrainingFacts
 
 EVENT = TrainingEvent(Sampling.POISSON, Fraction(1, 10), Fraction("1.13"), 200)
 ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
@@ -217,5 +218,8 @@ def test_releases_never_stand_alone_beside_a_network_that_may_leave() -> None:
 def test_a_site_without_a_network_that_may_leave_reports_as_it_did() -> None:
     plain = Trainings((training(0),))
     assert plain.adapted(delta=1e-5, neighbours=REPLACE) is None
-    assert "adapted" not in plain.to_json(delta=1e-5)
-    assert Trainings((adapted(),)).to_json(delta=1e-5)["adapted"]["relation"] == "replace-one"
+    assert "adapted" not in TrainingFacts.of(plain, delta=1e-5).to_json()
+    found = TrainingFacts.of(Trainings((adapted(),)), delta=1e-5)
+    assert found.adapted is not None
+    assert found.adapted.neighbours is REPLACE
+    assert TrainingFacts.from_json(found.to_json()) == found

@@ -366,7 +366,7 @@ class Federation:
         with Ledger.open(self.workspace.ledger_file) as ledger:
             study = self.workspace.study()
             stored = ledger.answers(study.id)
-            exact = ledger.study_guarantees(study.id)[AccountantName.EXACT].epsilon
+            exact = ledger.study_spending(study.id).readings()[AccountantName.EXACT].epsilon
         assert len({answer.query.id for answer in stored}) == len(stored) == answers
         assert 8 * 0.999 <= exact <= 8 or answers < QUERIES
         released = [query for event in self.events("released") for query in event["queries"]]
@@ -380,7 +380,7 @@ class Federation:
     def site_charges(self, site: str) -> int:
         """How many queries a site's own ledger has charged its patients with."""
         with SiteLedger.read(self.root / site / "site-ledger.sqlite") as ledger:
-            return int(ledger.summary()["queries_accepted"])
+            return ledger.facts(site).accepted
 
 
 PROGRAM = """

@@ -85,7 +85,7 @@ def test_who_comes_back_completes_the_sum_and_who_does_not_costs_one_draw(partie
     study = parties.workspace.study()
     with Ledger.open(parties.workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
-        exact = ledger.study_guarantees(study.id)[AccountantName.EXACT].epsilon
+        exact = ledger.study_spending(study.id).readings()[AccountantName.EXACT].epsilon
         spent = {name: ledger.spent(name) for name in SITES}
     assert len(answers) == QUERIES
     assert [gone in {entry.site for entry in answer.roster} for answer in answers].count(False) >= BATCH
@@ -120,7 +120,7 @@ def test_four_rounds_on_hippocampus_end_with_one_late_and_one_gone(tmp_path: Pat
         study = parties.workspace.study()
         with Ledger.open(parties.workspace.ledger_file) as ledger:
             answers = ledger.answers(study.id)
-            exact = ledger.study_guarantees(study.id)[AccountantName.EXACT].epsilon
+            exact = ledger.study_spending(study.id).readings()[AccountantName.EXACT].epsilon
             spent = {name: ledger.spent(name) for name in SITES}
         assert len(answers) == ROUNDS
         assert 8 * 0.999 <= exact <= 8  # the draw to spare was used up

@@ -72,11 +72,11 @@ def test_a_study_of_0_2_0_goes_on_here_and_back_there_and_loses_no_answer_and_no
     assert (again, last) == (study, QUERIES)
     assert all(stored(folder)[query] == answer for query, answer in before.items()), "an answer was drawn again"
     with Ledger.open(folder / "study" / "ledger.sqlite") as server:
-        exact = server.study_guarantees(study)[AccountantName.EXACT].epsilon
+        exact = server.study_spending(study).readings()[AccountantName.EXACT].epsilon
         assert 8 * 0.999 <= exact <= 8
     for ledger in ledgers(folder):
         assert verify(ledger).ok
     for ledger in ledgers(folder)[1:]:
         with SiteLedger.read(ledger) as site:
-            assert site.summary()["queries_accepted"] == QUERIES
+            assert site.facts("site").accepted == QUERIES
             assert site.alarms() == ()

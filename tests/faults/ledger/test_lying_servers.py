@@ -321,7 +321,7 @@ def test_a_server_that_edits_the_study_gets_no_answer_and_its_receipts_stop_the_
     fed.study, core = edited, fed.core()
     core._study = consented
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fed.ledger, "study_guarantees", lambda _id: Ledger.study_guarantees(fed.ledger, edited.id))
+        patch.setattr(fed.ledger, "study_spending", lambda _id: Ledger.study_spending(fed.ledger, edited.id))
         core.run(fed.transport, should_stop=iter([False, True]).__next__)
     fed.study = consented
     assert_nothing_leaves(fed, "never consented")
@@ -378,7 +378,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
         assert own.mu_squared == server.mu_squared, "and the site's own account does not fall short of it"
         assert server.mu_squared <= budget
         assert fed.site_ledgers[site.name].alarms() == ()
-    assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon <= 8
+    assert fed.ledger.study_spending(fed.study.id).readings()[AccountantName.EXACT].epsilon <= 8
     assert verify(fed.root / "ledger.sqlite", public_key=fed.signing_key.public_key()).ok
     for site in fed.sites:
         assert verify(fed.root / site.name / "site-ledger.sqlite", server_key=fed.signing_key.public_key()).ok

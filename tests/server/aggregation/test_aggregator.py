@@ -45,9 +45,9 @@ def test_all_planned_queries_are_answered_within_a_tenth_of_a_percent_of_the_bud
     fed = federation()
     fed.core().run(fed.transport)
     assert len(fed.ledger.answers(fed.study.id)) == 6
-    exact = fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon
+    exact = fed.ledger.study_spending(fed.study.id).readings()[AccountantName.EXACT].epsilon
     assert 8 * 0.999 <= exact <= 8
-    assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.RDP].epsilon > exact
+    assert fed.ledger.study_spending(fed.study.id).readings()[AccountantName.RDP].epsilon > exact
 
 
 def test_the_released_sum_is_the_sum_of_the_sites_clipped_codes_plus_noise(federation):
@@ -310,7 +310,7 @@ def test_patient_unit_with_several_voters_bounds_a_sites_sum(federation):
     fed.core().run(fed.transport)
     answers = fed.ledger.answers(fed.study.id)
     assert all(a.voters == 9 for a in answers)
-    assert fed.ledger.study_guarantees(fed.study.id)[AccountantName.EXACT].epsilon <= 8
+    assert fed.ledger.study_spending(fed.study.id).readings()[AccountantName.EXACT].epsilon <= 8
 
 
 def test_every_site_holds_a_receipt_for_what_was_released(federation):
@@ -569,7 +569,7 @@ def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp
     took = {name: (site["state"], site["batches"], site["answers"]) for name, site in whole["sites"].items()}
     assert took == {"site-0": ("spent", 3, 6), "site-1": ("spent", 3, 6), "site-2": ("open", 2, 4)}
     assert [(batch["queries"], len(batch["roster"])) for batch in whole["batches"]] == [(2, 2), (2, 3), (2, 3)]
-    states = {name: ledger.summary()["studies"][0]["state"] for name, ledger in fed.site_ledgers.items()}
+    states = {name: ledger.facts(name).studies[0].state for name, ledger in fed.site_ledgers.items()}
     assert states == {"site-0": "spent", "site-1": "spent", "site-2": "open"}, "site-2 has two queries left by its own"
     shown = CliRunner().invoke(study_app, ["status", str(tmp_path)])
     assert "study test: answered, no student" in shown.stdout

@@ -47,7 +47,7 @@ def test_a_site_that_shares_its_status_is_read_and_the_others_say_nothing(fed, t
     assert found.problem == ""
     assert found.queries_accepted == fed.study.privacy.planned_queries
     assert found.version
-    assert found.spent_epsilon == pytest.approx(fed.site_ledgers["site-1"].guarantees()["exact"].epsilon)
+    assert found.spent_epsilon == pytest.approx(fed.site_ledgers["site-1"].facts("site-1").spent.epsilon)
     said = [part(reply, ReceiptsReply) for node, reply in fed.transport.replies if node != fed.sites[1].node_id]
     assert all(one.status is None for one in said if one is not None)
 
@@ -98,7 +98,7 @@ def test_a_status_report_says_the_same_whether_a_patient_was_withdrawn(fed, tmp_
     """What `consilium site status --json` prints is handed over: the exact number of withdrawals is a patient's own."""
     fed.core().run(fed.transport)
     ledger = fed.site_ledgers["site-0"]
-    before = ledger.summary()
+    before = ledger.facts("site-0", present=()).to_json()
     assert before["codes_stored"] > 0
     ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None)
-    assert ledger.summary() == before
+    assert ledger.facts("site-0", present=()).to_json() == before

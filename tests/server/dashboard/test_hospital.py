@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -14,38 +15,48 @@ from client.site.books import open_books
 from common.canonical import sha256_file
 from common.config import load_study
 from common.errors import InvalidInput
-from common.hospital_page import HospitalFacts, OwnAlarm, OwnAnswer, OwnNetwork, OwnPage, OwnPeer, OwnStudy, ShownCase
+from common.hospital_page import HospitalFacts, OwnAlarm, OwnAnswer, OwnNetwork, OwnPage, OwnPeer, ShownCase
+from common.ledger.charges import Spend
+from common.ledger.spending import Spending
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
+from common.site_facts import SiteFacts, SiteStudy
 from server.dashboard.hospital import STATES, create_hospital_app
 from server.dashboard.security import HEADERS
 from tests.own_site import make_own_site, page_of, queries_of
 from tests.server.dashboard.conftest import TestClient
 
-KEY = "k" * 32
+KEY, WHO = "k" * 32, "2026-11-25 10:00 UTC: A. Noether"
+
+
+def spending(spent: Fraction, *, epsilon: float = 12.0) -> Spending:
+    budget, protection = Budget(epsilon, 1e-5), Protection(Unit.PATIENT, Relation.REPLACE_ONE)
+    return Spending(budget, AccountantName.EXACT, protection, Spend(spent, 4))
 
 
 def facts(**of: object) -> HospitalFacts:
+    pool, here = spending(Fraction(1)), SiteStudy("a" * 64, "trial", "open", spending(Fraction(1)), (WHO,))
+    site = SiteFacts(
+        site="north",
+        pool="north/patients",
+        cap=pool.guaranteed,
+        by=pool.readings(),
+        doubt=None,
+        accepted=4,
+        receipted=4,
+        refused=1,
+        alarms=(),
+        share=pool.share,
+        today=4,
+        per_day=1000,
+        studies=(here,),
+    )
     given: dict[str, object] = {
-        "site": "north",
-        "pool": "north/patients",
+        "site": site,
+        "here": here,
         "study": "trial",
         "state": "answering",
         "sheet": "WHAT IS ASKED OF YOU",
-        "consented": ("2026-11-25 10:00 UTC: A. Noether",),
-        "epsilon": 3.25,
-        "cap": 12.0,
-        "share": 0.2,
-        "accountant": "exact",
-        "delta": 1e-5,
-        "unit": "patient",
-        "relation": "replace-one",
-        "doubt": "",
-        "today": 4,
-        "per_day": 1000,
-        "studies": (OwnStudy("trial", "open", 4, 3.25, 0.2, True),),
-        "trainings": (),
         "answers": (OwnAnswer("2026-11-25T10:00:00Z", 4, ""), OwnAnswer("2026-11-25T09:00:00Z", 1, "study-budget")),
-        "accepted": 4,
-        "refused": 1,
         "sealed": True,
         "own_fingerprint": "SHA256:own",
         "peers": (OwnPeer("south", "SHA256:south", "NOT CONFIRMED", False),),
@@ -121,14 +132,16 @@ def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
     whole = client_of(Fixed(facts())).get("/").text
     assert "at least" not in whole
     assert "share of the budget that is spent" in whole
-    text = client_of(Fixed(facts(doubt="this ledger is an <older> copy", state="alarm"))).get("/").text
+    site = replace(facts().site, doubt="this ledger is an <older> copy")
+    text = client_of(Fixed(facts(site=site, state="alarm"))).get("/").text
     assert "at least" in text
     assert "These figures are a lower bound: this ledger is an &lt;older&gt; copy." in text
     assert "share of the budget that is spent" not in text
 
 
 def test_a_site_where_nobody_consented_says_so_instead_of_names() -> None:
-    text = client_of(Fixed(facts(state="unconsented", consented=(), studies=(), answers=(), accepted=0))).get("/").text
+    site = replace(facts().site, studies=(), accepted=0)
+    text = client_of(Fixed(facts(site=site, here=None, state="unconsented", answers=()))).get("/").text
     assert "Nobody has consented yet. Nothing is answered before" in text
     assert "No study is on record yet" in text
     assert "Nothing was asked yet." in text
@@ -206,21 +219,22 @@ def test_a_sites_own_books_are_read_and_not_written(tmp_path: Path, state: str, 
     assert found.state == shown
     assert found.sheet == "sheet of trial, 4 patients"
     if state == "consented":
-        assert (found.accepted, found.answers) == (0, ())
-        assert "A. Noether" in " ".join(found.consented)
+        assert found.here is not None
+        assert (found.site.accepted, found.answers) == (0, ())
+        assert "A. Noether" in " ".join(found.here.consents)
     if state == "joined":
-        assert (found.accepted, found.consented, found.answers) == (0, (), ())
+        assert (found.site.accepted, found.here, found.answers) == (0, None, ())
     if state in ("answering", "paused"):
-        assert (found.accepted, found.refused) == (3, 1)
+        assert (found.site.accepted, found.site.refused) == (3, 1)
         assert {one.reason for one in found.answers} == {"", "not-allowed"}
         assert sum(one.queries for one in found.answers if not one.reason) == 3
-        assert "A. Noether" in " ".join(found.consented)
-        assert found.studies[0].share == pytest.approx(found.share)
-        assert 0 < found.epsilon < found.cap
+        assert found.here is not None
+        assert "A. Noether" in " ".join(found.here.consents)
+        assert 0 < found.site.spent.epsilon < found.site.cap.epsilon
         assert f"site {'resume' if state == 'paused' else 'pause'} trial" in found.pause
     if state == "alarm":
         assert found.alarms[0].stops
-        assert found.doubt
+        assert found.site.doubt
         assert "These figures are a lower bound" in text
 
 
@@ -245,6 +259,6 @@ def test_a_study_of_a_pool_is_not_called_answering_because_another_one_is(tmp_pa
         ledger.consent(other)
         ledger.reserve(other.id, queries_of(other, 3))
     found = page_of(site).facts()
-    assert (found.state, found.consented, found.accepted) == ("unconsented", (), 3)
+    assert (found.state, found.here, found.site.accepted) == ("unconsented", None, 3)
     staff_decisions.consent(site, by="A. Noether", sheet="the sheet")
     assert page_of(site).facts().state == "joined"

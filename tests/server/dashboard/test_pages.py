@@ -136,7 +136,7 @@ def test_metrics_carry_the_documented_names_and_the_ledgers_figures(client, coll
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
     spent = {s.labels["site"]: s.value for s in families["pate_privacy_epsilon_spent"].samples}
     with Ledger.open(collected.workspace.ledger_file) as ledger:
-        expected = {p.site: ledger.pool_guarantees(p.pool)[AccountantName.EXACT].epsilon for p in ledger.pools()}
+        expected = {p.site: ledger.pool_spending(p.pool).spent.epsilon for p in ledger.pools()}
     assert spent == expected
     outcomes = {s.labels["outcome"]: s.value for s in families["pate_releases"].samples if s.name.endswith("_total")}
     assert outcomes == {"released": QUERIES, "refused": 0}
@@ -225,10 +225,12 @@ def test_the_verification_is_a_real_one(reader):
 def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path, reader):
     assert read_reports(tmp_path / "none") == {}
     assert "outside the guarantee" not in reader.get("/sites").text
-    spent = {"exact": {"epsilon": 1.5}, "rdp": {"epsilon": 1.7}}
+    at = {"delta": 1e-5, "unit": "patient", "relation": "replace-one"}
+    spent = {name: {"accountant": name, "epsilon": 1.5, **at} for name in ("exact", "rdp", "paper")}
     report = {
         "site": "north",
-        "cap": {"accountant": "exact", "epsilon": 8.0},
+        "pool": "north/patients",
+        "cap": {"accountant": "exact", "epsilon": 8.0, "delta": 1e-5},
         "spent": spent,
         "queries_accepted": 4,
         "codes_stored": 4,
@@ -243,6 +245,7 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
     plain = read_reports(folder)
     assert (plain["north"].shared, plain["north"].patient, plain["north"].strategy) == ((), (), "")
     assert "KeyError" in plain["east"].problem
+    assert plain["north"].spent_epsilon == 1.5
     guarantee = {"epsilon": 2.0, "delta": 1e-5, "relation": "replace-one"}
     report |= {"trainings": {"count": 2, "strategies": ["dp-sgd"], "guarantees": [guarantee, None]}}
     report |= {"patient_identity": [{"row": 3, "identity": "table"}, {"row": 9, "identity": "file"}]}
@@ -252,10 +255,8 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
     assert full.strategy == "dp-sgd"
     assert plain["north"].patient_is == ""
     assert "every file counts as a patient of its own" in full.patient_is
-    assert full.patient == (
-        "ε 2 at δ = 1e-05, unit patient, relation replace-one",
-        "a teacher is served that no finished private training on record made",
-    )
+    assert full.patient[0] == "ε = 2 at δ = 1e-05, unit patient, relation replace-one (training)"
+    assert full.patient[1].startswith("with all releases: ε = 3.5 at δ = 2e-05, unit patient, relation replace-one")
     assert [(one.name, one.value) for one in full.shared] == [("Dice on held-out cases", "0.81")]
     for wrong in ({**guarantee, "relation": "zero-out"}, {**guarantee, "epsilon": float("nan")}):
         trainings = {**report["trainings"], "guarantees": [wrong]}

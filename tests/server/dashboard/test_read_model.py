@@ -54,8 +54,8 @@ def test_an_empty_study_is_shown_as_one_that_has_spent_nothing(study):
 def test_spending_is_the_ledgers_own_for_the_study_and_for_every_site(collected):
     view = overview(followed(collected.workspace), now=now())
     with Ledger.open(collected.workspace.ledger_file) as ledger:
-        study = ledger.study_guarantees(collected.workspace.study().id)
-        pools = {pool.site: ledger.pool_guarantees(pool.pool) for pool in ledger.pools()}
+        study = ledger.study_spending(collected.workspace.study().id).readings()
+        pools = {pool.site: ledger.pool_spending(pool.pool).readings() for pool in ledger.pools()}
         head = ledger.head()
     assert view.answers == QUERIES
     assert view.budget.epsilon == study[AccountantName.EXACT].epsilon
@@ -72,7 +72,7 @@ def test_spending_is_the_ledgers_own_for_the_study_and_for_every_site(collected)
 def test_the_curve_ends_at_the_ledgers_figures_and_accountants_keep_their_order(collected):
     curve = study_page(followed(collected.workspace)).curve
     with Ledger.open(collected.workspace.ledger_file) as ledger:
-        spent = ledger.study_guarantees(collected.workspace.study().id)
+        spent = ledger.study_spending(collected.workspace.study().id).readings()
     assert [point.charges for point in curve] == list(range(1, QUERIES + 1))
     assert curve[-1].exact == spent[AccountantName.EXACT].epsilon
     assert curve[-1].rdp == spent[AccountantName.RDP].epsilon

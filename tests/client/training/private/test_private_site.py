@@ -308,11 +308,11 @@ def test_a_training_is_charged_before_its_first_step_and_only_once(dataset: Data
     with ledger_of(site) as ledger:
         assert ledger.head().seq == rows
         found = ledger.trainings().guarantee(delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
-        summary = ledger.summary()
+        facts = ledger.facts("site", present=())
     assert found is not None
     event = planned[0].private.plan(patients=3).event  # type: ignore[union-attr]
     assert found.epsilon == epsilon_of(event, delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
-    assert summary["trainings"]["count"] == 2  # type: ignore[index]
+    assert facts.trainings.count == 2
 
 
 def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_then_adds_up(

@@ -11,10 +11,12 @@ from typing import Any
 
 from server.study.workspace import Workspace
 
+_AT = {"delta": 1e-5, "unit": "hospital", "relation": "replace-one"}
 REPORT: dict[str, Any] = {
     "site": "north",
-    "cap": {"accountant": "exact", "epsilon": 8.0},
-    "spent": {"exact": {"epsilon": 4.0}},
+    "pool": "north/patients",
+    "cap": {"accountant": "exact", "epsilon": 8.0, "delta": 1e-5},
+    "spent": {name: {"epsilon": 4.0, "accountant": name, **_AT} for name in ("exact", "rdp", "paper")},
     "queries_accepted": 4,
     "codes_stored": 4,
     "receipted": 4,
@@ -44,7 +46,7 @@ REPORTS: Mapping[str, Callable[[Path], object]] = {
     "for another site": _with(site="south"),
     "for a site that is a list": _with(site=["north"]),
     "not a number": _text(json.dumps(REPORT).replace("4.0", "NaN")),
-    "infinite": _with(spent={"exact": {"epsilon": 1e308 * 10}}),
+    "infinite": _with(spent={**REPORT["spent"], "exact": {**REPORT["spent"]["exact"], "epsilon": 1e308 * 10}}),
     "a number of 5,000 digits": _text(json.dumps(REPORT).replace('"codes_stored": 4', '"codes_stored": ' + "9" * 5000)),
     "a large count": _with(codes_stored=2**70),
     "a negative count": _with(codes_stored=-1),

@@ -1,0 +1,378 @@
+"""Computes what a site spent, has left, answered and promises its patients, once for every text that shows it.
+
+The figures come from the site's own ledger (:func:`site_facts`), or from the status report that the site printed of
+them (:meth:`SiteFacts.from_json`). The command line, the site's own page, the account that a site shares, the
+dashboard, the report and the certificate take them from here and compute none themselves. Nothing that a report
+contains shows whether a patient was withdrawn. Refuses a report of another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from common.data.dataset import PatientIdentity
+from common.errors import InvalidInput
+from common.ledger.site_state import SiteBooks
+from common.ledger.spending import Spending
+from common.privacy.accounting import Guarantee
+from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
+from common.privacy.patient_guarantee import EXCHANGED, UNPROTECTED, Trainings, combine
+from common.privacy.training import Neighbours, TrainingGuarantee
+
+PRINTED = "what `consilium site status --json` prints"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """What a site's trainings mean for one of its patients.
+
+    Attributes:
+        count: Number of private trainings on record.
+        strategies: Strategies of all trainings that were charged or whose teachers answered.
+        guarantees: ε of all trainings composed, by relation; None where there is none.
+        adapted: The guarantee of adapted networks that may leave the hospital; None without any.
+        covers_every_release: True if every release used only teachers of finished private trainings.
+    """
+
+    count: int = 0
+    strategies: tuple[str, ...] = ()
+    guarantees: tuple[TrainingGuarantee | None, ...] = ()
+    adapted: TrainingGuarantee | None = None
+    covers_every_release: bool = False
+
+    @classmethod
+    def of(cls, trainings: Trainings, *, delta: float) -> TrainingFacts:
+        """Return the facts of the trainings on record.
+
+        Args:
+            trainings: The trainings.
+            delta: δ at which ε is stated.
+        """
+        return cls(
+            count=len(trainings.private),
+            strategies=tuple(sorted({one.strategy for one in trainings.all if one.served or one.event is not None})),
+            guarantees=tuple(trainings.guarantee(delta=delta, neighbours=of) for of in Neighbours if trainings.all),
+            adapted=trainings.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation)),
+            covers_every_release=trainings.covers_every_release,
+        )
+
+    @classmethod
+    def from_json(cls, stated: Mapping[str, Any]) -> TrainingFacts:
+        """Read ``trainings`` of a status report; raise a built-in exception or InvalidInput for another form."""
+        guarantees = [None if one is None else _training(one) for one in _listed(stated["guarantees"])]
+        adapted = _training(stated["adapted"]) if "adapted" in stated else None
+        covers = bool(stated.get("covers_every_release"))
+        return cls(_count(stated["count"]), _texts(stated["strategies"]), tuple(guarantees), adapted, covers)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the facts as plain JSON; ``adapted`` is present only if a network may leave."""
+        return {
+            "count": self.count,
+            "strategies": list(self.strategies),
+            "guarantees": [None if one is None else one.to_json() for one in self.guarantees],
+            **({} if self.adapted is None else {"adapted": self.adapted.to_json()}),
+            "covers_every_release": self.covers_every_release,
+        }
+
+    def lines(self, release: Guarantee) -> tuple[str, ...]:
+        """Describe a patient's risk: one line for each ε of the trainings, and one for everything together.
+
+        Args:
+            release: The guarantee of the releases.
+
+        Returns:
+            The lines; empty without a private training.
+        """
+        if not self.count:
+            return ()
+        found = [one for one in self.guarantees if one is not None]
+        same = [one for one in found if str(one.neighbours) == EXCHANGED.relation]
+        training, covers = next(iter(same or found), None), self.covers_every_release
+        try:
+            both = str(combine(training, release, every_release_used_it=covers, adapted=self.adapted))
+        except InvalidInput:  # zero-out releases: ε for an exchanged patient is too large to be useful
+            both = f"nothing of use for {EXCHANGED}"
+        return (
+            *([str(one) for one in found] or [f"{UNPROTECTED}: no patient-level ε of training"]),
+            *([] if self.adapted is None else [f"networks adapted here that may leave: {self.adapted}"]),
+            f"with all releases: {both}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStudy:
+    """A study on a site's record.
+
+    Attributes:
+        id: Its id.
+        name: Its name.
+        state: ``open``, ``pause``, ``withdraw``, or ``spent`` if one more query like the newest does not fit.
+        spending: What the site charged for it, by the study's own budget. No status report contains it.
+        consents: Who consented and when, one sentence each. No status report contains them.
+    """
+
+    id: str
+    name: str
+    state: str
+    spending: Spending
+    consents: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, str]:
+        """Return what a status report says of the study."""
+        return {"id": self.id, "name": self.name, "state": self.state}
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFacts:
+    """The figures of one site and its patient pool, over all studies, by its own ledger.
+
+    Attributes:
+        site: Name of the site.
+        pool: Name of the patient pool.
+        cap: The pool's budget for life, set by the site.
+        by: What was spent of it, by every accountant.
+        doubt: Why more may have been spent than the ledger shows; None if nothing suggests it.
+        accepted: Number of accepted queries.
+        receipted: Number of queries with a receipt.
+        refused: Number of declined offers on record.
+        alarms: What contradicts the record.
+        share: Share of the Σμ² that the cap allows; None if only a shared account is at hand.
+        today: Queries accepted today.
+        per_day: Queries that the site accepts in a day.
+        codes: Number of queries that ever had a code; None if only a shared account is at hand.
+        released_again: Number of releases beyond the first of each query.
+        restored: How often the ledger was restored from an older copy.
+        identities: What counts as one patient, from which row of the ledger on.
+        disclosures: Noise shares disclosed to an auditor.
+        trainings: What trainings mean for a patient.
+        studies: The pool's studies; empty if read from a report.
+        withdrawn: Withdrawals of patients, one for each deal. No report contains it.
+        silent: Voters for which the newest worker found no teacher. No report contains it.
+    """
+
+    site: str
+    pool: str
+    cap: Guarantee
+    by: Mapping[AccountantName, Guarantee]
+    doubt: str | None
+    accepted: int
+    receipted: int
+    refused: int
+    alarms: tuple[str, ...]
+    share: float | None = None
+    today: int = 0
+    per_day: int = 0
+    codes: int | None = None
+    released_again: int = 0
+    restored: int = 0
+    identities: tuple[tuple[int, PatientIdentity], ...] = ()
+    disclosures: tuple[Mapping[str, object], ...] = ()
+    trainings: TrainingFacts = field(default_factory=TrainingFacts)
+    studies: tuple[SiteStudy, ...] = ()
+    withdrawn: int = 0
+    silent: tuple[int, ...] = ()
+
+    @property
+    def spent(self) -> Guarantee:
+        """What was spent, by the cap's accountant."""
+        return self.by[AccountantName(self.cap.accountant)]
+
+    @property
+    def least(self) -> str:
+        """The words before every figure of what was spent: ``at least`` if more may have been."""
+        return "at least " if self.doubt else ""
+
+    @property
+    def patient_lines(self) -> tuple[str, ...]:
+        """What one patient risks, one sentence each; empty without a private training."""
+        return self.trainings.lines(self.spent)
+
+    @property
+    def identity_lines(self) -> tuple[str, ...]:
+        """What counts as one patient, one line for each row of the ledger that states it."""
+        return tuple(f"from row {row} of its ledger on, {identity.sentence}" for row, identity in self.identities)
+
+    def study(self, study_id: str) -> SiteStudy | None:
+        """Return a study on record; None for one to which nobody has consented."""
+        return next((one for one in self.studies if one.id == study_id), None)
+
+    def account(self) -> dict[str, Any]:
+        """Return what was accepted and spent as plain JSON. It does not depend on the site's patients.
+
+        ``at_least`` is present only if there is a doubt, and gives the reason.
+        """
+        return {
+            "site": self.site,
+            "pool": self.pool,
+            "spent": {str(name): one.to_json() for name, one in self.by.items()},
+            **({} if self.doubt is None else {"at_least": self.doubt}),
+            "cap": {"accountant": self.cap.accountant, "epsilon": self.cap.epsilon, "delta": self.cap.delta},
+            "queries_accepted": self.accepted,
+            "receipted": self.receipted,
+            "refusals": self.refused,
+            "alarms": list(self.alarms),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the account and everything else that a status report states, as plain JSON."""
+        return {
+            **self.account(),
+            "share_spent": self.share,
+            "queries_today": self.today,
+            "queries_per_day": self.per_day,
+            "codes_stored": self.codes,
+            "released_again": self.released_again,
+            "patient_identity": [
+                {"row": row, "identity": str(identity), "sentence": identity.sentence}
+                for row, identity in self.identities
+            ],
+            "restored": self.restored,
+            "disclosures": [dict(one) for one in self.disclosures],
+            "trainings": self.trainings.to_json(),
+            "studies": [one.to_json() for one in self.studies],
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> SiteFacts:
+        """Read a status report or a shared account, as far as other parties show it.
+
+        Args:
+            said: The JSON values.
+
+        Returns:
+            The facts.
+
+        Raises:
+            InvalidInput: If it has another form.
+        """
+        try:
+            by, cap = {name: read_guarantee(said["spent"][str(name)]) for name in AccountantName}, said["cap"]
+            gate = AccountantName(cap["accountant"])
+            return cls(
+                site=_text(said["site"]),
+                pool=_text(said["pool"]),
+                cap=Guarantee(float(cap["epsilon"]), by[gate].delta, str(gate), by[gate].protection),
+                by=by,
+                doubt=_text(said["at_least"]) if "at_least" in said else None,
+                accepted=_count(said["queries_accepted"]),
+                receipted=_count(said["receipted"]),
+                refused=_count(said.get("refusals", 0)),
+                alarms=_texts(said["alarms"]),
+                codes=_count(said["codes_stored"]) if "codes_stored" in said else None,
+                identities=tuple(
+                    (_count(one["row"]), PatientIdentity(one["identity"]))
+                    for one in _listed(said.get("patient_identity") or [])
+                ),
+                trainings=TrainingFacts.from_json(said["trainings"]) if said.get("trainings") else TrainingFacts(),
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise InvalidInput("status report of a site", value=type(error).__name__, limit=PRINTED) from error
+
+
+def site_facts(
+    books: SiteBooks,
+    *,
+    site: str,
+    today: str,
+    doubt: str | None,
+    alarms: Sequence[str],
+    trainings: Trainings | None,
+    consents: Mapping[str, Sequence[str]],
+) -> SiteFacts:
+    """Return the figures of a site.
+
+    Args:
+        books: Totals of its ledger.
+        site: Its name.
+        today: The date.
+        doubt: Why more may have been spent than the ledger shows.
+        alarms: What contradicts the record.
+        trainings: The trainings on record; None for an account that leaves them out.
+        consents: Who consented and when, by study.
+
+    Returns:
+        The figures.
+    """
+    spending = Spending.of(books.declared.declaration, books.spent(), doubt=doubt)
+    cap = Guarantee(spending.budget.epsilon, spending.budget.delta, str(spending.accountant), spending.protection)
+    newest = books.teachers.newest
+    return SiteFacts(
+        site=site,
+        pool=books.declared.declaration.pool,
+        cap=cap,
+        by=spending.readings(),
+        doubt=doubt,
+        accepted=len(books.reservations),
+        receipted=len(books.reservations.receipted),
+        refused=books.refused,
+        alarms=tuple(alarms),
+        share=spending.share,
+        today=books.per_day.get(today, 0),
+        per_day=books.declared.queries_per_day,
+        codes=len(books.teachers.codes),  # deleted ones too, to hide withdrawals
+        released_again=books.released_again,
+        restored=len(books.restored_at),
+        identities=tuple((row, record.identity) for row, record in books.teachers.identities),
+        disclosures=tuple(
+            {"draw": one.masks, "auditor": one.auditor, "queries": one.queries, "mu_squared": float(one.mu_squared)}
+            for one in books.sealed.disclosed
+        ),
+        trainings=TrainingFacts() if trainings is None else TrainingFacts.of(trainings, delta=cap.delta),
+        studies=tuple(
+            SiteStudy(
+                id=terms.id,
+                name=terms.name,
+                state=_state(books, terms.id),
+                spending=Spending.of(terms, books.spent_in(terms.id), doubt=doubt),
+                consents=tuple(consents.get(terms.id, ())),
+            )
+            for terms in books.studies.values()
+        ),
+        withdrawn=len(books.teachers.patients),
+        silent=() if newest is None else tuple(n for n, (served, _) in enumerate(newest.voters) if not served),
+    )
+
+
+def read_guarantee(stated: Mapping[str, Any]) -> Guarantee:
+    """Read a guarantee that :meth:`~common.privacy.accounting.Guarantee.to_json` wrote."""
+    protection = Protection(unit=Unit(stated["unit"]), relation=Relation(stated["relation"]))
+    return Guarantee(float(stated["epsilon"]), float(stated["delta"]), str(stated["accountant"]), protection)
+
+
+def _state(books: SiteBooks, study_id: str) -> str:
+    if study_id in books.paused:
+        return books.paused[study_id]
+    newest = books.reservations.newest_in(study_id)
+    return "spent" if newest and books.shortfall([newest], study_id=study_id) else "open"
+
+
+def _training(stated: Mapping[str, Any]) -> TrainingGuarantee:
+    epsilon, delta = float(stated["epsilon"]), float(stated["delta"])
+    if not 0 <= epsilon < inf or not 0 < delta < 1:
+        raise ValueError
+    return TrainingGuarantee(epsilon, delta, Neighbours(stated["relation"]))
+
+
+def _text(stated: Any) -> str:
+    if not isinstance(stated, str):
+        raise TypeError
+    return stated
+
+
+def _listed(stated: Any) -> list[Any]:
+    if not isinstance(stated, list):
+        raise TypeError
+    return stated
+
+
+def _texts(stated: Any) -> tuple[str, ...]:
+    return tuple(map(_text, _listed(stated)))
+
+
+def _count(stated: Any) -> int:
+    if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated < 1 << 53:
+        raise ValueError
+    return stated
