@@ -1,10 +1,12 @@
-"""Checks the names that a study gives to labels, channels and regions; a region is a union of labels.
+"""Checks and compares the names that a study gives to labels, channels and regions; a region is a union of labels.
 
-Called when a study or a bundle is read. Refuses names that MONAI's configuration language would interpret, and regions
-that leave a label out.
+Called when a study or a bundle is read, and when a site's names are matched to a study's. Refuses names that MONAI's
+configuration language would interpret, and regions that leave a label out.
 """
 
 from __future__ import annotations
+
+import re
 
 from common.errors import InvalidInput
 
@@ -29,6 +31,21 @@ def check_text(text: object, *, what: str) -> str:
             what, value=str(text)[:80], limit="1 to 64 printable characters, none of $ @ % # ::, no '_' at the start"
         )
     return str(text)
+
+
+def comparable(name: str) -> str:
+    """Return a label's name as names are compared: letter case, and what separates its words, do not matter.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The name in lower case, with one blank between words.
+
+    >>> comparable("Left_Hippocampus "), comparable("left-hippocampus")
+    ('left hippocampus', 'left hippocampus')
+    """
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def region_names(regions: tuple[str, ...]) -> tuple[str, ...]:

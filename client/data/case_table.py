@@ -1,9 +1,10 @@
 """Reads a folder with a table ``cases.csv`` that names every case's image, label and patient.
 
 Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM series), or one column ``image_NAME`` for
-each channel; ``label`` (NIfTI, or a DICOM Segmentation), ``patient_id`` and ``case_id`` if they are known. Paths are
-relative to the table. Labels are named by ``labels.tsv`` (``index``, ``name``) beside it; without it the label maps
-must use the study's numbers. Refuses a table without image columns, and one that names the patient of some rows only.
+each channel; ``label`` (NIfTI, a DICOM Segmentation or an RT Structure Set), ``patient_id`` and ``case_id`` if they are
+known. Paths are relative to the table. Labels are named by ``labels.tsv`` (``index``, ``name``) beside it; without it
+the label maps must use the study's numbers. The structures of an RT Structure Set are matched by their own names.
+Refuses a table without image columns, and one that names the patient of some rows only.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
             return Problem(name, f"the {what}'s path leaves the data directory; to fix: put it there")
         path = directory / relative
         series = column != "label" and _is_folder(path)
-        segmentation = column == "label" and relative.suffix.lower() == ".dcm"
-        if not series and not segmentation and not nifti_ending(relative.name):
+        dicom = column == "label" and relative.suffix.lower() == ".dcm"
+        if not series and not dicom and not nifti_ending(relative.name):
             return Problem(name, f"the {what} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not series and not is_file(path):
             return Problem(name, f"the {what} file is missing; to fix: put it back, or take the case out")

@@ -18,8 +18,10 @@ from typing import Protocol
 from client.data.bids import BidsLayout, Choice, several
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Problem
+from common.data.dicom_labels import ENDING
 from common.data.patients import counted_once, find_table, with_patients
 from common.errors import InvalidInput
+from common.names import comparable
 from common.reading import MAX_TOML_BYTES, parse_toml, read_text
 from common.registry import registered
 
@@ -302,13 +304,15 @@ def match_study(
     given = _given_labels(data, labels or {})
     pairs = _label_pairs(dataset, data, labels or {}, given)
     order = _channel_order(dataset.channels, data, channels or {}) if dataset.channels else None
+    structures = _structures(dataset, data, given, pairs)
     cases: list[Case] = []
     problems = list(dataset.problems)
     for case in dataset.cases:
         try:
             own = _own_pairs(case, data, given) if case.label_names else pairs
             ordered = _in_order(case, dataset, data, channels or {}, order)
-            cases.append(replace(ordered, label_map=own, absent=places))
+            named = structures if _is_dicom(case) else ()
+            cases.append(replace(ordered, label_map=own, absent=places, structures=named))
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))
         except _Unusable as error:
@@ -397,11 +401,11 @@ def _in_order(
 
 def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int]:
     """Return the study's value for each label name or number that the site's settings map."""
-    study = {_plain(name): value for value, name in enumerate(data.labels)}
+    study = {comparable(name): value for value, name in enumerate(data.labels)}
     for target in mapping.values():
-        if _plain(target) not in study:
+        if comparable(target) not in study:
             raise InvalidInput("label map", value=target, limit=", ".join(data.labels))
-    return {_plain(name): study[_plain(target)] for name, target in mapping.items()}
+    return {comparable(name): study[comparable(target)] for name, target in mapping.items()}
 
 
 def _label_pairs(
@@ -415,9 +419,9 @@ def _label_pairs(
         if not table:
             return ()
         table.setdefault(0, data.labels[0])
-    known = {_plain(name) for name in table.values()} | {str(value) for value in table}
-    unknown = [name for name in mapping if _plain(name) not in known]
-    if unknown:
+    known = {comparable(name) for name in table.values()} | {str(value) for value in table}
+    unknown = [name for name in mapping if comparable(name) not in known]
+    if unknown and not any(map(_is_dicom, dataset.cases)):  # an RT Structure Set may have further names
         raise InvalidInput(
             "label map names a label the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
         )
@@ -432,6 +436,23 @@ def _label_pairs(
     return () if all(value == target for value, target in pairs) else pairs
 
 
+def _is_dicom(case: Case) -> bool:
+    return case.label is not None and case.label.suffix.lower() == ENDING
+
+
+def _structures(
+    dataset: Dataset, data: DataConfig, given: Mapping[str, int], pairs: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, int], ...]:
+    """Return the study's label for each structure that an RT Structure Set may name: the study's own names, those of
+    the dataset's table, and those that the site's settings map.
+    """
+    values = dataset.label_values or tuple(range(len(dataset.labels)))
+    targets = dict(pairs) or {value: value for value in values}
+    own = {comparable(name): value for value, name in enumerate(data.labels)}
+    table = {comparable(name): targets[value] for value, name in zip(values, dataset.labels, strict=True)}
+    return tuple(sorted({**own, **table, **given}.items()))
+
+
 def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """Map labels by the case's own table, which need not name every label of the study."""
     pairs = _mapped(dict(case.label_names), data, given)
@@ -441,11 +462,11 @@ def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[
 
 def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """Return the study's value for each value of a table; InvalidInput for an unknown label that is not mapped."""
-    study = {_plain(name): value for value, name in enumerate(data.labels)}
+    study = {comparable(name): value for value, name in enumerate(data.labels)}
     pairs: list[tuple[int, int]] = []
     unmapped: list[str] = []
     for value, name in table.items():
-        number = given.get(_plain(name), given.get(str(value), study.get(_plain(name))))
+        number = given.get(comparable(name), given.get(str(value), study.get(comparable(name))))
         if number is None:
             unmapped.append(f"{value} = {name}")
         else:
@@ -484,10 +505,6 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
             remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",
         )
     return tuple(means.index(_contrast(name)) for name in data.channels)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def _contrast(name: str) -> str:

@@ -146,7 +146,9 @@ def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "
     try:
         if case.label is None:
             return volume, None
-        return volume, load_label(case.label, data, volume=volume, mapping=dict(case.label_map))
+        return volume, load_label(
+            case.label, data, volume=volume, mapping=dict(case.label_map), structures=dict(case.structures)
+        )
     except InvalidInput:
         return volume, None
 

@@ -33,6 +33,7 @@ from client.training.task import VoterOutcome, VoterReport, VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.data.dataset import Problem
+from common.data.dicom_structures import is_structure_set
 from common.data.patients import content_hash
 from common.data.volume import load_example
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
@@ -216,6 +217,8 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
             hashes = [content_hash(path) for path in (*case.images, case.label)]
             if case.channel_order or case.label_map:
                 hashes.append(repr((case.channel_order, case.label_map)))
+            if case.structures and is_structure_set(case.label):
+                hashes.append(repr(case.structures))
         except InvalidInput as error:
             problems.append(Problem(scan, str(error)))
             continue

@@ -57,6 +57,8 @@ class Case:
         label_map: Pairs (value in the file, label of the study); empty if they are equal.
         label_names: Pairs (value, name) from a table for this case alone; empty to use the dataset's names.
         absent: Indices of the study's channels that the site does not have. They are read as 0.
+        structures: Pairs (name, label of the study) for a label that is a DICOM file: the names of an RT Structure
+            Set's structures, as :func:`common.names.comparable` returns them.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Case:
     label_map: tuple[tuple[int, int], ...] = ()
     label_names: tuple[tuple[int, str], ...] = ()
     absent: tuple[int, ...] = ()
+    structures: tuple[tuple[str, int], ...] = ()
 
     @property
     def images(self) -> tuple[Path, ...]:

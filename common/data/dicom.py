@@ -20,7 +20,7 @@ from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
 from common.errors import InvalidInput
 
 GAP_TOLERANCE = 0.01  # of the slice spacing
-_POSITION, _ORIENTATION = "0020|0032", "0020|0037"
+_POSITION, _ORIENTATION, _FRAME = "0020|0032", "0020|0037", "0020|0052"
 
 
 def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
@@ -65,7 +65,8 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
     affine = LPS_TO_RAS @ affine
     check_affine(affine)
     array = sitk.GetArrayFromImage(image).transpose(2, 1, 0)[None]
-    return Scan(array=np.ascontiguousarray(array, dtype=np.float32), affine=affine)
+    frame = _frame(reader, len(files))
+    return Scan(array=np.ascontiguousarray(array, dtype=np.float32), affine=affine, frame=frame)
 
 
 def slices_of(folder: Path) -> tuple[Path, ...]:
@@ -159,6 +160,15 @@ def _check_slices(reader: Any, count: int) -> None:
             "slices of the DICOM series are not evenly spaced: one is missing, doubled or turned",
             remedy="export the whole series again",
         )
+
+
+def _frame(reader: Any, count: int) -> str:
+    """Return the frame of reference of all slices; empty if they state none or several."""
+    stated = {
+        reader.GetMetaData(number, _FRAME).strip(" \0") if reader.HasMetaDataKey(number, _FRAME) else ""
+        for number in range(count)
+    }
+    return stated.pop() if len(stated) == 1 else ""
 
 
 def _numbers(text: str) -> list[float]:

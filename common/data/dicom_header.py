@@ -1,9 +1,9 @@
 """Reads what the header of a DICOM file states about its pixels, in bounded time and memory, before a library decodes
 it.
 
-Called by :mod:`common.data.dicom` for every file of a folder. SimpleITK unpacks compressed slices while it searches for
-series, follows sequences to any depth, and crashes at some malformed headers. Therefore these checks come first, in
-this order:
+Called by :mod:`common.data.dicom` for every file of a folder, and by :mod:`common.data.dicom_structures`. SimpleITK
+unpacks compressed slices while it searches for series, follows sequences to any depth, and crashes at some malformed
+headers. Therefore these checks come first, in this order:
 
 1. The file meta header (group 2) has at most :data:`META_BYTES`, and the file is not deflated as a whole.
 2. The elements up to the pixels are at most :data:`MAX_ELEMENTS`, nested at most :data:`MAX_DEPTH` deep, and end
@@ -48,7 +48,7 @@ _LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b
 _UNDEFINED = 0xFFFFFFFF
 _ITEM, _ITEM_END, _SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD
 _PIXELS = 0x7FE00010
-_SYNTAX = 0x00020010
+_CLASS, _SYNTAX = 0x00020002, 0x00020010
 _NUMBERS = {
     0x00280002: "samples",
     0x00280010: "rows",
@@ -99,12 +99,12 @@ def read_pixels(stream: BinaryIO) -> Pixels | None:
     preamble = stream.read(132)[128:] == b"DICM"
     if not preamble:
         stream.seek(0)
-    syntax, known = _read_meta(stream)
-    if syntax == DEFLATED:
-        raise InvalidInput("DICOM file is deflated", remedy="export the series without compression")
+    meta = _read_meta(stream)
+    syntax = meta.get(_SYNTAX, "")
+    _check_plain(syntax)
     coding = _coding(stream, syntax)
     if coding is None:
-        if preamble or known:
+        if preamble or meta:
             raise _damaged()
         return None
     try:
@@ -115,22 +115,64 @@ def read_pixels(stream: BinaryIO) -> Pixels | None:
         raise _damaged() from error
 
 
+def read_class(stream: BinaryIO) -> str:
+    """Return the class of object that a file's meta header states.
+
+    Args:
+        stream: The file, seekable.
+
+    Returns:
+        The SOP class UID; empty if the file has no preamble or states none.
+
+    Raises:
+        InvalidInput: If the meta header is too large.
+    """
+    stream.seek(0)
+    return _read_meta(stream).get(_CLASS, "") if stream.read(132)[128:] == b"DICM" else ""
+
+
+def check_elements(stream: BinaryIO, *, most: int) -> None:
+    """Check the header and the elements of a file without pixels (checks 1 and 2 of the module).
+
+    Args:
+        stream: The file, seekable, with a preamble.
+        most: Largest number of elements.
+
+    Raises:
+        InvalidInput: If a check fails.
+    """
+    size = stream.seek(0, 2)
+    stream.seek(132)
+    syntax = _read_meta(stream).get(_SYNTAX, "")
+    _check_plain(syntax)
+    coding = _coding(stream, syntax)
+    if coding is None:
+        raise _damaged()
+    try:
+        _Walk(stream, size, *coding, most=most).read()
+    except struct.error as error:
+        raise _damaged() from error
+
+
+def _check_plain(syntax: str) -> None:
+    if syntax == DEFLATED:
+        raise InvalidInput("DICOM file is deflated", remedy="export the series without compression")
+
+
 def _damaged() -> InvalidInput:
     return InvalidInput("DICOM series cannot be read", remedy="export the series again")
 
 
-def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
-    """Read the file meta header (group 2) to its end; return its transfer syntax, and whether there is
-    such a header.
-    """
-    syntax, left, known = "", META_BYTES, False
+def _read_meta(stream: BinaryIO) -> dict[int, str]:
+    """Read the file meta header (group 2) to its end; return its texts by tag, empty if there is no such header."""
+    found: dict[int, str] = {}
+    left = META_BYTES
     while True:
         start = stream.tell()
         head = stream.read(8)
         if head[:2] != b"\x02\x00" or len(head) < 8:
             stream.seek(start)
-            return syntax, known
-        known = True
+            return found
         tag = int.from_bytes(head[:2], "little") << 16 | int.from_bytes(head[2:4], "little")
         kind = head[4:6]
         if kind in _LONG:
@@ -144,9 +186,7 @@ def _read_meta(stream: BinaryIO) -> tuple[str, bool]:
             raise InvalidInput(
                 "header of a DICOM file", limit=f"at most {META_BYTES} bytes", remedy="export the series again"
             )
-        value = stream.read(length)
-        if tag == _SYNTAX:
-            syntax = value.strip(b"\0 ").decode("ascii", "replace")
+        found[tag] = stream.read(length).strip(b"\0 ").decode("ascii", "replace")
 
 
 def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
@@ -174,13 +214,13 @@ def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
 class _Walk:
     """Walks through the elements of a data set, and notes the facts of :class:`Pixels` and where the pixels start."""
 
-    def __init__(self, stream: BinaryIO, size: int, named: bool, order: str) -> None:
+    def __init__(self, stream: BinaryIO, size: int, named: bool, order: str, *, most: int = MAX_ELEMENTS) -> None:
         self._stream, self._size = stream, size
         self._named, self._order = named, order
         self._ends: list[
             tuple[int | None, bool]
         ] = []  # for each open sequence or item: its end, and whether value representations are stated
-        self._left = MAX_ELEMENTS
+        self._left, self._most = most, most
         self.noted: dict[str, Any] = {}
         self.twice = False
         self.pixels: int | None = None  # length of the pixels; the stream is at their start
@@ -201,7 +241,7 @@ class _Walk:
         self._left -= 1
         if self._left < 0:
             raise InvalidInput(
-                "elements of a DICOM file", limit=f"at most {MAX_ELEMENTS}", remedy="export the series again"
+                "elements of a DICOM file", limit=f"at most {self._most}", remedy="export the series again"
             )
         group, element = struct.unpack(f"{self._order}HH", self._stream.read(4))
         tag = group << 16 | element

@@ -69,11 +69,13 @@ class Scan:
         array: Intensities [c, i, j, k], float32, or float64 if the file has doubles.
         affine: Voxel → mm in RAS+, [4, 4].
         notes: Corrections that were made.
+        frame: UID of a DICOM series' frame of reference; empty for other files.
     """
 
     array: Float[np.ndarray, "c i j k"]
     affine: Affine
     notes: tuple[str, ...] = ()
+    frame: str = ""
 
 
 @dataclass(frozen=True, slots=True)

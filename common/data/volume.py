@@ -31,7 +31,7 @@ from monai.transforms import NormalizeIntensity, Orientation, ResizeWithPadOrCro
 from nibabel.orientations import io_orientation
 
 from common.config import DataConfig
-from common.data import dicom, dicom_labels, geometry
+from common.data import dicom, dicom_labels, dicom_structures, geometry
 from common.data.dataset import Case
 from common.data.memory import free_memory_bytes
 from common.data.nifti import (
@@ -44,6 +44,7 @@ from common.data.nifti import (
     read_nifti,
 )
 from common.errors import InvalidInput
+from common.names import comparable
 
 LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
@@ -69,6 +70,7 @@ class Volume:
         native_affine: Voxel of the file → mm in RAS+.
         native_shape: Shape of the file.
         notes: Corrections that were made.
+        frame: UID of the frame of reference of a DICOM series; empty for other files.
     """
 
     image: Float[np.ndarray, "c x y z"]
@@ -76,6 +78,7 @@ class Volume:
     native_affine: Float[np.ndarray, "4 4"]
     native_shape: tuple[int, int, int]
     notes: tuple[str, ...] = ()
+    frame: str = ""
 
     def __post_init__(self) -> None:
         for name, dtype in (("image", np.float32), ("affine", np.float64), ("native_affine", np.float64)):
@@ -109,8 +112,8 @@ def load_example(case: Case, data: DataConfig) -> Example:
     if case.label is None:
         raise InvalidInput("case has no label map", remedy="add its label map, or leave the case out")
     volume = load_case(case, data)
-    scan = _label_scan(case.label, data, volume)
-    label, notes = _read_label(scan, data, volume=volume, mapping=dict(case.label_map))
+    scan, mapping = _label_scan(case.label, data, volume, dict(case.label_map), dict(case.structures))
+    label, notes = _read_label(scan, data, volume=volume, mapping=mapping)
     return Example(volume=volume, label=label, notes=(*volume.notes, *notes))
 
 
@@ -162,7 +165,7 @@ def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequenc
     scan = _scan(paths[0], channels=None if order else len(data.channels), room=room)
     if order and max(order) >= len(scan.array):
         raise InvalidInput("volume's channels", value=len(scan.array), limit=f"at least {max(order) + 1}")
-    return _volume(Scan(scan.array[list(order)], scan.affine, scan.notes) if order else scan, data)
+    return _volume(replace(scan, array=scan.array[list(order)]) if order else scan, data)
 
 
 def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
@@ -202,7 +205,12 @@ def example_from_bytes(image: bytes, label: bytes, data: DataConfig) -> Example:
 
 
 def load_label(
-    path: Path, data: DataConfig, *, volume: Volume | None = None, mapping: Mapping[int, int] | None = None
+    path: Path,
+    data: DataConfig,
+    *,
+    volume: Volume | None = None,
+    mapping: Mapping[int, int] | None = None,
+    structures: Mapping[str, int] | None = None,
 ) -> UInt8[np.ndarray, "x y z"]:
     """Read a label map onto the study's grid by nearest neighbour.
 
@@ -212,6 +220,7 @@ def load_label(
         volume: The image, if there is one. A label map in another axis order or resolution of the same space is brought
             to the image's voxels; one of another space is refused.
         mapping: The file's values → the study's; it must contain every value of the file. None if they are equal.
+        structures: The names of an RT Structure Set's structures → the study's labels; None if they are the study's.
 
     Returns:
         Uint8 array on the grid.
@@ -220,12 +229,17 @@ def load_label(
         InvalidInput: If values are unknown, the label map lies at another place than the image, or the file is
             unreadable.
     """
-    scan = _label_scan(path, data, volume)
-    return _read_label(scan, data, volume=volume, mapping=mapping or {})[0]
+    scan, mapping = _label_scan(path, data, volume, mapping or {}, structures or {})
+    return _read_label(scan, data, volume=volume, mapping=mapping)[0]
 
 
 def load_native_label(
-    path: Path, data: DataConfig, *, volume: Volume, mapping: Mapping[int, int] | None = None
+    path: Path,
+    data: DataConfig,
+    *,
+    volume: Volume,
+    mapping: Mapping[int, int] | None = None,
+    structures: Mapping[str, int] | None = None,
 ) -> UInt8[np.ndarray, "i j k"]:
     """Read a label map on its image's own voxels, in the study's label numbers, to score results in native space.
 
@@ -234,6 +248,7 @@ def load_native_label(
         data: The study's data settings.
         volume: The image.
         mapping: As in :func:`load_label`.
+        structures: As in :func:`load_label`.
 
     Returns:
         Uint8 array of the image file's shape.
@@ -241,8 +256,8 @@ def load_native_label(
     Raises:
         InvalidInput: As :func:`load_label`.
     """
-    scan = _label_scan(path, data, volume)
-    array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping or {})
+    scan, mapping = _label_scan(path, data, volume, mapping or {}, structures or {})
+    array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping)
     placed, _ = _onto_image(array, scan.affine, volume)
     labels: np.ndarray = placed[0].astype(np.uint8)
     return labels
@@ -343,13 +358,30 @@ def _label_room(data: DataConfig, volume: Volume | None) -> VoxelRoom:
     return replace(most, voxels=voxels, ratio=GZIP_RATIO)
 
 
-def _label_scan(path: Path, data: DataConfig, volume: Volume | None) -> Scan:
-    """Read a label map's file; a DICOM Segmentation is moved onto its image's voxels."""
+def _label_scan(
+    path: Path, data: DataConfig, volume: Volume | None, mapping: Mapping[int, int], structures: Mapping[str, int]
+) -> tuple[Scan, Mapping[int, int]]:
+    """Read a label map's file, and return the map of its values to the study's as well.
+
+    A DICOM Segmentation is moved onto its image's voxels. An RT Structure Set is filled there, with the study's values.
+    """
     room = _label_room(data, volume)
     if path.suffix.lower() != dicom_labels.ENDING:
-        return _scan(path, channels=1, room=room)
-    scan = dicom_labels.read_segmentation(path, room=room)
-    return scan if volume is None else dicom_labels.onto_image(scan, volume.native_affine, volume.native_shape)
+        return _scan(path, channels=1, room=room), mapping
+    if not dicom_structures.is_structure_set(path):
+        scan = dicom_labels.read_segmentation(path, room=room)
+        return scan if volume is None else dicom_labels.onto_image(
+            scan, volume.native_affine, volume.native_shape
+        ), mapping
+    names = structures or {comparable(name): value for value, name in enumerate(data.labels)}
+    scan = dicom_structures.read_structures(
+        path,
+        names=names,
+        frame="" if volume is None else volume.frame,
+        affine=np.eye(4) if volume is None else volume.native_affine,
+        shape=(1, 1, 1) if volume is None else volume.native_shape,
+    )
+    return scan, {}
 
 
 def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
@@ -374,7 +406,7 @@ def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
     if packed == named:
         return scan
     note = "file is compressed though its name does not say so" if packed else "file is not compressed as its name says"
-    return Scan(scan.array, scan.affine, (*scan.notes, note))
+    return replace(scan, notes=(*scan.notes, note))
 
 
 def _stack(scans: list[Scan]) -> Scan:
@@ -397,7 +429,7 @@ def _stack(scans: list[Scan]) -> Scan:
             raise InvalidInput("two channels hold the same image", remedy="give each contrast its own file")
         arrays.append(array)
         notes += scan.notes
-    return Scan(np.concatenate(arrays), first.affine, tuple(dict.fromkeys(notes)))
+    return replace(first, array=np.concatenate(arrays), notes=tuple(dict.fromkeys(notes)))
 
 
 def _volume(scan: Scan, data: DataConfig) -> Volume:
@@ -413,6 +445,7 @@ def _volume(scan: Scan, data: DataConfig) -> Volume:
         native_affine=scan.affine,
         native_shape=(scan.array.shape[1], scan.array.shape[2], scan.array.shape[3]),
         notes=scan.notes,
+        frame=scan.frame,
     )
 
 

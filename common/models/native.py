@@ -89,7 +89,9 @@ def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray,
     volume = load_case(case, data)
     if case.label is None:
         return volume, None
-    return volume, load_native_label(case.label, data, volume=volume, mapping=dict(case.label_map))
+    return volume, load_native_label(
+        case.label, data, volume=volume, mapping=dict(case.label_map), structures=dict(case.structures)
+    )
 
 
 def on_native(

@@ -24,6 +24,7 @@ from common.errors import InvalidInput
 from common.models.student_bundle import export_bundle
 from consilium.cli.predict import app
 from tests.client.adapting.written import facts_of
+from tests.dicom_files import ORIGIN, STEP, write_series
 from tests.worlds import study_toml
 
 pytestmark = pytest.mark.skipif(
@@ -32,8 +33,6 @@ pytestmark = pytest.mark.skipif(
 )
 RUN = CliRunner()
 SHAPE = (14, 12, 10)  # columns, rows, slices
-STEP = (1.0, 1.5, 2.5)
-ORIGIN = (-10.0, 20.0, 30.0)
 
 
 def voxels(seed: int = 1) -> np.ndarray:
@@ -41,46 +40,6 @@ def voxels(seed: int = 1) -> np.ndarray:
     array = np.random.default_rng(seed).integers(10, 60, SHAPE)
     array[3:8, 2:9, 4:7] += 600
     return array.astype(np.uint16)
-
-
-def write_series(
-    folder: Path,
-    array: np.ndarray,
-    *,
-    uid: str,
-    number: int = 4,
-    description: str = "T1 axial",
-    modality: str = "MR",
-    study: str = "1.2.826.0.1.3680043.8.498.1",
-    patient: str = "1970",
-) -> None:
-    """One MR image file a slice with all that the standard's module table asks of one; names in no order."""
-    import pydicom
-    from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, MRImageStorage
-
-    kind = {"MR": MRImageStorage, "CT": CTImageStorage}[modality]
-    folder.mkdir(parents=True, exist_ok=True)
-    for k in range(array.shape[2]):
-        meta = FileMetaDataset()
-        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = kind, f"{uid}.{k + 1}"
-        meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        path = folder / f"IM{(k * 7) % 11:03d}-{number}"
-        file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
-        file.SOPClassUID, file.SOPInstanceUID = kind, f"{uid}.{k + 1}"
-        file.PatientName, file.PatientID, file.Modality = "Doe^Jane", patient, modality
-        file.StudyInstanceUID, file.SeriesInstanceUID, file.SeriesNumber = study, uid, number
-        file.SeriesDescription, file.FrameOfReferenceUID = description, f"{study}.9"
-        file.InstanceNumber = array.shape[2] - k
-        file.Columns, file.Rows = array.shape[0], array.shape[1]
-        file.PixelSpacing, file.SliceThickness = [STEP[1], STEP[0]], STEP[2]
-        file.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-        file.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + k * STEP[2]]
-        file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-        file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-        file.RescaleSlope, file.RescaleIntercept = 1, 0
-        file.PixelData = array[:, :, k].T.tobytes()
-        pydicom.dcmwrite(path, file, enforce_file_format=True)
 
 
 UID = "1.2.826.0.1.3680043.8.498.4"
