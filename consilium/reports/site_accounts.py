@@ -68,7 +68,8 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
     try:
         data = read_json(path, most_bytes=MAX_REPORT_BYTES)
         facts = SiteFacts.from_json(data)
-        signed = check_account(data, key=keys[facts.site]) if "signature" in data and facts.site in keys else None
+        key = keys.get(facts.site)
+        signed = check_account(data, key=key) if "signature" in data and key else None
         return {
             **facts.account(),
             "patient": list(facts.patient_lines),
