@@ -48,6 +48,7 @@ from server.postprocess.bundle import export_student
 from server.study.workspace import Workspace
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
+from tests.undrawn import leave_undrawn
 
 RUN = CliRunner()
 
@@ -302,6 +303,13 @@ def write_cases(root: Path) -> Path:
     write_dataset(root / "set", name="own", labels=("background", "body"), channels=("MRI",), cases=cases)
     (root / "set" / "imagesTr" / "c3.nii.gz").write_bytes(b"broken")
     return root / "set"
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn in the test of an evaluation's files, and made in all."""
+    if request.function is not test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_is_sent:
+        leave_undrawn(monkeypatch)
 
 
 @pytest.fixture
