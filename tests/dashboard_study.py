@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ from common.config import (
     TrainingConfig,
     render_study,
 )
+from common.data.dataset import Case
 from common.data.grid import WHOLE_VOXELS, asked_at
+from common.data.msd import read_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_label
 from common.events import EventLog
@@ -82,6 +85,25 @@ class Recorded:
         return events
 
 
+@cache
+def _phantom_files(cases: int) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_phantoms(Path(folder) / "drawn", cases=cases, seed=3)
+        return {
+            path.relative_to(folder).as_posix().removeprefix("drawn/"): path.read_bytes()
+            for path in Path(folder).rglob("*")
+            if path.is_file()
+        }
+
+
+def phantoms(folder: Path, cases: int) -> tuple[Case, ...]:
+    """Phantoms of one seed in a new folder, drawn once a process."""
+    for name, content in _phantom_files(cases).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return read_dataset(folder).cases
+
+
 def make_study_directory(
     root: Path,
     *,
@@ -99,8 +121,8 @@ def make_study_directory(
     """A study ready to run: phantoms published, codec fitted, four sites registered; a joint one of so many rounds, or
     so many queries of another protocol. ``most`` voxels of the grid that is asked about; ``start``: what it begins
     from. So many of the volumes, and the last site, come ``later``: they lie in ``phantoms``, ready to be added."""
-    phantoms = write_phantoms(root / "phantoms", cases=volumes + 10, seed=3)
-    public, maps = phantoms.cases[:volumes], phantoms.cases[volumes:]
+    cases = phantoms(root / "phantoms", volumes + 10)
+    public, maps = cases[:volumes], cases[volumes:]
     study = Study(
         name="hippocampus-demo",
         data=asked_at(study_data(2), most=most),

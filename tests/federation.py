@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,7 +56,9 @@ def ball(centre: tuple[float, float, float], radius: float) -> np.ndarray:
     return np.asarray(distance <= radius**2, dtype=np.uint8)
 
 
+@cache
 def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
+    """The codec of a study, fitted once a process: nothing writes to one."""
     maps = [ball((3 + i / 5, 3 + (i % 3) / 2, 4), 1.5 + (i % 4) / 3) for i in range(10)]
     return fit_codec(study, maps, noise_std=noise_std)
 

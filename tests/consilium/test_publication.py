@@ -30,7 +30,7 @@ from tests.dashboard_study import make_study_directory
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    made = make_study_directory(tmp_path_factory.mktemp("publication"), steps=3)
+    made = make_study_directory(tmp_path_factory.mktemp("publication"), steps=3, volumes=4)
     made.run()
     return made.workspace
 
@@ -85,7 +85,7 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
 def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the_ledger_verifies(
     tmp_path: Path,
 ) -> None:
-    made = make_study_directory(tmp_path, steps=3)
+    made = make_study_directory(tmp_path, steps=3, volumes=4)
     made.collect()
     workspace, name = made.workspace, "north"
     keys = create_node_keys(tmp_path / "node")

@@ -38,6 +38,7 @@ class ProtocolContract:
 
     name: str
     queries: int
+    volumes = QUERIES
     rounds = 0
     protocol = ""
 
@@ -46,7 +47,8 @@ class ProtocolContract:
     def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         torch.set_num_threads(1)
         folder = tmp_path_factory.mktemp(cls.name)
-        made = make_study_directory(folder, steps=8, rounds=cls.rounds, queries=cls.queries, protocol=cls.protocol)
+        asked = {"rounds": cls.rounds, "queries": cls.queries, "protocol": cls.protocol, "volumes": cls.volumes}
+        made = make_study_directory(folder, steps=4, **asked)
         made.run()
         return made
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.protocol_contract import ProtocolContract
-from tests.dashboard_study import QUERIES
 
 
 class TestPerVolume(ProtocolContract):
-    name, queries = "per-volume", QUERIES
+    name, queries, volumes = "per-volume", 4, 4
 
 
 class TestJoint(ProtocolContract):

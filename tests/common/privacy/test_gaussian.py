@@ -98,12 +98,12 @@ def kolmogorov_distance(draws: np.ndarray, std: float) -> float:
 
 @pytest.mark.parametrize("std", [Fraction(3), Fraction(2**17), Fraction(2**28)])
 def test_a_kolmogorov_test_accepts_sigma_and_rejects_three_per_cent_off(std: Fraction) -> None:
-    draws = rounded_gaussian(1_000_000, std)
+    draws = rounded_gaussian(600_000, std)  # at this number 3 % off passes once in e^17
     limit = math.sqrt(math.log(2 / 1e-6) / 2 / draws.size)  # Dvoretzky–Kiefer–Wolfowitz–Massart
     assert kolmogorov_distance(draws, float(std)) < limit
     assert kolmogorov_distance(draws, float(std) * 0.97) > limit
     assert kolmogorov_distance(draws, float(std) * 1.03) > limit
-    assert kolmogorov_distance(rounded_gaussian(1_000_000, std * Fraction(97, 100)), float(std)) > limit
+    assert kolmogorov_distance(rounded_gaussian(600_000, std * Fraction(97, 100)), float(std)) > limit
 
 
 def test_draws_are_independent_between_coordinates_calls_and_signs() -> None:
@@ -165,10 +165,9 @@ def test_bits_on_either_side_of_a_boundary_round_to_either_side(std: Fraction, k
             assert value == (-expected if negative else expected)
 
 
-@pytest.mark.parametrize("words", [2, 15, 16, 24])
-@pytest.mark.parametrize("std", [100, 2**30])
+@pytest.mark.parametrize(("words", "std"), [(2, 100), (2, 2**30), (15, 100), (16, 2**30), (18, 100)])
 def test_a_string_of_zero_bits_reaches_far_into_the_tail_instead_of_failing(words: int, std: int) -> None:
-    """Also beyond what float64 can hold: P lies in [1, 2]·2^−64(words + 1)."""
+    """Also beyond what float64 can hold, from 16 words on: P lies in [1, 2]·2^−64(words + 1)."""
     zeros, one = bytes(8), (1).to_bytes(8, "little")
     source = feed(*[zeros] * words, one, *(os.urandom(8) for _ in range(3)))
     value = int(sample(1, Fraction(std), entropy=source)[0])

@@ -28,7 +28,7 @@ from tests.dashboard_study import Recorded, make_study_directory
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return make_study_directory(tmp_path_factory.mktemp("scores"), steps=8)
+    return make_study_directory(tmp_path_factory.mktemp("scores"), steps=4, volumes=4)
 
 
 @pytest.fixture(scope="module")
