@@ -47,8 +47,9 @@ class ProtocolContract:
     def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         torch.set_num_threads(1)
         folder = tmp_path_factory.mktemp(cls.name)
-        asked = {"rounds": cls.rounds, "queries": cls.queries, "protocol": cls.protocol, "volumes": cls.volumes}
-        made = make_study_directory(folder, steps=4, **asked)
+        made = make_study_directory(
+            folder, steps=4, rounds=cls.rounds, queries=cls.queries, protocol=cls.protocol, volumes=cls.volumes
+        )
         made.run()
         return made
 
