@@ -43,7 +43,7 @@ test-research: $(DEV)  ## the fast tests of research/
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" research/tests
 
 test-slow: $(DEV)  ## the slow ones: federations of real daemons, long statistics
-	nice -n 15 $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile -m "slow and not docker and not faults and not hospital and not gpu"
+	nice -n 15 $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile --no-loadscope-reorder -m "slow and not docker and not faults and not hospital and not gpu"
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
 	$(BIN)/python benchmarks/large_volumes.py --out large-out
@@ -73,8 +73,8 @@ test-fuzz: $(DEV)  ## 20,000 messages of every kind at worker and core, 20,000 d
 test-faults: $(DEV)  ## real daemons killed, cut off and starved; needs root, and gcore for one test; about half an hour
 	$(BIN)/python -m pytest -m faults tests/faults/deployment
 
-test-experiment: $(DEV)  ## docs/paper-experiment.md as it is typed, with few small volumes; minutes
-	$(BIN)/python -m pytest -m faults tests/e2e/test_paper_experiment.py
+test-experiment: $(DEV)  ## the papers' experiment as a page types it, and every strategy and codec over real daemons; minutes
+	$(BIN)/python -m pytest -m "faults or slow" tests/e2e/test_paper_experiment.py tests/e2e/test_papers_studies.py
 
 test-docker: $(DEV)  ## the federation in containers, from nothing to a student; starts an engine if none answers
 	docker/engine.sh run $(BIN)/python -m pytest -m docker tests/docker

@@ -45,6 +45,39 @@ _failed_setups: list[tuple[BaseException, str]] = []
 ROOT = Path(__file__).resolve().parent.parent
 
 
+LONGEST = (
+    "tests/test_privacy_mutants.py",
+    "tests/e2e/test_demo.py",
+    "tests/test_papers_table.py",
+    "tests/e2e/test_readme_road.py",
+    "tests/consilium/audit/test_mutations.py",
+    "tests/e2e/test_papers_studies.py",
+    "tests/sensitivity/test_sensitivity.py",
+    "tests/e2e/test_dispute.py",
+    "research/tests/test_utility.py",
+    "tests/e2e/test_flower_daemons.py",
+    "tests/consilium/audit/test_audit_run.py",
+    "tests/e2e/test_sealed_sum.py",
+    "tests/browser/test_dashboard.py",
+    "tests/e2e/test_second_study.py",
+    "tests/common/privacy/test_noise_audit.py",
+    "tests/e2e/test_pushed.py",
+    "tests/browser/test_process.py",
+    "tests/e2e/test_tutorial.py",
+    "tests/client/training/test_side_by_side.py",
+    "tests/browser/test_hospital.py",
+    "tests/e2e/test_wheel_dp_mac.py",
+)
+"""Files that take a process for minutes, in turns one that computes and one that waits for daemons. They begin first, so
+that at the end no process works alone while the others have nothing left."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of the longest files first; the order is otherwise kept."""
+    turn = {str(ROOT / name): number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(str(item.path), len(turn)))
+
+
 def pytest_collection_finish() -> None:
     """From now on look for garbage among what tests make, and never among what was imported."""
     gc.freeze()

@@ -8,6 +8,7 @@ with aggregation ``open`` the server's answer is the sum of the hospitals' codes
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,12 @@ def ended(
     return Ended(workspace, sites, json.loads(issued.json.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def also_elsewhere(names: Iterable[str], *, always: str) -> list[object]:
+    """Every name as a parameter; ``make test-experiment`` runs all of them, ``make test-slow`` one."""
+    return [pytest.param(name, marks=() if name == always else pytest.mark.faults) for name in sorted(names)]
+
+
+@pytest.mark.parametrize("strategy", also_elsewhere(STRATEGIES, always="dp-mac"))
 def test_hospitals_with_private_teachers_answer_a_study_and_both_books_say_what_it_cost(
     strategy: str, tmp_path: Path
 ) -> None:
@@ -69,7 +75,7 @@ def test_hospitals_with_private_teachers_answer_a_study_and_both_books_say_what_
         assert 3.9 < accountant.get_epsilon(DELTA) <= 4.001
 
 
-@pytest.mark.parametrize("name", ["ball-ae", "paper-pca"])
+@pytest.mark.parametrize("name", also_elsewhere(["ball-ae", "paper-pca"], always="ball-ae"))
 def test_both_algorithms_of_pate_run_open_with_the_papers_accountant(name: str, tmp_path: Path) -> None:
     """The server adds up ball codes or projections, adds the noise of eq (15), decodes, and trains the student."""
     from common.data.synthetic import study_data

@@ -53,8 +53,8 @@ CONFIGURATIONS: tuple[Choice, ...] = (*PLAINLY, *covering(PRIVATE_AXES))
 FAST = (0, len(PLAINLY))
 """The first configuration without and the first with private training, which meet every exchange; others a share."""
 
-SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 8
-"""The slow configurations try every eighth exchange; `make test-sensitivity` all of them in all."""
+SHARE = 1 if os.environ.get("CONSILIUM_SENSITIVITY") == "all" else 16
+"""The slow configurations try every sixteenth exchange; `make test-sensitivity` all of them in all."""
 
 GONE = {"cannot be read", "not finite", "labels of another study", "label elsewhere", "label gone", "not listed"}
 """Exchanges after which nothing of the patient can be used."""

@@ -35,7 +35,7 @@ from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.release import noisy_sum
 
-AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "4"))
+AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "2"))
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 PATIENT = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
 
@@ -211,14 +211,15 @@ def test_five_per_cent_less_noise_is_seen_by_the_tests_of_the_noise(monkeypatch:
 @pytest.mark.slow
 def test_at_epsilon_one_and_a_half_the_tests_of_the_noise_see_what_the_pairs_mostly_cannot() -> None:
     """There the pairs see a fifth less noise in about one audit of 75, the tests of the noise in every one."""
-    assert [run(study(epsilon=1.5), all_tests=True).alarms for _ in range(4)] == [()] * 4
+    times = min(AUDITS, 4)
+    assert [run(study(epsilon=1.5), all_tests=True).alarms for _ in range(times)] == [()] * times
     seen = 0
-    for _ in range(4):
+    for _ in range(times):
         with pytest.MonkeyPatch.context() as patch:
             report = run(weaker_noise(Fraction(4, 5), epsilon=1.5)(patch), all_tests=True)
         assert {"spectrum over queries", "spectrum over coordinates", "noise distribution"} <= set(report.alarms)
         seen += report.mu_lower_bound > report.study.claimed_mu
-    assert seen <= 2  # more happens once in 100,000 such tests
+    assert seen <= times // 2  # of four, more happens once in 100,000 such tests; of two, once in 5,600
 
 
 def test_a_service_that_answers_one_query_too_many_is_caught() -> None:

@@ -47,7 +47,7 @@ from server.ledger.server_ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 Sampler = Callable[[int, Fraction], np.ndarray]
-AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "4"))
+AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "2"))
 """Audits of each broken production; `make test-audit` makes twenty. All but one must raise an alarm."""
 
 EXACT = ("books", "life")
