@@ -68,8 +68,8 @@ LONGEST = (
     "tests/browser/test_hospital.py",
     "tests/e2e/test_wheel_dp_mac.py",
 )
-"""Files that take a process for minutes, in turns one that computes and one that waits for daemons. They begin first, so
-that at the end no process works alone while the others have nothing left."""
+"""Files that take a process for minutes: in turns one that computes and one that waits for daemons. They begin first.
+Otherwise one process would still work on such a file when the others have nothing left."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
