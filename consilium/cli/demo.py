@@ -50,7 +50,7 @@ def demo(
         ),
     ] = None,
     accountant: options.Accountant = AccountantName.EXACT,
-    unit: options.UnitOption = Unit.PATIENT,
+    unit: options.TriedUnit = Unit.PATIENT,
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: Annotated[
         int | None,
@@ -103,6 +103,7 @@ def demo(
         absent=absent,
         channels=channels,
     )
+    options.say_unit(unit)
     with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)
     _say(out, report, dashboard=dashboard)

@@ -12,7 +12,7 @@ import typer
 from common.errors import InvalidInput
 from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
-from consilium.cli.say import console
+from consilium.cli.say import console, say
 
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
@@ -41,8 +41,17 @@ UnitOption = Annotated[
     Unit,
     typer.Option(
         "--unit",
-        help="Whom the guarantee protects: a patient or a whole hospital. If not given: hospital for `study init` and "
-        "`plan`; patient for `demo` and `simulate`, where a hospital has several voters.",
+        help="Whom the guarantee protects: a whole hospital, which covers each of its patients, or one patient, "
+        "which gains more where hospitals have several voters.",
+    ),
+]
+TriedUnit = Annotated[
+    Unit,
+    typer.Option(
+        "--unit",
+        help="Whom the guarantee protects: a patient or a whole hospital. A study protects hospitals unless it is "
+        "created with --unit patient. This command protects patients, because the answers of a few hospitals gain "
+        "next to nothing when a whole hospital is hidden in them.",
     ),
 ]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
@@ -198,3 +207,10 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidInput("file cannot be read", value=str(path), remedy="check the path") from error
+
+
+def say_unit(unit: Unit) -> None:
+    """Tell somebody who tries a study with unit patient that a real study protects whole hospitals by default."""
+    if unit is Unit.PATIENT:
+        note = "unit patient: a study of `consilium study init` protects whole hospitals unless it gets --unit patient"
+        say(f"{note}; `consilium plan` says what each is worth", err=True)

@@ -34,7 +34,7 @@ def simulate(
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
     accountant: options.Accountant = AccountantName.EXACT,
-    unit: options.UnitOption = Unit.PATIENT,
+    unit: options.TriedUnit = Unit.PATIENT,
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: Annotated[
         int | None,
@@ -101,6 +101,7 @@ def simulate(
         teacher_steps=teacher_steps,
         student_steps=student_steps,
     )
+    options.say_unit(unit)
     with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=False)
     if as_json:
