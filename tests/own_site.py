@@ -26,8 +26,19 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.trained_sites import train_site
 
-STATES = ("joined", "consented", "answering", "paused", "left", "alarm", "after-a-student", "after-a-withdrawal")
-"""``joined`` without consent; ``left`` withdrew from the study; ``alarm`` has an older copy of its ledger."""
+STATES = (
+    "joined",
+    "consented",
+    "answering",
+    "paused",
+    "left",
+    "spent",
+    "alarm",
+    "after-a-student",
+    "after-a-withdrawal",
+)
+"""``joined`` without consent; ``left`` withdrew from the study; ``spent`` has no room for a query like its newest;
+``alarm`` has an older copy of its ledger."""
 
 
 def make_own_site(root: Path, state: str) -> Path:
@@ -57,8 +68,9 @@ def make_own_site(root: Path, state: str) -> Path:
     ledger_file = load_site(site).ledger_file
     older = ledger_file.read_bytes()
     with open_books(load_site(site)) as ledger:
-        ledger.reserve(study.id, queries_of(study, 3))
-        ledger.refuse(study.id, queries_of(study, 4)[3:], "not-allowed")
+        asked = study.privacy.planned_queries if state == "spent" else 3
+        ledger.reserve(study.id, queries_of(study, asked))
+        ledger.refuse(study.id, queries_of(study, asked + 1)[asked:], "not-allowed")
         if state in ("paused", "left"):
             ledger.decide(study.id, {"paused": "pause", "left": "withdraw"}[state])
     if state == "alarm":

@@ -1,4 +1,4 @@
-"""A hospital's own page in Chromium: five states, two widths, two themes, nothing that axe finds."""
+"""A hospital's own page in Chromium: its states, two widths, two themes, nothing that axe finds, and what changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from client.operations import staff_decisions
+from client.teachers.pulled_student import STUDENT_DIR
+from common.data.msd import read_dataset
+from common.models.student_bundle import WEIGHTS
+from common.models.unet import build_unet, weights_to_bytes
 from common.sockets import free_ports
 from tests.own_site import STATES, make_own_site
 
@@ -18,6 +23,19 @@ pytestmark = pytest.mark.slow
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 SIZES = ((1440, 900), (390, 844))
+
+
+CHIPS = {
+    "joined": "Nobody consented: nothing is answered",
+    "consented": "Consented, nothing answered yet",
+    "answering": "Answering",
+    "paused": "Paused",
+    "left": "Withdrawn for good",
+    "spent": "Budget spent",
+    "alarm": "Alarm: nothing is answered",
+    "after-a-student": "Answering",
+    "after-a-withdrawal": "Answering",
+}
 
 
 @contextmanager
@@ -59,10 +77,12 @@ def test_the_page_fits_and_is_clean_in_every_state(state: str, tmp_path: Path, o
             for dark in (False, True):
                 page = open_page(origin, width=width, height=height, dark=dark)
                 look(page, address)
-                if state == "after-a-student":
-                    page.goto("/?case=1")
+                assert page.locator(".status .tag").inner_text() == CHIPS[state]
+                if state.startswith("after-"):
+                    page.get_by_label("Case").select_option("3")
+                    page.get_by_role("button", name="Show").click()
                     page.wait_for_selector("#viewer.drawn")
-                    assert page.locator(".thumb img").count() == 4
+                    assert page.locator(".thumb img").count() == (4 if state == "after-a-student" else 3)
                     page.get_by_label("adapted", exact=True).check()
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
                 page.evaluate(AXE.read_text())
@@ -70,3 +90,33 @@ def test_the_page_fits_and_is_clean_in_every_state(state: str, tmp_path: Path, o
                 found = page.evaluate(run)["violations"]
                 assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found] == []
                 page.screenshot(path=pictures / f"{state}-{width}{'-dark' if dark else ''}.png", full_page=True)
+
+
+def test_a_new_student_and_a_withdrawal_show_on_the_next_page_of_a_running_server(tmp_path: Path, open_page) -> None:
+    site = make_own_site(tmp_path, "after-a-student")
+
+    def labels() -> list[str]:
+        return page.get_by_label("Case").locator("option").all_inner_texts()
+
+    def student() -> bytes:
+        page.goto("/?case=1")
+        page.wait_for_selector("#viewer.drawn")
+        drawn = page.evaluate("fetch(document.querySelectorAll('.thumb img')[1].src).then(a => a.text())")
+        assert isinstance(drawn, str)
+        return drawn.encode()
+
+    with serving(site) as address:
+        page = open_page(address.partition("/?")[0], allow=("400 (Bad Request)",))
+        look(page, address)
+        assert labels() == ["1", "2", "3", "4"]
+        before = student()
+        assert student() == before
+        network = build_unet((4, 8), in_channels=1, out_channels=3, seed=77)
+        (site / STUDENT_DIR / "bundle" / WEIGHTS).write_bytes(weights_to_bytes(network))
+        assert student() != before
+        staff_decisions.withdraw_patient(site, read_dataset(tmp_path / "data").labelled[1].id)
+        page.goto("/?case=2")
+        assert "a case that this page offers" in page.locator("main").inner_text()
+        page.goto("/")
+        assert labels() == ["1", "3", "4"]
+        assert "Not shown: 1 case of withdrawn patients." in page.locator("main").inner_text()

@@ -205,6 +205,7 @@ def files(folder: Path) -> dict[str, str]:
         ("answering", "answering"),
         ("paused", "paused"),
         ("left", "withdrawn"),
+        ("spent", "spent"),
         ("alarm", "alarm"),
     ],
 )
@@ -236,6 +237,9 @@ def test_a_sites_own_books_are_read_and_not_written(tmp_path: Path, state: str, 
         assert found.alarms[0].stops
         assert found.site.doubt
         assert "These figures are a lower bound" in text
+        assert "at least 0 queries accepted, 0 offers declined" in text
+        assert "This copy of the ledger holds no answer." in text
+        assert "Nothing was asked yet." not in text
 
 
 def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: Path) -> None:
