@@ -259,7 +259,7 @@ def test_what_flower_writes_of_a_body_is_read_back(body: bytes) -> None:
     assert body_in([root, record, config], [named(root), named(record), named(config)]) == body
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=300), st.sampled_from(KINDS), st.integers(0, 2))
 def test_no_bytes_in_an_objects_place_do_anything_but_be_refused(junk: bytes, kind: str, place: int) -> None:
     config, record = (content.deflate() for content in get_all_nested_objects(to_record(b"x")).values())

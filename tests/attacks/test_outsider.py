@@ -536,6 +536,7 @@ def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
     assert "Invalid HTTP request" in "".join(lines)  # and yet it is said
 
 
+@pytest.mark.slow
 def test_six_hundred_idle_connections_and_two_hundred_slow_ones_keep_no_site_out(tmp_path: Path) -> None:
     async def attack(gateway: Door) -> None:
         calm, slowest_calm = await answers(gateway, "north", 10)

@@ -38,9 +38,17 @@ def true_delta(mass: Mass, shift: int, epsilon: float, std: mpmath.mpf) -> mpmat
     return mpmath.fsum(max(mpmath.mpf(0), masses[k - shift] - factor * masses[k]) for k in range(-reach, reach + 1))
 
 
-@pytest.mark.parametrize("shift", [1, 2, 3, 16])
-@pytest.mark.parametrize("ratio", [Fraction(48, 100), Fraction(2), Fraction(5)])
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
+SHIFTS, RATIOS, EPSILONS = (1, 2, 3, 16), (Fraction(48, 100), Fraction(2), Fraction(5)), (0.0, 0.5, 2.0, 8.0)
+CASES = [
+    pytest.param(shift, ratio, epsilon, marks=() if (one + two) % 3 == three else pytest.mark.slow)
+    for one, shift in enumerate(SHIFTS)
+    for two, epsilon in enumerate(EPSILONS)
+    for three, ratio in enumerate(RATIOS)
+]
+"""In the fast tests every two values of every two meet."""
+
+
+@pytest.mark.parametrize(("shift", "ratio", "epsilon"), CASES)
 def test_the_rounded_gaussians_true_delta_never_exceeds_the_analytic_curve(
     shift: int, ratio: Fraction, epsilon: float
 ) -> None:

@@ -376,7 +376,7 @@ def private_of(choice: Choice) -> PrivateSettings | None:
         return None
     return PrivateSettings(
         str(choice["PrivateSettings.strategy"]),
-        4.0,
+        0.25,  # of no matter here, where the noise is silent, and quickly accounted
         1e-3,
         rate=Fraction(1, 2),
         steps=4,

@@ -28,7 +28,7 @@ def mechanism(
     return Mechanism(dimension, radius_int, voters, std)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     rows=hnp.arrays(np.int64, st.tuples(st.integers(1, 9), st.integers(1, 12)), elements=st.integers(-(2**30), 2**30)),
     voters=st.integers(1, 4),

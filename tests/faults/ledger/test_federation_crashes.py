@@ -158,10 +158,6 @@ def kill_loop(root: Path, *, kills: int, seed: int) -> None:
     print(f"killed {killed}; {answered} answers, each with one noise; at most {unsaid} charged and not yet said")
 
 
-def test_a_federation_killed_at_random_moments_charges_every_answer_and_completes(tmp_path: Path) -> None:
-    kill_loop(tmp_path, kills=2, seed=21)
-
-
 @pytest.mark.slow
 def test_a_federation_killed_sixty_times_or_more_charges_every_answer_and_completes(tmp_path: Path) -> None:
     kills = int(os.environ.get("CONSILIUM_KILLS", "60"))

@@ -100,7 +100,7 @@ def test_every_printed_epsilon_carries_its_meaning() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     hospitals=st.integers(1, 200),
     more=st.integers(0, 200),

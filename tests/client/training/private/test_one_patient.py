@@ -117,9 +117,17 @@ CHANGES = {
 """What a change may move, in R: 1 where the patient counts in one of the worlds alone, else 2."""
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("patch", [(), (6, 4, 4)])
-@pytest.mark.parametrize(("strategy", "method"), [("dp-sgd", "vmap"), ("dp-sgd", "loop"), ("dp-sgd per layer", "vmap")])
+WAYS = (("dp-sgd", "vmap"), ("dp-sgd", "loop"), ("dp-sgd per layer", "vmap"))
+PATCHES: tuple[tuple[int, ...], ...] = ((), (6, 4, 4))
+MET = [
+    (strategy, method, PATCHES[(number + place) % 2], change)
+    for number, change in enumerate(CHANGES)
+    for place, (strategy, method) in enumerate(WAYS)
+]
+"""Every change meets every way and either patch, and every way either patch."""
+
+
+@pytest.mark.parametrize(("strategy", "method", "patch", "change"), MET)
 def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_elses_vector(
     strategy: str, method: str, patch: tuple[int, ...], change: str
 ) -> None:

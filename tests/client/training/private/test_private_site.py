@@ -59,7 +59,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def settings(strategy: str = "dp-sgd", **changed: object) -> PrivateSettings:
-    return PrivateSettings(strategy, 1.0, 1e-3, rate=Fraction(1, 2), steps=3, **changed)  # type: ignore[arg-type]
+    return PrivateSettings(strategy, 0.25, 1e-3, rate=Fraction(1, 2), steps=3, **changed)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -326,7 +326,7 @@ def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_
     with ledger_of(site) as ledger:
         total = ledger.trainings().guarantee(delta=1e-3, neighbours=Neighbours.ADD_REMOVE)
     assert total is not None
-    assert total.epsilon > 1.2
+    assert total.epsilon > 0.3
 
 
 def test_a_dp_mac_of_before_stays_on_record_and_the_new_one_is_charged_beside_it(dataset: Dataset, site: Path) -> None:

@@ -44,7 +44,7 @@ from tests.worlds import site_toml, study_toml
 LEDGER = "e" * 32
 PRIVACY = {"delta": 1e-5, "planned_queries": 8, "voters_per_site": 2}
 STUDY = study_toml("core", teacher="channels = [2, 4]\nsteps = 3", **PRIVACY)
-PRIVATE = PrivateSettings("dp-sgd", 1.0, 1e-3, rate=Fraction(1, 2), steps=3)
+PRIVATE = PrivateSettings("dp-sgd", 0.25, 1e-3, rate=Fraction(1, 2), steps=3)
 
 
 @pytest.fixture(scope="module")
