@@ -12,18 +12,19 @@ from common.errors import InvalidInput
 
 
 def check_text(text: object, *, what: str) -> str:
-    """Return a name that people see and that is written into configuration files, if it is one short printable line.
+    """Return a name if it is one short printable line that is safe in MONAI's configuration files.
 
     Args:
         text: 1 to 64 printable characters.
-        what: What it names, for the error.
+        what: Words for the error that say what the name is for.
 
     Returns:
         The text.
 
     Raises:
-        InvalidInput: For anything else, and for what MONAI's configuration language would take for an expression
-            (``$``), a reference (``@``), a file (``%``), a path (``#``, ``::``) or a key of its own (``_``).
+        InvalidInput: For anything else, and for characters with a meaning in MONAI's configuration language: ``$`` for
+            an expression, ``@`` for a reference, ``%`` for a file, ``#`` and ``::`` for a path, ``_`` at the start for
+            a key of its own.
     """
     plain = isinstance(text, str) and 1 <= len(text) <= 64 and text.isprintable() and not text.startswith("_")
     if not plain or any(sign in str(text) for sign in ("$", "@", "%", "#", "::")):
@@ -100,7 +101,7 @@ def check_regions(regions: tuple[str, ...], labels: tuple[str, ...]) -> None:
     lost = [label for value, label in enumerate(labels) if value and all(value not in own for own in members)]
     if regions and (lost or len(set(names)) != len(names)):
         raise InvalidInput(
-            "data.regions", value=lost or names, limit="every structure in a region, and no two regions of one name"
+            "data.regions", value=lost or names, limit="every structure in a region, and no region's name twice"
         )
 
 

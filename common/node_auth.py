@@ -3,7 +3,7 @@
 The gateway calls it for every request. Flower's own SuperNodes sign a timestamp; a site's other requests (for public
 objects) sign method, path and timestamp. Refuses a key that is not on the list, an invalid signature, a clock that is
 too far off, and a signature that was used before. ECDSA signatures are randomised, so an honest sender never repeats
-one. The value r of each signature is remembered, which stays the same if a forger replaces s by n − s.
+one. A signature (r, s) is also valid as (r, n − s), so only the value r of each signature is remembered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_LEAD_S = 60.0
 """Seconds by which a site's clock may be behind and ahead. Flower itself allows 305 s and 5 s."""
 
 MAX_REMEMBERED = 20_000
-"""Most signatures of one key that are remembered for the six minutes in which one may be used."""
+"""Most remembered signatures of one key. A signature is remembered for the six minutes in which it is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
 
 
 def signed_headers(key: ec.EllipticCurvePrivateKey, *, method: str, path: str, now: datetime) -> dict[str, str]:
-    """Return headers that prove to the gateway which site sends a request.
+    """Return headers by which the gateway can verify which site sends a request.
 
     Args:
         key: The site's private node key.
@@ -115,8 +115,8 @@ def signed_headers(key: ec.EllipticCurvePrivateKey, *, method: str, path: str, n
 
 
 class Gatekeeper:
-    """Decides which requests pass. It reads the list again whenever the file changes, so a revocation takes effect at
-    once.
+    """Decides which requests are admitted. It reads the list again whenever the file changes, so a revocation takes
+    effect at once.
 
     Args:
         nodes_file: The list of admitted sites.
@@ -173,7 +173,7 @@ class Gatekeeper:
             key: Public node key.
 
         Returns:
-            True if it is.
+            True if the key is on the list.
         """
         try:
             return key in self._known()
@@ -205,20 +205,20 @@ class Gatekeeper:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Remember a signature by its r until it is too old to be sent again; refuse one that is remembered."""
+        """Remember a signature by its r as long as it is valid; refuse one that is remembered already."""
         memory = self._memories.setdefault(key, _Memory())
         memory.forget(before_s=now_s)
         if name in memory.names:
             raise Refused("replayed")
-        if len(memory.names) >= MAX_REMEMBERED:  # forgetting one early would let it be sent again
+        if len(memory.names) >= MAX_REMEMBERED:  # if one were forgotten early, it could be replayed
             raise Refused("busy")
         memory.keep(name, until_s=now_s + MAX_AGE_S + MAX_LEAD_S)
 
 
 @dataclass(slots=True)
 class _Memory:
-    """Recent signatures of one key, in the order in which they are forgotten. A request costs the same however many
-    there are.
+    """Recent signatures of one key, in the order in which they expire. The cost of a request does not depend on
+    their number.
     """
 
     names: set[int] = field(default_factory=set)
@@ -238,7 +238,7 @@ def _statement(method: str, path: str, stamp: str) -> bytes:
 
 
 def claimed_key(headers: Mapping[str, str]) -> str:
-    """Return the key that a request claims to be signed by, as the list of admitted sites writes it.
+    """Return the key that a request claims to be signed by, in the form of the list of admitted sites.
 
     Args:
         headers: The request's headers.
@@ -254,7 +254,7 @@ def claimed_key(headers: Mapping[str, str]) -> str:
 
 
 def _flower_key(header: str) -> str:
-    """Return a key that Flower sends (base64 of PEM) as a site's ``node.pub`` is written."""
+    """Convert a key that Flower sends (base64 of PEM) to the form of a site's ``node.pub``."""
     key = load_pem_public_key(b64decode(header, validate=True))
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("not an elliptic curve key")

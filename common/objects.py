@@ -52,21 +52,38 @@ class Objects(Protocol):
 
 
 class ObjectsInMemory:
-    """A store (:class:`Objects`) that ends with the process."""
+    """A store (:class:`Objects`) in memory, which is lost when the process ends."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
 
     def put(self, data: bytes) -> str:
-        """Store bytes (:meth:`Objects.put`)."""
+        """Store bytes.
+
+        Args:
+            data: Public bytes.
+
+        Returns:
+            Their SHA-256 in hex.
+        """
         name = sha256_bytes(data)
         self._objects[name] = bytes(data)
         return name
 
     def get(self, name: str) -> bytes:
-        """Return stored bytes (:meth:`Objects.get`)."""
+        """Return stored bytes.
+
+        Args:
+            name: Their hash.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            InvalidInput: If no bytes with this hash were stored.
+        """
         if name not in self._objects:
-            raise InvalidInput("no public object has this hash here", value=name, remedy="publish it first")
+            raise InvalidInput("no public object with this hash", value=name, remedy="publish it first")
         return self._objects[name]
 
 
@@ -144,13 +161,13 @@ class ObjectStore:
 
 
 def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> bytes:
-    """Return the contents of a regular file. The call never waits, as it would on a pipe.
+    """Return the contents of a regular file. Other files, such as a pipe, are refused without waiting for data.
 
     Args:
         path: The file.
         most_bytes: Largest size.
-        received: True if somebody else made the file. A link is then refused, since it could lead to a file that only
-            this user can read.
+        received: True if another party made the file. A symbolic link is then refused, because it could lead to a file
+            that only this user can read.
 
     Returns:
         The bytes.
@@ -206,30 +223,30 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
 
 
 def shared(folder: Path) -> bool:
-    """Return whether a folder was given to a group on purpose: it has the setgid bit, which new files in it inherit.
+    """Return whether a folder is shared with a group on purpose, which its setgid bit shows.
 
     Args:
         folder: The folder.
 
     Returns:
-        True if so.
+        True if the folder has the setgid bit.
     """
     return folder.is_dir() and bool(folder.stat().st_mode & stat.S_ISGID)
 
 
 @contextmanager
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
-    """Undo the block's new files and folders if the block fails.
+    """Remove the files and folders that a with-block created if the block fails.
 
-    Removed are what the block made in a directory, that directory and its parents if the block made them, and further
-    files that the block made.
+    They are the new contents of a directory, the directory itself and its parents if the block created them, and
+    further files that the block created.
 
     Args:
         directory: The directory.
         *files: Further files.
 
     Returns:
-        A context. What existed before stays.
+        A context. Files and folders that existed before are kept.
     """
     folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]  # innermost first
     before = set(directory.iterdir()) if directory.exists() else set()
@@ -242,6 +259,6 @@ def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
         for file in files:
             file.unlink(missing_ok=True)
         for folder in folders:
-            with suppress(OSError):  # never made, or no longer empty
+            with suppress(OSError):  # the folder was not created, or is not empty
                 folder.rmdir()
         raise

@@ -1,9 +1,9 @@
 """Defines the peers of a site in a sealed study: the other hospitals, each by its name and its ledger's key.
 
-The consortium distributes the list; sites confirm each key. A list of peers proves nothing: a server that invents a
-hospital, or exchanges a hospital's key, could separate a site's code from the sum. A site therefore masks only with
-peers whose key a person there has compared with the hospital itself, by its fingerprint. Refuses a list that names a
-site or a key twice.
+The consortium distributes the list; sites confirm each key. The list alone proves nothing: a server that invents a
+hospital, or replaces a hospital's key, could separate a site's code from the sum. A site therefore masks only with
+peers whose key a person at the site has confirmed by comparing fingerprints with that hospital. Refuses a list that
+names a site or a key twice.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Peers(Document):
 
         Args:
             data: The bytes.
-            origin: Where they came from, for the error.
+            origin: Origin of the bytes, for the error.
 
         Returns:
             The list.

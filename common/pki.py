@@ -1,10 +1,10 @@
 """Creates the federation's certificates and node keys with ``cryptography`` alone (no openssl, no ssh-keygen).
 
 Called when a server is provisioned and when a site enrols. One private certificate authority per study signs the
-server's TLS certificate. Every site makes its own ECDSA P-384 node key and hands out only the public half. Every
-function keeps what is still valid, so it may be called again. Formats: PEM certificates and PKCS#8 keys; node keys in
-OpenSSH format, which Flower reads. Refuses to replace an existing key, to use a key that others may read, and to hand
-out a certificate that has expired or does not name the server.
+server's TLS certificate. Every site makes its own ECDSA P-384 node key and gives away only the public key. Every
+function keeps files that are still valid, so it may be called again. Formats: PEM certificates and PKCS#8 keys; node
+keys in OpenSSH format, which Flower reads. Refuses to replace an existing key, to use a key that other users may read,
+and to return a certificate that has expired or does not name the server.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def create_authority(
         The authority.
 
     Raises:
-        InvalidInput: If only half of the pair exists, the halves do not match, or it has expired.
+        InvalidInput: If only one file of the pair exists, the two do not match, or the certificate has expired.
     """
     now = now or datetime.now(UTC)
     _check_days(valid_days)
@@ -166,26 +166,26 @@ def issue_server_certificate(
 def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
     """Create ``node`` and ``node.pub`` (ECDSA P-384, OpenSSH format) in a folder, or return the existing pair.
 
-    A missing public half is written again from the private one.
+    A missing public key is written again from the private key.
 
     Args:
         folder: The folder.
-        comment: Comment of the public half.
+        comment: Comment of the public key.
 
     Returns:
         The files.
 
     Raises:
         InvalidInput: If the private key is damaged, of another kind, readable by others, or does not match the public
-            half.
+            key.
     """
     keys = NodeKeys(private=folder / "node", public=folder / "node.pub")
     if keys.private.exists():
         key = _node_private_key(keys.private)
     elif keys.public.exists():
         raise InvalidInput(
-            f"{keys.public} has no private half beside it",
-            remedy="put the private key back, or remove the public one and register the new key with the server",
+            f"{keys.public} has no private key beside it",
+            remedy="put the private key back, or remove the public key and register the new key with the server",
         )
     else:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -195,7 +195,7 @@ def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
         if read_node_public_key(keys.public) != line:
             raise InvalidInput(
                 f"{keys.public} does not belong to {keys.private}",
-                remedy="remove the public half; it is written again from the private one",
+                remedy="remove the public key; it is written again from the private key",
             )
     else:
         suffix = f" {comment}" if comment else ""
@@ -218,7 +218,9 @@ def read_node_public_key(path: Path) -> str:
     try:
         text = path.read_bytes().decode("ascii")
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} is not an OpenSSH public key", remedy="use the .pub file the site made") from error
+        raise InvalidInput(
+            f"{path} is not an OpenSSH public key", remedy="use the .pub file that the site made"
+        ) from error
     return node_key_line(parse_node_key(text))
 
 
@@ -237,7 +239,7 @@ def parse_node_key(line: str) -> ec.EllipticCurvePublicKey:
     try:
         key = load_ssh_public_key(line.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidInput("not an OpenSSH public key", remedy="use the .pub file the site made") from error
+        raise InvalidInput("not an OpenSSH public key", remedy="use the .pub file that the site made") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InvalidInput("not a node key", limit="ECDSA on P-384")
     return key
@@ -373,13 +375,14 @@ def _usable_authority(authority: Authority, *, now: datetime) -> tuple[ec.Ellipt
     for path in (authority.key, authority.certificate):
         if not path.exists():
             raise InvalidInput(
-                f"{path} is missing", remedy="put it back, or remove the other half and start anew with every site"
+                f"{path} is missing",
+                remedy="put it back, or remove the other file of the pair and enrol every site again",
             )
     key, certificate = _private_key(authority.key), _read_certificate(authority.certificate)
     if certificate.public_key() != key.public_key():
         raise InvalidInput(
             f"{authority.key} is not the key of {authority.certificate}",
-            remedy="put back the pair that belongs together",
+            remedy="put back the key and the certificate that belong together",
         )
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
         raise InvalidInput(
@@ -470,6 +473,6 @@ def _write(path: Path, content: bytes, *, mode: int, replace: bool = False) -> N
         if replace:
             os.replace(partial, path)
         else:
-            os.link(partial, path)  # fails if somebody else was first
+            os.link(partial, path)  # fails if another process created the file first
     finally:
         partial.unlink(missing_ok=True)

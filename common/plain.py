@@ -1,9 +1,9 @@
-"""Escapes text from elsewhere, so that it can neither control a terminal nor disguise what a log shows.
+"""Escapes text from other parties, so that it can neither control a terminal nor make a log misleading.
 
-Called for every error, log line and printed field. A terminal obeys control characters: they clear the screen, move the
-cursor, write to the clipboard. Characters without width, or that change the direction of writing, make one name look
-like another. All of them are written as JSON escapes them, and so are line ends where text is one field of a line. A
-JSON text therefore stays the same JSON text.
+Called for every error, log line and printed field. Control characters can clear a terminal's screen, move its cursor or
+write to the clipboard. Characters without width, or that change the direction of writing, make one name look like
+another. All of them are escaped as in JSON, and so are line ends in a text that is one field of a line. JSON therefore
+stays the same JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plain(text: object) -> str:
 
 
 def plain_lines(text: object) -> str:
-    """Return a text as lines: line ends and tabs stay, everything else is escaped as by :func:`plain`.
+    """Return a text with line ends and tabs kept, and all other characters escaped as by :func:`plain`.
 
     Args:
         text: Any value.
@@ -84,27 +84,39 @@ def _shown(character: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats log records: a message is one line, a traceback several, and neither contains active characters."""
+    """Formats log records with escaped characters. A message is one line; a traceback has several."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         return plain(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's lines, escaped."""
+        """Return a record's text, escaped.
+
+        Args:
+            record: The log record.
+
+        Returns:
+            One line, followed by a traceback's lines if the record has one.
+        """
         return plain_lines(super().format(record))
 
 
 class OnceASecond(logging.Filter):
-    """Passes each message of a logger at most once a second, for messages that strangers can cause as often as they
-    like.
-    """
+    """Passes each message of a logger at most once a second. It is for messages that unauthenticated senders cause."""
 
     def __init__(self) -> None:
         super().__init__()
         self._at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record may pass: it is above a warning, or its message did not pass in the last second."""
+        """Return whether a record is logged.
+
+        Args:
+            record: The log record.
+
+        Returns:
+            True if it is above a warning, or its message was not logged in the last second.
+        """
         now, said = time.monotonic(), str(record.msg)
         if record.levelno > logging.WARNING or now - self._at.get(said, -1.0) >= 1.0:
             self._at[said] = now
@@ -113,7 +125,7 @@ class OnceASecond(logging.Filter):
 
 
 def log_to_stderr(stream: TextIO | None = None) -> None:
-    """Make this process log to stderr, from INFO on, in escaped lines.
+    """Make this process log to stderr, from level INFO on, with escaped text.
 
     Args:
         stream: Another stream; stderr if None.

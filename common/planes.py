@@ -13,7 +13,7 @@ PlaneName = Literal["axial", "coronal", "sagittal"]
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """How a plane is shown.
+    """The orientation in which a plane is displayed.
 
     In axial and coronal pictures the patient's right is on the left; in sagittal pictures anterior is on the left.
     Superior (axial: anterior) is on top.

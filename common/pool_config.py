@@ -18,7 +18,7 @@ class PoolConfig:
 
     Attributes:
         epsilon: ε for all studies of the pool together, at the study's δ and by its accountant; at least the study's
-            own ε. At 0 it is the study's own ε, so that this study may spend all of it.
+            own ε. 0 stands for the study's own ε, so that this study may spend all of it.
     """
 
     epsilon: float = 0.0

@@ -1,7 +1,7 @@
-"""Defines the facts in a bundle beside its weights: privacy facts, library versions, measured figures.
+"""Defines the facts that a bundle contains beside its weights: privacy facts, library versions, measured figures.
 
-Exports write them; sites read them from a bundle that somebody else packed. Every value is therefore checked when it is
-created. Refuses values outside their ranges and unknown fields.
+Exports write them; sites read them from a bundle that another party packed. Every value is therefore checked when the
+object is created. Refuses values outside their ranges and unknown fields.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SENTENCES = ("guarantee", "spent")
 
 @dataclass(frozen=True, slots=True)
 class BundlePrivacy:
-    """What the study guarantees, and how much of it was spent when the bundle was exported, by the ledger.
+    """The study's guarantee, and the part of it that was spent according to the ledger when the bundle was exported.
 
     Attributes:
-        budget_epsilon: ε of the budget that was promised. It can still be spent under the same consent.
+        budget_epsilon: ε of the promised budget. All of it may still be spent under the same consent.
         epsilon_exact: ε spent, by the exact accountant.
         epsilon_rdp: ε spent, by Rényi DP.
         delta: δ at which every ε holds.
@@ -91,7 +91,7 @@ class BundlePrivacy:
 
     @property
     def guaranteed(self) -> float:
-        """ε that holds after all further releases: the larger of the budget and what was spent."""
+        """ε that holds after all further releases: the larger of the budget's ε and the spent ε."""
         return max(self.budget_epsilon, self.epsilon)
 
     @property
@@ -106,7 +106,7 @@ class BundlePrivacy:
         return f"(ε, δ) = ({epsilon_text(self.guaranteed)}, {self._terms()}"
 
     def spent(self) -> str:
-        """Return what was spent so far, lost draws included, in one line."""
+        """Return the spent (ε, δ), lost draws included, and the number of answers, in one line."""
         return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, with {self.queries} answers"
 
     def sentence(self) -> str:
@@ -188,7 +188,7 @@ class Libraries:
 
 
 def checked_figures(figures: object) -> dict[str, float]:
-    """Return measured figures by name if they are valid, else refuse.
+    """Return measured figures by name if they are valid, else raise InvalidInput.
 
     Args:
         figures: Names and finite numbers, at most :data:`MAX_FIGURES`.
@@ -197,7 +197,7 @@ def checked_figures(figures: object) -> dict[str, float]:
         The figures as floats.
 
     Raises:
-        InvalidInput: If there are too many, or one is no finite number.
+        InvalidInput: If there are too many, or a value is not a finite number.
     """
     if not isinstance(figures, Mapping) or len(figures) > MAX_FIGURES:
         raise InvalidInput("figures of a bundle", limit=f"at most {MAX_FIGURES}, by name")

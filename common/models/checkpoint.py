@@ -1,4 +1,4 @@
-"""Stores the state of an interrupted training. Only the same training reads it again."""
+"""Stores the state of an interrupted training. Only a training with the same identifying facts reads it again."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.models.unet import tensors_to_bytes, weights_to_bytes
 
 CHECKPOINT_SCHEMA = 2
-"""Version of the training. It grows with every change that leads to other weights, so no older run is continued."""
+"""Version of the training. Every change that leads to other weights raises it, so that no older run is continued."""
 CHECKPOINT_EVERY = 50  # steps
 WARM_UP = 0.1  # share of the steps
 WEIGHT_DECAY = 1e-4
@@ -43,7 +43,7 @@ WINDOW = (128, 128, 128)
 WINDOW_OVERLAP = 0.25
 
 OnStep: TypeAlias = Callable[[int, float], None]
-"""Called after every step with the number of steps done and that step's loss."""
+"""A function that is called after every step with the number of steps done and that step's loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,15 @@ class FitResult:
 
 
 NEAR = 0.3
-"""Share of the way from a network of paired public cases to the trained weights, for teachers and students."""
+"""Weight of the trained network when it is averaged with the network of paired public cases (:func:`near`)."""
 
 
 def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-    """Move a model to :data:`NEAR` of the way from start weights to its trained weights, in place.
+    """Replace a model's weights by the average :data:`NEAR` · trained + (1 − :data:`NEAR`) · start, in place.
 
-    The start is a network of public pairs. Training on few patients, or on labels of few patients, forgets what that
-    network knows; an average of the weights keeps both (Wortsman et al. 2022). Measured in docs/utility.md.
+    ``start`` is a network that was trained on public pairs of image and label map. Training on few patients partly
+    forgets what that network learned; an average of the weights keeps both (Wortsman et al. 2022). Measured in
+    docs/utility.md.
 
     Args:
         start: Weights of the network of public pairs, by name.
@@ -85,10 +86,10 @@ def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Weights to which a training is pulled: a step of learning rate r moves it r·``strength`` of the way to them.
+    """A proximal term that pulls a training towards given weights w₀.
 
-    This is the proximal term (``strength``/2)·‖w − w₀‖² of MR-MTL (Liu et al. 2022), applied apart from AdamW's
-    scaling, as its weight decay is.
+    A step of learning rate r moves the weights by the fraction r·``strength`` towards w₀. This is the term
+    (``strength``/2)·‖w − w₀‖² of MR-MTL (Liu et al. 2022), applied without AdamW's scaling, as AdamW's weight decay is.
 
     Attributes:
         weights: The weights w₀ by name.
@@ -107,7 +108,7 @@ class Pull:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Strength and hash of the weights, on which a training's result depends."""
+        """Strength, and hash of the weights. A training's result depends on both."""
         return repr(self.strength), sha256_bytes(tensors_to_bytes(self.weights))
 
     def apply(self, model: torch.nn.Module, *, rate: float) -> None:
@@ -147,15 +148,15 @@ def fit(
 
     Args:
         model: The network.
-        images: Float array [n, c, x, y, z], or :class:`~common.data.volume_cache.StoredVolumes` of that shape, of which
-            a step reads only the volumes it uses.
+        images: Float array [n, c, x, y, z], or :class:`~common.data.volume_cache.StoredVolumes` of that shape, from
+            which each step reads only the volumes that it uses.
         targets: Probabilities [n, k, x, y, z] that sum to 1 in every voxel, or label maps [n, x, y, z] of ``classes``
             classes, which need less memory and give the same weights.
         recipe: Network, steps, learning rate and the other settings.
         seed: Seed of order and augmentation.
         classes: Number of classes if ``targets`` are label maps, else None.
         augment: False to train on the volumes unchanged.
-        weights: How much each volume counts, ≥ 0, [n]; normalised to mean 1.
+        weights: Weight of each volume in the loss, ≥ 0, [n]; normalised to mean 1.
         pull: Weights to which the training is pulled.
         checkpoint: File that is written every 50 steps and from which an interrupted run continues. A checkpoint of
             other data, seed, recipe or start weights is ignored. The caller deletes it.
@@ -230,7 +231,7 @@ def _descend(
     *,
     amp: bool,
 ) -> float:
-    """Do one optimiser step on a batch on the model's device; return its loss, or refuse one that is not finite."""
+    """Do one optimiser step on a batch on the model's device; return its loss, or raise if the loss is not finite."""
     optimizer.zero_grad()
     with mixed_precision(image.device, enabled=amp):
         logits = model(image)
@@ -239,7 +240,7 @@ def _descend(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
-    value = float(loss.detach())  # waits for a GPU, so it comes last
+    value = float(loss.detach())  # synchronises with the GPU, so it comes last
     if not math.isfinite(value):
         raise InvalidInput("training diverged", value=value, remedy="lower the learning rate")
     return value
@@ -352,7 +353,17 @@ def learning_rate(step: int, recipe: TrainingConfig) -> float:
 
 
 def batch_of(step: int, *, cases: int, batch_size: int, seed: int) -> list[int]:
-    """Return the cases of one step. Every epoch is a new permutation, and a batch may span two epochs."""
+    """Return the indices of the cases of one step. Every epoch is a new permutation, and a batch may span two epochs.
+
+    Args:
+        step: Number of the step, from 0.
+        cases: Number of cases.
+        batch_size: Cases in a step.
+        seed: Seed of the training.
+
+    Returns:
+        ``batch_size`` indices below ``cases``.
+    """
     picks = []
     for position in range(step * batch_size, (step + 1) * batch_size):
         epoch, place = divmod(position, cases)
@@ -360,26 +371,36 @@ def batch_of(step: int, *, cases: int, batch_size: int, seed: int) -> list[int]:
     return picks
 
 
-_ORDER, _AUGMENT = 1, 2  # keep the two kinds of draws apart
+_ORDER, _AUGMENT = 1, 2  # parts of the seeds, so that order and augmentation use different random numbers
 
 
 Arrays: TypeAlias = "np.ndarray | StoredVolumes"
 
 
 def kept_channels(shape: Sequence[int], chance: float, *, seed: int, step: int) -> torch.Tensor:
-    """Return which channels of a batch are shown in this step (modality dropout), as :func:`shown`."""
+    """Draw which channels of a batch are shown in a step (modality dropout).
+
+    Args:
+        shape: Shape [n, c, …] of the batch.
+        chance: Probability that a channel is hidden.
+        seed: Seed of the training.
+        step: Number of the step.
+
+    Returns:
+        The tensor of :func:`shown`.
+    """
     return shown(np.random.default_rng([seed, step, 7]).random((shape[0], shape[1])), chance)
 
 
 def shown(draws: Float[np.ndarray, "n c"], chance: float) -> torch.Tensor:
-    """Return which channels are shown, given uniform draws. At least one channel of each volume is.
+    """Return which channels are shown, given uniform random numbers. At least one channel of each volume is shown.
 
     Args:
-        draws: Uniform draws, [n, c].
+        draws: Uniform random numbers, [n, c].
         chance: Probability that a channel is hidden.
 
     Returns:
-        Tensor [n, c, 1, 1, 1] of 1 (shown) and 0.
+        Tensor [n, c, 1, 1, 1]: 1 for a shown channel, 0 for a hidden one.
     """
     kept = draws >= chance
     kept[np.arange(len(draws)), draws.argmax(axis=1)] = True
@@ -396,7 +417,7 @@ def _sample(
     classes: int | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Crop, convert to one-hot, then augment on the device, so that never more than a patch becomes probabilities."""
+    """Crop, convert to one-hot, then augment on the device. Cropping comes first, so only a patch becomes one-hot."""
     if patch:
         where = _corner(image.shape[1:], patch, seed=seed)
         image, target = image[where], target[where]
@@ -407,7 +428,7 @@ def _sample(
 
 
 def _corner(grid: tuple[int, ...], patch: tuple[int, ...], *, seed: int) -> tuple[slice | EllipsisType, ...]:
-    """Draw where a patch is cut, as MONAI's ``RandSpatialCropd`` does from the same seed."""
+    """Draw a patch's position. The result equals that of MONAI's ``RandSpatialCropd`` with the same seed."""
     draws = np.random.RandomState(seed)
     draws.seed(int(draws.randint(1 << 32, dtype="uint32")))
     starts = [int(draws.randint(0, n - size + 1)) if n > size else 0 for n, size in zip(grid, patch, strict=True)]
@@ -415,7 +436,7 @@ def _corner(grid: tuple[int, ...], patch: tuple[int, ...], *, seed: int) -> tupl
 
 
 def _onto(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return a copy of the array on the device; for a GPU through pinned memory and without waiting."""
+    """Return a copy of the array on the device. A copy to a GPU uses pinned memory and does not wait."""
     tensor = torch.tensor(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 

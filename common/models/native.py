@@ -29,7 +29,7 @@ class NativePrediction:
         label_map: Predicted label map on the file's voxels.
         dice: Dice of each structure; empty without a label map.
         hd95_mm: HD95 of each structure in mm; empty without a label map.
-        sure: Reliability of the probabilities.
+        sure: Calibration of the probabilities (:class:`common.calibration.Reliability`).
         uncertainty: Entropy over log k, from 0 (certain) to 1; None unless requested.
         lesions: (Dice, HD95) of every structure, lesion by lesion; empty unless requested.
     """
@@ -52,7 +52,7 @@ def predict_native(
     uncertainty: bool = False,
     lesions: bool = False,
 ) -> NativePrediction:
-    """Predict a case on the study's grid and bring the probabilities back to the file's own voxels.
+    """Predict a case on the study's grid and resample the probabilities to the file's own voxels.
 
     Args:
         case: A case that was matched to the study.
@@ -81,7 +81,7 @@ def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray,
         data: The study's data settings.
 
     Returns:
-        Volume and label map, or None for the latter.
+        The volume, and the label map; None instead of a label map if the case has none.
 
     Raises:
         InvalidInput: If a file is unusable.
@@ -103,7 +103,7 @@ def on_native(
     uncertainty: bool = False,
     lesions: bool = False,
 ) -> NativePrediction:
-    """Bring probabilities from the study's grid to the file's own voxels, and score them there.
+    """Resample probabilities from the study's grid to the file's own voxels, and score them there.
 
     Args:
         probabilities: Float array [k, x, y, z] on the grid.

@@ -2,9 +2,9 @@
 
 Called by the server to export the student and by sites that rebuild it. Layout:
 ``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md``,
-``LICENSE``. Every file but the weights is made from the study, the privacy facts, a few numbers and the versions of
-four libraries. A site can therefore make these files itself, and takes nothing but values from the server. Refuses to
-overwrite a directory that is not a bundle.
+``LICENSE``. Every file except the weights is generated from the study, the privacy facts, a few numbers and the
+versions of four libraries. A site can therefore generate these files itself, and needs only values from the server.
+Refuses to overwrite a directory that is not a bundle.
 """
 
 from __future__ import annotations
@@ -103,11 +103,20 @@ def export_bundle(
 
 
 def replace_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """Write a bundle's files over nothing or over another bundle; raise InvalidInput if the directory holds something
-    else.
+    """Write a bundle's files to a new directory, or replace the bundle in an existing one.
+
+    Args:
+        directory: The bundle's directory.
+        files: File contents by path.
+        mode: Permissions of the files.
+
+    Raises:
+        InvalidInput: If the directory holds something other than a bundle.
     """
     if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
-        raise InvalidInput("bundle directory holds something else", value=str(directory), remedy="choose another one")
+        raise InvalidInput(
+            "directory holds something other than a bundle", value=str(directory), remedy="choose another one"
+        )
     write_bundle(directory, files, mode=mode)
 
 
@@ -119,7 +128,9 @@ def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o6
         files: File contents by path.
         mode: Permissions of the files; 0o600 if only their owner may read them.
     """
-    fresh = directory.with_name(f".{directory.name}.tmp")  # fixed, so that the next export removes what a crash left
+    fresh = directory.with_name(
+        f".{directory.name}.tmp"
+    )  # a fixed name, so that the next export removes the rest of a crashed one
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         for name, content in files.items():

@@ -29,11 +29,11 @@ MAX_WEIGHTS_BYTES = 1 << 30
 
 
 def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out_channels: int) -> dict[str, object]:
-    """Return a network's definition in MONAI's configuration language, as a bundle states it.
+    """Return a network's definition in MONAI's configuration language, which bundles contain.
 
-    ``unet``        UNet with one convolution per level and stride 2 from the first on: small and fast, with its finest
-                    features at half resolution.
-    ``residual``    The same with two convolutions per level and shortcuts.
+    ``unet``        UNet with one convolution per level and stride 2 from the first level on: small and fast, with its
+                    finest features at half resolution.
+    ``residual``    The same, with two convolutions per level and residual connections.
     ``paper-unet``  BasicUNet of five levels with two convolutions each, max-pooling between them, and the finest skip
                     at full resolution: the "vanilla 3D U-Net with four layers of pooling" of Fay et al. 2021.
     ``dynunet``     nnU-Net's plain network: two convolutions per level, strides for pooling, the finest skip at full
@@ -170,8 +170,8 @@ def input_weights(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def weights_to_bytes(model: torch.nn.Module) -> bytes:
-    """Return a network's state dict as ``torch.save`` writes it. Equal weights give equal bytes, so their SHA-256 names
-    them.
+    """Return a network's state dict as ``torch.save`` writes it. Equal weights give equal bytes, so their SHA-256
+    identifies the weights.
 
     Args:
         model: The network.
@@ -236,7 +236,10 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
     found = sha256_bytes(content)
     if expected_hash is not None and found != expected_hash:
         raise InvalidInput(
-            "the weights file differs from the one on record", value=found, limit=expected_hash, remedy="train again"
+            "SHA-256 of the weights file differs from the recorded one",
+            value=found,
+            limit=expected_hash,
+            remedy="train again",
         )
     weights_from_bytes(content, model)
     return found
@@ -286,4 +289,4 @@ def _check_plain_zip(content: bytes) -> None:
         entries = archive.infolist()
     stored = all(e.compress_type == zipfile.ZIP_STORED and e.compress_size == e.file_size for e in entries)
     if not stored or sum(entry.file_size for entry in entries) > len(content):
-        raise pickle.UnpicklingError("entries that unpack to more than they are")
+        raise pickle.UnpicklingError("compressed entries")

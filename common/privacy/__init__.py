@@ -1,4 +1,4 @@
-"""The privacy core: what a release costs, how much noise it needs, and the code that adds the noise.
+"""The privacy core: the cost of a release, the noise that it needs, and the code that adds the noise.
 
 The modules hold pure functions and frozen values. They import neither torch nor Flower, and read and write no files.
 Read them in this order:

@@ -2,17 +2,18 @@
 budget.
 
 Called by the ledgers before every charge, and by everything that prints an ε. Every release adds Gaussian noise, so its
-cost is the number μ² = (Δ/σ)². An adaptive sequence of releases is exactly as revealing as one Gaussian mechanism with
-μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as rationals. Every ε is rounded up and every limit on
-μ² is rounded down.
+cost is the number μ² = (Δ/σ)². An adaptive sequence of releases has exactly the guarantee of one Gaussian mechanism
+with μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as rationals. Every ε is rounded up and every limit
+on μ² is rounded down.
 
 ``exact``  the analytic Gaussian curve (Balle & Wang 2018, Theorem 8). No other accountant can be tighter.
 ``rdp``    Rényi DP at dp-accounting's orders and the best order in closed form, with dp-accounting's float operations.
 ``pld``    privacy loss distributions by dp-accounting, imported on first use: a second opinion on ``exact``.
 ``paper``  eq (14) of Fay et al. 2021, the closed form that the paper calibrates with.
 
-The neighbouring relation is already part of Δ, and so of μ. No library is told about it, because libraries disagree:
-for ``REPLACE_ONE`` dp-accounting's PLD accountant doubles a Gaussian's sensitivity and its RDP accountant does not.
+The neighbouring relation is already part of Δ, and so of μ. It is not passed to any library, because libraries treat it
+differently: for ``REPLACE_ONE`` dp-accounting's PLD accountant doubles a Gaussian's sensitivity and its RDP accountant
+does not.
 
 Refuses NaN, infinite, zero and negative parameters before they reach a library, because dp-accounting answers ε = 0 for
 a NaN noise multiplier.
@@ -37,7 +38,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
 
 MAX_COORDINATES = 1 << 24
-"""Noisy coordinates a pool may release in all, so that the sampler's part of δ stays within ``SAMPLER_DELTA``."""
+"""Most noisy coordinates that a pool may release, so that the sampler's part of δ stays within ``SAMPLER_DELTA``."""
 
 MAX_EPSILON = 2000.0
 """Largest ε of a budget: up to here (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` stays inside ``SAMPLER_DELTA``."""
@@ -141,7 +142,7 @@ def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
     """Return ε by Rényi DP at dp-accounting's default orders alone.
 
-    Other tools print this value. Consilium shows it and never decides by it.
+    Other tools print this value. Consilium only displays it; no decision depends on it.
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
@@ -159,7 +160,7 @@ def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
     """Return ε at δ by dp-accounting's privacy loss distribution, as a second opinion on ``exact``.
 
-    It agrees with ``exact`` to about 1e-7·μ and takes tenths of a second. No budget is decided by it.
+    It agrees with ``exact`` to about 1e-7·μ and takes tenths of a second. No budget decision depends on it.
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 64².
@@ -277,7 +278,7 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
             "epsilon of a budget",
             value=budget.epsilon,
             limit=f"at most {epsilon_text(MAX_EPSILON)}",
-            remedy="such a budget protects nobody; choose an epsilon below 10",
+            remedy="choose an epsilon below 10, since such a budget protects nobody",
         )
     return _max_mu_squared(name, float(budget.epsilon), budget.analytic_delta)
 
@@ -285,9 +286,9 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
 def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
     """Return μ² of the same releases for ``size`` units that change together: (g·μ)², exactly.
 
-    Use it for people whom the guarantee of one unit does not cover. A patient known at g hospitals moves g voters; g
-    hospitals that share data move together. Each unit moves the sum by at most Δ, so g units move it by at most g·Δ in
-    every release. The bound is tight, because all g movements may point the same way.
+    Use it for people whom the guarantee of one unit does not cover: a patient known at g hospitals changes g voters'
+    codes, and g hospitals that share data change together. Each unit changes the sum by at most Δ, so g units change it
+    by at most g·Δ in every release. The bound is tight, because all g changes may have the same direction.
 
     Args:
         mu_squared: Σμ² for one unit.
@@ -433,7 +434,7 @@ _contexts = threading.local()
 
 
 def _mp() -> Any:
-    """Return this thread's own mpmath context, because the precision of the global one is shared between threads."""
+    """Return this thread's own mpmath context, because threads share the precision of the global context."""
     if not hasattr(_contexts, "mp"):
         context = mpmath.MPContext()
         context.prec = _PRECISION_BITS
@@ -493,7 +494,7 @@ def _orders(mu: float, delta: float) -> list[float]:
     """
     closed = 1 + sqrt(2 * log(1 / delta)) / mu
     low, high = log(1e-3 * (closed - 1)), log(1e3 * (closed - 1))
-    # minimise α ↦ αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1) on a log grid, refined four times
+    # Minimise α ↦ αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1) on a log grid that is refined four times.
     for _ in range(4):
         grid = np.linspace(low, high, 65)
         alpha = 1 + np.exp(grid)
@@ -521,7 +522,7 @@ def _epsilon_rdp(mu_squared: Fraction, delta: float) -> float:
     value = _best_order((*_LIBRARY_ORDERS, *_orders(mu, delta)), mu, delta)
     if not value >= 0:  # also catches NaN
         raise InvalidInput("epsilon by rdp", value=value, limit="a number, 0 or above")
-    # Proposition 5 at the closed-form order is RDP too, and covers μ where the library drops orders up to 1.01.
+    # Proposition 5 at the closed-form order is an RDP bound too, also where dp-accounting ignores orders up to 1.01.
     return min(value * _LIBRARY_ROUNDING, _epsilon_paper(mu_squared, delta))
 
 

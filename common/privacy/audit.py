@@ -9,13 +9,14 @@ plays the strongest adversary that the guarantee covers:
 3. It turns the error rates of the guess into a lower bound on μ. The bound holds with the stated confidence, whatever
    the distribution of the noise.
 
-Each of three pairs of worlds finds another fault. ``constant`` (one unit's code is +u in every query, or −u) finds too
-little noise. ``alternating`` (the sign flips from query to query) finds noise that is used twice. ``tenfold`` (±10u
-before clipping) finds a missing clip. Three more tests look at the noise itself, and one at the budget filter.
+There are three pairs of worlds, each for one kind of fault. ``constant`` (one unit's code is +u in every query, or −u)
+detects too little noise. ``alternating`` (the sign flips from query to query) detects noise that is used twice.
+``tenfold`` (±10u before clipping) detects a missing clip. Three more tests examine the noise itself, and one the budget
+filter.
 
-The audit cannot prove privacy. It finds faults of the size it has power for (docs/privacy.md gives figures), in this
-code on this machine. It says nothing about a server that runs other code. It draws no randomness of its own. Refuses
-parameters outside their ranges and values that are not finite.
+The audit cannot prove privacy. It detects faults that are large enough for its statistical power (docs/privacy.md gives
+figures), in this code on this machine. It says nothing about a server that runs other code. It draws no randomness of
+its own. Refuses parameters outside their ranges and values that are not finite.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from common.privacy.release import noisy_sum
 
 Code: TypeAlias = Int64[np.ndarray, "l"]
 Service: TypeAlias = Callable[[Sequence[Sequence[Code]]], Sequence[Code]]
-"""Runs one whole study: takes the sites' codes of every query and returns the released answers in order.
+"""A function that runs one whole study: takes the sites' codes of every query and returns the answers in order.
 
-Each call starts with an unspent budget. Raises BudgetExceeded when a query does not fit."""
+Each call starts with an unspent budget. It raises BudgetExceeded when a query does not fit."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -115,7 +116,7 @@ class Finding:
         measured: The measured value.
         limit: The limit that the value must keep.
         alarm: True if the limit is broken.
-        meaning: Words that explain the two numbers in the printed line.
+        meaning: Words between the measured value and the limit in the printed line.
     """
 
     test: str
@@ -370,7 +371,7 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
     probability at most α = 1e-5.
 
     Args:
-        name: What the rows stand for, for the finding's name.
+        name: Meaning of the rows, for the finding's name.
         rows: Float array of shape [n, samples]; n rows of noise divided by the claimed σ.
 
     Returns:
@@ -381,7 +382,7 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
 
     Source: Davidson & Szarek 2001, Theorem II.13.
     """
-    if not np.isfinite(rows).all():  # NaN would compare as no alarm
+    if not np.isfinite(rows).all():  # a comparison with NaN would raise no alarm
         raise InvalidInput("noise under audit", limit="finite numbers only")
     n, samples = rows.shape
     smallest = sqrt(max(0.0, float(np.linalg.eigvalsh(rows @ rows.T / samples)[0])))

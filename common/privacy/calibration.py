@@ -1,8 +1,8 @@
 """Computes how much noise a plan needs, how many queries are left, and the ε of a plan.
 
 Called by the planner, for a study's noise mechanism, and by the public interface. Noise is rounded up and limits are
-rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, in which the budget filter
-decides too. Refuses plans whose N releases the filter cannot tell from N + 1, and noise outside the sampler's range.
+rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, which the budget filter
+uses too. Refuses plans in which rounding would allow N + 1 releases as well, and noise outside the sampler's range.
 """
 
 from __future__ import annotations
@@ -78,15 +78,13 @@ def calibrate(
     cost = Fraction(delta) ** 2 / noise_std**2
     if not count * cost <= limit < (count + 1) * cost:  # cannot happen: 2^-47 is far below 1/(2N)
         raise InvalidInput(
-            "plan", value=queries, limit="a number of queries that the budget filter can tell from one more"
+            "planned queries", value=queries, limit="a smaller number, for which rounding does not allow one query more"
         )
     return noise_std
 
 
 def noise_multiplier(mechanism: Mechanism, protection: Protection) -> float:
-    """Return z = σ/Δ of one release, rounded down, for display.
-
-    Decisions use the exact μ² = 1/z² instead.
+    """Return z = σ/Δ of one release, rounded down, for display only. Decisions use the exact μ² = 1/z².
 
     Args:
         mechanism: The release.

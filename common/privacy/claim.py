@@ -1,9 +1,9 @@
-"""Computes a study's claim a second time, for the audit, without the code that is audited.
+"""Computes a study's claimed guarantee a second time, for the audit, without the code that is audited.
 
 An audit that took the claim from the code under audit could not find a wrong claim. This module shares no code with
 ``accounting``, ``calibration`` and ``mechanism``. It takes plain names and numbers, and uses other algorithms
-(bisection in mpmath, Rényi orders minimised by scipy). Results are good to about 1e-12, far finer than any test that
-uses them. Refuses NaN, infinite, zero and negative parameters, and unit ``patient`` with relation ``zero-out``.
+(bisection in mpmath, Rényi orders minimised by scipy). Results are accurate to about 1e-12, which is far more than the
+tests need. Refuses NaN, infinite, zero and negative parameters, and unit ``patient`` with relation ``zero-out``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REACH = {
 
 
 def claimed_reach(unit: str, relation: str, *, voters_per_site: int) -> int:
-    """Return the sensitivity Δ in units of the clipping norm C: how far one unit can move the sum.
+    """Return the sensitivity Δ in units of the clipping norm C: the largest change of the sum by one unit.
 
     Args:
         unit: ``hospital`` or ``patient``.
@@ -93,7 +93,7 @@ def claimed_epsilon(mu: float, delta: float, *, accountant: str = "exact") -> fl
 
 
 def shares_carry(share: Fraction, noise_std: Fraction, *, sites: int, colluders: int) -> bool:
-    """Return whether the noise shares of a roster's honest sites together have standard deviation σ at least.
+    """Return whether the noise shares of a roster's honest sites together have at least standard deviation σ.
 
     The test is (K − t)·s² ≥ σ² with K − t ≥ 2, in exact integers.
 

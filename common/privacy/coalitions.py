@@ -1,10 +1,11 @@
-"""Computes and states which ε of a sealed sum holds against which coalition of server and hospitals.
+"""Computes the ε of a sealed sum against each coalition of server and hospitals, and states it in sentences.
 
 Called for the consent sheet, the planner and the certificate. In a sealed sum the K sites of a roster draw the noise in
 K shares, calibrated so that K − t of them have standard deviation σ. Against a party that knows c shares, the noise
 that remains has standard deviation σ·√((K − c)/(K − t)). A release of cost μ² then costs μ²·(K − t)/(K − c).
 
-The module does not cover open studies. There the server adds the noise: it knows all of it, and no site knows any.
+The module does not cover open studies, in which the server adds the noise. There the server knows all of the noise and
+no site knows any.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def coalition_sentences(
 
 
 def trade_sentences(*, sealed: bool) -> tuple[str, str]:
-    """Return two sentences on whom an open and a sealed study each trust; the chosen mode comes first.
+    """Return two sentences on the parties that an open and a sealed study must trust; the chosen mode comes first.
 
     Args:
         sealed: True if the study's sums are sealed.
@@ -142,7 +143,7 @@ def spare_sentence(*, answers: int, spare: int) -> str:
 
     Args:
         answers: Number of answers.
-        spare: Number of draws that may be lost beside them.
+        spare: Number of further draws (attempts at a sum) that may be lost.
 
     Returns:
         The sentence.

@@ -23,8 +23,7 @@ def guess_right_at_most(mu_squared: Fraction) -> float:
     """Return the largest probability with which anybody can guess which of two neighbouring worlds is the real one.
 
     Both worlds are equally likely beforehand. The bound is (1 + TV)/2 with TV = 2Φ(μ/2) − 1, the total variation
-    distance of N(0, 1) and N(μ, 1), plus half of ``SAMPLER_DELTA`` for the noise sampler. No test of any kind does
-    better.
+    distance of N(0, 1) and N(μ, 1), plus half of ``SAMPLER_DELTA`` for the noise sampler. It holds for every test.
 
     Args:
         mu_squared: Σμ² of the releases, at least 0.
@@ -53,7 +52,7 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: i
 
     Args:
         protection: Unit and relation.
-        mu_squared: Σμ² of all that the study may release.
+        mu_squared: Σμ² of all releases that the study may make.
         colluders: Number of hospitals whose noise shares the guesser may know in a sealed sum; None in an open study.
         yours: True if the sentence addresses the hospital that is asked for consent.
 
@@ -115,7 +114,7 @@ def group_guarantees(
         accountant: Name of the accountant.
 
     Returns:
-        One guarantee for each size from 1. The tuple ends before the first size that the accountants cannot answer for.
+        One guarantee for each size from 1. The tuple ends before the first size that is outside the accountants' range.
 
     Raises:
         InvalidInput: If not even one unit has a guarantee.
@@ -132,7 +131,7 @@ def group_guarantees(
 
 
 def group_sentence(groups: tuple[Guarantee, ...]) -> str:
-    """Return a sentence that says how much less well several units together are protected.
+    """Return a sentence with the larger ε that holds for several units together.
 
     Args:
         groups: The result of :func:`group_guarantees`.
@@ -172,7 +171,7 @@ def delta_rule(delta: float, *, unit: Unit) -> str:
 
 
 def warn_about(delta: float, *, unit: Unit, units: int) -> str | None:
-    """Return a warning if δ > 1/(10 n) for n units. Such a δ would allow a whole record to be disclosed now and then.
+    """Return a warning if δ > 1/(10 n) for n units. Such a δ would allow a mechanism that discloses whole records.
 
     Args:
         delta: δ, above 0 and below 1.

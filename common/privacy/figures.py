@@ -20,9 +20,9 @@ _PLAIN_POWERS = range(-5, 16)  # powers of ten of the leading digit written with
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
     """Return ε in at most ``digits`` significant digits, rounded up, without trailing zeros.
 
-    A float that a decimal of at most so many digits names is printed as that decimal, as a person typed it: 1.1 gives
-    ``1.1``, although the nearest float is 9e-17 above it. Any other float is printed as the smallest such decimal that
-    is not below its exact value. Read back as a float, the text is therefore never below ``epsilon``.
+    If a decimal of at most ``digits`` digits reads back as this float, it is printed: 1.1 gives ``1.1``, although the
+    nearest float is 9e-17 above it. Any other float is printed as the smallest decimal of ``digits`` digits that is not
+    below its exact value. Read back as a float, the text is therefore never below ``epsilon``.
 
     Args:
         epsilon: ε, 0 or above; infinity is printed as ``∞``.
@@ -40,7 +40,7 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
     value = _checked("epsilon to be written", epsilon)
     if value.is_infinite():
         return "∞"
-    # Rounding up the shortest decimal of a float gives the exact value rounded up, since no shorter one is between.
+    # Rounding up the float's shortest decimal equals rounding up its exact value: no shorter decimal lies between.
     return _plain(_up(value, digits))
 
 
@@ -140,7 +140,7 @@ def spent_text(share: float) -> str:
 
 
 def _checked(what: str, value: float) -> Decimal:
-    """Return the shortest decimal that reads back as this float64, which is the number as somebody typed it."""
+    """Return the shortest decimal that reads back as this float64, usually the number that somebody typed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
         raise InvalidInput(what, value=value, limit="a number, 0 or above")
     return Decimal(repr(float(value)))

@@ -49,7 +49,7 @@ from common.canonical import check_integer
 from common.errors import InvalidInput
 
 Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
-"""Draws ``size`` integers of noise σ. Production uses :func:`rounded_gaussian`; tests inject others."""
+"""A function that draws ``size`` integers of noise σ. Production uses :func:`rounded_gaussian`; tests inject others."""
 
 Entropy: TypeAlias = Callable[[int], bytes]
 
@@ -61,7 +61,7 @@ MAX_NOISE_STD = Fraction(2**45)
 MAX_SIZE = 1 << 24
 
 _BLOCK = 1 << 17
-_DEEP_TAIL = 1 << 20  # n below this: the interval is wide for its place in the tail
+_DEEP_TAIL = 1 << 20  # for n below this, the interval is too wide for the guard's formula
 _GUARD = 2.0**-39
 
 
@@ -149,7 +149,7 @@ def _settle(n: int, noise_std: Fraction, entropy: Entropy) -> int:
     bits = 64
     while True:
         n, bits = n << 64 | int.from_bytes(entropy(8), "little"), bits + 64
-        value = _between_boundaries(n, bits, noise_std) if n else None  # n = 0 says nothing yet
+        value = _between_boundaries(n, bits, noise_std) if n else None  # n = 0 leaves the magnitude unbounded
         if value is not None:
             return value
 
@@ -184,7 +184,7 @@ def _quantile(p: Any, mp: Any) -> float:
     if p > mp.mpf(2) ** -1000:
         return -float(ndtri(float(p)))
     z = mp.sqrt(-2 * mp.log(p))
-    for _ in range(6):  # Newton on log Φ̄, which is nearly a parabola out there
+    for _ in range(6):  # Newton's method on log Φ̄, which is nearly a parabola in the tail
         tail = mp.erfc(z / mp.sqrt(2)) / 2
         z += (mp.log(tail) - mp.log(p)) * tail / mp.npdf(z)
     return float(z)

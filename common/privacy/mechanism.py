@@ -79,10 +79,10 @@ class AccountantName(StrEnum):
 
 
 def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: Relation) -> int:
-    """Return the ℓ2 sensitivity Δ of the integer sum of codes: how far one unit can move it.
+    """Return the ℓ2 sensitivity Δ of the integer sum of codes: the largest change that one unit can cause.
 
-    A hospital moves all m codes of its site: Δ = 2·m·R under ``replace-one`` and m·R under ``zero-out``. A patient
-    moves one of m teachers, which are trained on disjoint patients, anywhere in the ball: Δ = 2·R.
+    A hospital can change all m codes of its site: Δ = 2·m·R under ``replace-one`` and m·R under ``zero-out``. A patient
+    can change the code of one of m teachers, which are trained on disjoint patients, to any point of the ball: Δ = 2·R.
 
     Args:
         radius_int: Norm bound R of one voter's code, in grid steps.
@@ -108,8 +108,8 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
             raise InvalidInput(
                 "unit patient with relation zero-out",
                 limit="patient needs replace-one",
-                remedy="a teacher without one patient still answers, so its code does not become zero; "
-                "use relation = 'replace-one'",
+                remedy="use relation = 'replace-one', because a teacher without one patient still answers and its code "
+                "does not become zero",
             )
         case Unit.PATIENT, Relation.REPLACE_ONE:
             return 2 * radius_int
@@ -230,7 +230,7 @@ class Mechanism(Document):
         if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
             raise InvalidInput("noise standard deviation", value=self.noise_std, limit="a positive rational")
         if max(self.noise_std.numerator, self.noise_std.denominator).bit_length() > MAX_NOISE_BITS:
-            raise InvalidInput("noise standard deviation", limit=f"{MAX_NOISE_BITS} bits above and below the line")
+            raise InvalidInput("noise standard deviation", limit=f"{MAX_NOISE_BITS} bits in numerator and denominator")
         if self.noise_std > MAX_NOISE_STD:
             raise InvalidInput("noise standard deviation", value=float(self.noise_std), limit=f"{MAX_NOISE_STD:.3g}")
         if self.name != "rounded-gaussian-sum":
@@ -268,7 +268,9 @@ class Mechanism(Document):
         check_integer("voters", voters, least=1)
         sites, rest = divmod(voters, self.voters_per_site)
         if rest:
-            raise InvalidInput("voters", value=voters, limit=f"{self.voters_per_site} a site")
+            raise InvalidInput(
+                "voters", value=voters, limit=f"a multiple of {self.voters_per_site}, the voters of a site"
+            )
         return self.noise_in_sum(sites) / (voters << GRID_BITS)
 
     @property
@@ -301,7 +303,7 @@ class QuerySpec(Document):
     """Everything that determines one answer; its hash is the query's id.
 
     Attributes:
-        edition: Number of times the pool's teachers were trained anew.
+        edition: Number that is raised by 1 each time the pool's teachers are trained anew.
         codec: Content hash of the codec.
         volumes: Content hashes of the public volumes in order; several for a joint query.
         round: Number of the round, from 1.
@@ -334,8 +336,8 @@ class QuerySpec(Document):
 
     @property
     def id(self) -> str:
-        """SHA-256 over every field. A joint query has one id; a query of other volumes has another id and its own
-        charge.
+        """SHA-256 over every field. A joint query has one id for all its volumes. A query with other volumes has
+        another id and another charge.
         """
         if not self._id:
             object.__setattr__(self, "_id", digest("query", self.to_json()))

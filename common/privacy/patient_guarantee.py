@@ -1,18 +1,18 @@
-"""Computes the ε of one patient from the private trainings of its site, the releases of the federation, and both.
+"""Computes the ε of one patient from the private trainings of its site and the releases of the federation.
 
 Called before a private training, for a site's status, and for reports on patients. Codes from privately trained
-teachers are post-processing of those trainings. A patient's ε is then the smaller of the two, but only under three
-conditions:
+teachers are post-processing of those trainings. A patient's ε is then the smaller of the trainings' and the releases'
+ε, but only under three conditions:
 
 1. Trainings and releases have one relation and one δ.
 2. Every release used only teachers that were trained privately.
 3. All trainings that ever used the patient's data are composed.
 
-Otherwise both are printed, and if they have one relation, their sum at the sum of the δ, which always holds.
+Otherwise both are printed. If they have one relation, their sum at the sum of the δ is printed too; it always holds.
 
 A teacher never leaves its hospital, but a network that the hospital adapted privately may. Every statement about a
-patient then includes that training: only the trainings' own ε may be the smaller of the two, and the releases are never
-stated alone.
+patient then includes that training: the trainings' ε may be stated as the smaller of the two, but the releases' ε is
+never stated alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from common.privacy.training import Neighbours, TrainingEvent, TrainingGuarantee, epsilon_of_all
 
 ADAPTED = "adapted-"
-"""Prefix of the strategy's name if the trained network may leave the hospital (`site adapt --strategy`)."""
+"""Prefix of a strategy's name that shows that the trained network may leave the hospital (`site adapt --strategy`)."""
 
 UNPROTECTED = "a teacher is served that no finished private training on record made"
 """The reason printed if a site has no patient-level ε for its trainings."""
@@ -37,11 +37,11 @@ UNPROTECTED = "a teacher is served that no finished private training on record m
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training on a site's record.
+    """One training recorded in a site's ledger.
 
     Attributes:
         voter: Number of the voter whose patients it used.
-        deal: Hash of the deal of patients to voters.
+        deal: Id of the assignment of patients to voters.
         strategy: Name of the training strategy.
         event: The privacy facts that were charged; None for a training without a guarantee.
         served: True if a teacher of this training computed a code, or would compute the next one.
@@ -61,11 +61,10 @@ class Trainings:
     A patient belongs to one voter of a deal, so the trainings of different voters of one deal do not add up.
 
     Attributes:
-        all: The trainings in the order of their rows; a private one occurs once for each teacher it made.
-        every_code_traced: True if there are codes on record, and each names the training of every teacher that computed
-            it.
-        untraced: True if a teacher that computed a code, or would compute the next one, comes from no finished training
-            on record.
+        all: The trainings in the order of their rows; a private training occurs once for each teacher that it made.
+        every_code_traced: True if codes are recorded, and each names the training of every teacher that computed it.
+        untraced: True if a teacher that computed a code, or would compute the next one, comes from no recorded and
+            finished training.
     """
 
     all: tuple[Training, ...]
@@ -74,7 +73,7 @@ class Trainings:
 
     @property
     def private(self) -> tuple[Training, ...]:
-        """The trainings that were charged, whether they were finished or only begun, and whether or not they served."""
+        """The trainings that were charged, including unfinished ones and those whose teacher never computed a code."""
         return tuple(training for training in self.all if training.event is not None)
 
     def adapted(self, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee | None:
@@ -96,16 +95,16 @@ class Trainings:
     def guarantee(self, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee | None:
         """Return the patient-level ε of every private training composed, for the voter with the largest ε.
 
-        If patients were dealt to voters more than once, a patient may have been with any voter, so all trainings are
-        composed. A training that never served releases nothing, so one without a guarantee does no harm.
+        If patients were assigned to voters more than once, a patient may have been with any voter, so all trainings are
+        composed. A training whose teacher never computed a code releases nothing, so it needs no guarantee.
 
         Args:
             delta: δ at which ε is stated.
             neighbours: The relation.
 
         Returns:
-            The guarantee. None if there is no private training, or a teacher that served comes from no finished private
-            training on record.
+            The guarantee. None if there is no private training, or a teacher that computed a code comes from no
+            recorded and finished private training.
         """
         if not self.private or self.untraced or any(one.served and one.event is None for one in self.all):
             return None
@@ -138,8 +137,8 @@ class Combined:
         epsilon: ε, finite and at least 0.
         delta: δ, above 0 and below 1.
         protection: Always :data:`EXCHANGED`.
-        rule: Which rule gave the figure.
-        reasons: Why it is not the smaller of trainings and releases; empty if it is.
+        rule: Name of the rule that gave the figure.
+        reasons: Reasons why the smaller ε of trainings and releases does not hold; empty if it does.
 
     Raises:
         InvalidInput: If a value is outside its range, or unit and relation are others.
@@ -171,13 +170,13 @@ WITH_ADAPTED = "releases and the network that may leave composed"
 
 
 def of_each_patient(release: Guarantee) -> Guarantee:
-    """Return the guarantee of releases for one patient who is exchanged for any other.
+    """Return the guarantee of releases for one patient under replace-one.
 
     * Unit patient: the same guarantee.
     * Unit hospital under replace-one: the same, because a hospital with one patient exchanged is another hospital.
-    * Unit hospital under zero-out: an exchange is two steps of Δ = m·R, by way of the zero code. Each release moves by
-      at most 2m·R, so μ doubles. ε is that of 4·Σμ² by the same accountant at the same δ. Σμ² is taken as the largest
-      that ``release`` allows, times 1 + 2⁻⁴⁰.
+    * Unit hospital under zero-out: replacing a patient equals two steps of Δ = m·R, through the zero code. Each release
+      changes by at most 2m·R, so μ doubles, and ε is that of 4·Σμ² by the same accountant at the same δ. Σμ² is
+      recovered from ``release`` as the largest value that its ε allows, times 1 + 2⁻⁴⁰ for rounding.
 
     Args:
         release: The guarantee of the releases, for a group of 1.
@@ -211,8 +210,9 @@ def combine(
 ) -> Combined:
     """Return one patient's guarantee from its site's trainings and the federation's releases.
 
-    Under one relation, ε_training + ε_release at δ_training + δ_release always holds (basic composition). Without a
-    training under replace-one the releases stand alone; they protect the patient however the teachers were trained.
+    If both have one relation, ε_training + ε_release at δ_training + δ_release always holds (basic composition).
+    Without a training under replace-one, the releases' guarantee is returned; it holds for any training of the
+    teachers.
 
     Args:
         training: The composed trainings' guarantee; None if some teacher has none.

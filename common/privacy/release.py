@@ -1,8 +1,8 @@
 """Releases an answer: checks every site's integers, sums them exactly, and adds rounded Gaussian noise.
 
-The server's engine and the audit call the same function. In open studies no answer leaves the server by another path.
-The module keeps no code, logs nothing, and quotes no code in an error. Refuses codes beyond the norm bound, and sums
-that could exceed int64.
+The server's engine and the audit call the same function. In open studies every answer that leaves the server comes from
+it. The module stores no code, logs nothing, and quotes no code in an error. Refuses codes beyond the norm bound, and
+sums that could exceed int64.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CodeSum:
                 Nothing is released then.
         """
         if type(sites) is not int or sites < max(1, self.codes):
-            raise InvalidInput("codes to sum", value=sites, limit="at least one site, and one for each code")
+            raise InvalidInput("codes to sum", value=sites, limit="at least one site, and a site for each code")
         _check_room(self.mechanism, sites)
         noise = sampler(self.mechanism.dimension, self.mechanism.noise_std)
         if not isinstance(noise, np.ndarray) or noise.dtype != np.int64 or noise.shape != self._total.shape:

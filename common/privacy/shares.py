@@ -54,7 +54,7 @@ def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
             sampler cover.
     """
     if mechanism.colluders is None:
-        raise InvalidInput("mechanism", limit="one whose noise is drawn at the sites")
+        raise InvalidInput("mechanism", limit="a mechanism whose noise is drawn at the sites")
     honest = check_integer("sites on a roster", sites, least=mechanism.colluders + HONEST_SITES) - mechanism.colluders
     share = sqrt_up(mechanism.noise_std**2 / honest)
     if not MIN_SHARE_STD <= share <= MAX_NOISE_STD:
@@ -136,7 +136,7 @@ class Length:
 
     @property
     def is_honest(self) -> bool:
-        """True if honest sums may be this long. It is False for honest sums with probability at most
+        """True if the length is possible for honest sums. For honest sums it is False with probability at most
         :data:`FALSE_ALARM`.
         """
         return self.dimension == 0 or self.squared <= _quantile(self.dimension, self.noncentrality, FALSE_ALARM)
@@ -185,16 +185,16 @@ def _quantile(dimension: int, noncentrality: float, false_alarm: float) -> float
 
 
 def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
-    """Return how far one dishonest site can push a sum so that 95 % of such sums pass the bound, in units of m·R.
+    """Return the change of a sum that one dishonest site can cause while 95 % of such sums pass the bound.
 
-    The other sites send the zero code. An honest site pushes by at most 1.
+    It is in units of m·R, the largest change by an honest site. The other sites are assumed to send the zero code.
 
     Args:
         mechanism: The release's mechanism.
         sites: Number K of sites on the roster.
 
     Returns:
-        The push; 1 in an open study, where every code is checked.
+        The change; 1 in an open study, in which every code is checked.
     """
     if mechanism.colluders is None:
         return 1.0
@@ -227,11 +227,11 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
     bound = sum_bound(mechanism, sites=sites)
     if bound >= _ROOM >> 8:
         raise InvalidInput(
-            "sum of codes", value=sites, limit="K·m·R and its noise below 2^54", remedy="a smaller radius"
+            "sum of codes", value=sites, limit="K·m·R and its noise below 2^54", remedy="use a smaller radius"
         )
     result = total.view(np.int64).copy()
     if not norm_within(result, bound):
-        raise Refused("sum-spoiled", "the sum of a roster is larger than honest codes with their noise can make it")
+        raise Refused("sum-spoiled", "the sum is larger than the sum of any honest codes with their noise")
     return result
 
 

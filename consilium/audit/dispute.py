@@ -1,20 +1,21 @@
-"""Judges which site sent what in one draw of a sealed sum, from signed codes and disclosed mask keys.
+"""Judges whether each site sent an honest code in one draw of a sealed sum, from signed masked codes and mask keys.
 
-`consilium dispute judge` calls it. The rules are applied in this order:
+`consilium dispute judge` calls it. A draw is one attempt at a sealed sum; a *word* is a masked code that a site sent in
+it. The rules are applied in this order:
 
-1. The roster is real: every member's mask key is signed for this draw by the identity that the auditor has for that
-   site, compared by fingerprint with the hospital itself. Otherwise nothing is judged.
-2. A word counts only with its site's signature for this roster and query. So no site can deny a word, and neither the
-   server nor another site can invent one for it.
-3. A disclosed key counts only if the site signed the disclosure for this draw and auditor, and its public half is the
-   one in the roster. A false key is therefore proven to be that site's.
-4. A site's part, which is its code plus its noise share, is its word minus its masks. Each mask follows from either
-   end's key, so a site that disclosed nothing can still be judged if all others disclosed.
-5. A part is outside if it is longer than the longest honest code with its noise, in one query or in all together. For
-   an honest site this happens with probability at most :data:`~common.privacy.shares.FALSE_ALARM`. A part that is
-   within is not proven honest: noise hides a change of its own size.
+1. The roster must be real: every member's mask key is signed for this draw by the identity key that the auditor has
+   compared by fingerprint with that hospital. Otherwise nothing is judged.
+2. A word counts only with its site's signature for this roster and query. A site therefore cannot deny a word, and
+   neither the server nor another site can invent a word for it.
+3. A disclosed private key counts only if the site signed the disclosure for this draw and auditor. If the roster has
+   another public key for the site, the disclosure is false, and its signature proves that the site made it.
+4. A site's part is its code plus its noise share: its word minus its masks. Each mask follows from the key of either of
+   the two sites, so a site that disclosed nothing can still be judged if all others disclosed.
+5. A part is outside if its norm is above the bound for honest codes with noise, in one query or in all together. For an
+   honest site this happens with probability at most :data:`~common.privacy.shares.FALSE_ALARM`. A part within the bound
+   is not proven honest, because noise hides a change of its own size.
 
-The signed judgement contains words for each site, no norm and no code.
+The signed judgement contains a verdict for each site, but no norm and no code.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from common.privacy.shares import FALSE_ALARM, norm_within, site_bound, unmasked
 PARTS = ("within", "outside", "unknown")
 """Findings about a site's part. ``unknown``: neither the site nor all other sites have disclosed."""
 DISCLOSURES = ("true", "false", "none")
-"""Findings about a site's disclosure. ``false``: its key is not the one that the site signed for this draw."""
+"""Findings about a site's disclosure. ``false``: its key is not the key that the site signed for this draw."""
 WORDS = ("signed", "none")
-"""Findings about a site's word. ``none``: the site sent nothing, and left the draw incomplete."""
+"""Findings about a site's word. ``none``: the site sent nothing, so the draw is incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class SiteFinding(Document):
 
     @property
     def blamed(self) -> bool:
-        """Whether a finding is against the site: a part that no honest site has, or a key that is not its own."""
+        """True if a finding is against the site: its part is outside the bound, or its disclosed key is false."""
         return self.part == "outside" or self.disclosure == "false"
 
 
@@ -75,9 +76,9 @@ class Judgement(Signed):
     Attributes:
         study: Id of the study.
         roster: Id of the draw's roster.
-        evidence: SHA-256 of what was judged.
+        evidence: SHA-256 of the evidence that was judged.
         auditor: The auditor's sealing key.
-        spoiled: The sum of some query is longer than honest sites can make it.
+        spoiled: True if the sum of some query has a larger norm than honest sites can cause.
         findings: The findings about each site.
         time_utc: Time of the judgement.
         signature: The auditor's signature.
@@ -101,7 +102,7 @@ class Judgement(Signed):
         return tuple(finding.site for finding in self.findings if finding.blamed)
 
     def is_of(self, auditor: str) -> bool:
-        """Tell whether an auditor signed this judgement.
+        """Return whether an auditor signed this judgement.
 
         Args:
             auditor: The auditor's signing key, Ed25519 in hex.
@@ -133,7 +134,7 @@ class Judgement(Signed):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A judgement before it is signed, and doubts, in words, that the auditor should investigate."""
+    """An unsigned judgement, and sentences about doubts that the auditor should investigate."""
 
     judgement: Judgement
     doubts: tuple[str, ...]
@@ -147,29 +148,30 @@ def judge(
     auditor: X25519PrivateKey,
     now: str,
 ) -> Judged:
-    """Judge one draw from what its sites sent and disclosed, by the rules of this module.
+    """Judge one draw from its sites' words and disclosures, by the rules of this module.
 
     Args:
         evidence: The draw's roster, queries and signed words, from the server.
-        disclosures: What sites sent this auditor. Disclosures of other draws, and replayed or forged ones, are refused.
-        identities: Ed25519 key in hex by site, as compared by fingerprint with each hospital.
+        disclosures: Disclosures that sites sent to this auditor. Those of other draws, and replayed or forged ones, are
+            refused.
+        identities: Ed25519 key in hex by site, compared by fingerprint with each hospital.
         auditor: The key to which the disclosures were sealed.
         now: Time of the judgement, UTC, ISO 8601.
 
     Returns:
-        The judgement, not signed yet, and doubts.
+        The unsigned judgement, and doubts.
 
     Raises:
-        InvalidInput: If the roster is not of these identities, a word is not its site's, or a disclosure is not for
-            this draw and auditor, comes twice, or is not signed by its site.
+        InvalidInput: If other identities signed the roster, a word is not signed by its site, or a disclosure is for
+            another draw or auditor, occurs twice, or is not signed by its site.
     """
     roster, sealed_to = evidence.roster, public_hex(auditor)
     if unproven := unconfirmed(roster, me="", peers=identities):
         raise InvalidInput(
             "roster of the evidence",
             value=list(unproven),
-            limit="mask keys signed by the identities given, for every site",
-            remedy="ask these hospitals for the fingerprint of their key; another list of peers may be the right one",
+            limit="mask keys signed by the identities in the list of peers, for every site",
+            remedy="ask these hospitals for the fingerprint of their key; the list of peers may be wrong",
         )
     words = _words(evidence, identities)
     keys, false, doubts = _keys(evidence, disclosures, identities, auditor=auditor, sealed_to=sealed_to)
@@ -197,7 +199,11 @@ def judge(
 
 
 def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
-    """Rule 2: return each site's words by query; InvalidInput for a word that its site did not sign, or of no query."""
+    """Apply rule 2: return each site's words by query.
+
+    Raises:
+        InvalidInput: For a word that its site did not sign, or a word for another query.
+    """
     queries = {query.id: query for query in evidence.queries}
     found: dict[str, dict[str, NDArray[np.uint64]]] = {}
     for sent in evidence.sites:
@@ -207,12 +213,14 @@ def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, d
             values = word.values
             known = queries.get(word.query)
             if known is None or values.shape != (known.mechanism.dimension,):
-                raise InvalidInput(f"word of {sent.site}", value=word.query[:16], limit="of a query of this draw")
+                raise InvalidInput(
+                    f"word of {sent.site}", value=word.query[:16], limit="a word for a query of this draw"
+                )
             if not is_word_of(values, word.signature, identity=identities[sent.site], **of):
-                raise InvalidInput(f"word of {sent.site}", limit="one that this site signed for this draw")
+                raise InvalidInput(f"word of {sent.site}", limit="a word that this site signed for this draw")
             of_site[word.query] = values
         if of_site.keys() != queries.keys():
-            raise InvalidInput(f"words of {sent.site}", value=len(of_site), limit=f"{len(queries)}, one a query")
+            raise InvalidInput(f"words of {sent.site}", value=len(of_site), limit=f"{len(queries)}, one for each query")
         found[sent.site] = of_site
     return found
 
@@ -225,7 +233,7 @@ def _keys(
     auditor: X25519PrivateKey,
     sealed_to: str,
 ) -> tuple[dict[str, X25519PrivateKey], set[str], list[str]]:
-    """Rule 3: return the true keys by site, the sites with a false key, and doubts about differing identities."""
+    """Apply rule 3: return the true keys by site, the sites with a false key, and doubts about differing identities."""
     members = {member.site: member for member in evidence.roster.members}
     keys: dict[str, X25519PrivateKey] = {}
     false: set[str] = set()
@@ -234,13 +242,13 @@ def _keys(
         site = sealed.site
         if site not in members or sealed.roster != evidence.roster.id or sealed.auditor != sealed_to:
             raise InvalidInput(
-                f"disclosure of {site}", limit="one made by a site of this draw for this draw and this auditor"
+                f"disclosure of {site}", limit="a disclosure by a site of this draw for this draw and this auditor"
             )
         if site in keys or site in false:
             raise InvalidInput(f"disclosure of {site}", limit="one for each site")
         opened = sealed.opened(auditor)
         if not opened.is_genuine(signing_public_key(identities[site])):
-            raise InvalidInput(f"disclosure of {site}", limit="one that this site signed")
+            raise InvalidInput(f"disclosure of {site}", limit="a disclosure that this site signed")
         private = X25519PrivateKey.from_private_bytes(bytes.fromhex(opened.key))
         if public_hex(private) == members[site].mask.key:
             keys[site] = private
@@ -251,7 +259,7 @@ def _keys(
 
 
 def _other_identities(opened: Disclosure, identities: Mapping[str, str]) -> list[str]:
-    """Describe where a site has confirmed another key of a member than the one the auditor was given."""
+    """Return a sentence for each member of whom a site has confirmed another key than the auditor has."""
     return [
         f"{opened.site} has confirmed another key of {peer.site} than the one given here"
         for peer in opened.peers
@@ -265,7 +273,7 @@ def _part(
     words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
     keys: Mapping[str, X25519PrivateKey],
 ) -> bool | None:
-    """Rules 4 and 5: tell whether a site's code with its noise is within its bounds; None if a mask is unknown."""
+    """Apply rules 4 and 5: return whether a site's part is within its bounds; None if a mask is unknown."""
     roster = evidence.roster
     by_name = {member.site: member for member in roster.members}
     others = [name for name in roster.sites if name != site]
@@ -287,7 +295,9 @@ def _part(
                     query=query.id,
                     dimension=mechanism.dimension,
                 )
-                part -= mask if me == site else np.uint64(0) - mask  # at the other end the mask has the other sign
+                part -= (
+                    mask if me == site else np.uint64(0) - mask
+                )  # the two sites of a mask use it with opposite signs
             except Refused:  # unusable mask key; an honest site refuses such a roster
                 return False
         parts.append(part.view(np.int64))
@@ -296,7 +306,7 @@ def _part(
 
 
 def _spoiled(evidence: DrawEvidence, words: Mapping[str, Mapping[str, NDArray[np.uint64]]]) -> bool:
-    """Tell whether some query's sum over the whole roster is longer than honest sites can make it."""
+    """Return whether some query's sum over the whole roster has a larger norm than honest sites can cause."""
     if words.keys() != set(evidence.roster.sites):
         return False
     for query in evidence.queries:

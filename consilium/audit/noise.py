@@ -1,9 +1,9 @@
-"""Tests the noise itself: its size, its uniformity over places, its shape, and the independence of its values.
+"""Tests the noise itself: its variance overall and in parts, its distribution, and the independence of its values.
 
-``consilium.audit.run`` calls it with noise [runs, queries, l] from whole lives of a study, in the order drawn, and with
-the claimed σ. All null distributions are exact (χ², or a normal by conditioning on one factor) or bounded by a union
-over pairs, so the false alarm rate holds for any number of draws above a few. If the noise is as claimed, a finding is
-an alarm with probability at most :data:`ALPHA`.
+``consilium.audit.run`` calls it with noise [runs, queries, l] from complete runs of a study, in the order in which it
+was drawn, and with the claimed σ. All null distributions are exact (χ², or a normal by conditioning on one factor) or
+bounded by a union over pairs, so the false alarm rate holds for all but very small numbers of draws. If the noise is as
+claimed, a finding is an alarm with probability at most :data:`ALPHA`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Sums: TypeAlias = tuple[np.ndarray, np.ndarray, int]
 
 
 def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> tuple[Finding, ...]:
-    """Run every test of this module on the noise of several lives.
+    """Run every test of this module on the noise of several runs of a study.
 
     Args:
         noise: int64 array [runs, queries, l] in grid steps.
@@ -96,10 +96,10 @@ def smallest_fault(draws: int) -> float:
 
 
 def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Finding:
-    """Find stretches of draws whose sizes occur a second time in the sequence, at any place and with any sign.
+    """Find stretches of draws whose absolute values occur a second time in the sequence, at any position.
 
     Independent draws repeat a given stretch of length w with probability at most p^w, where p is the probability of the
-    likeliest size; w is chosen so that the sum over all pairs of places is below 1e-6.
+    most likely absolute value. w is chosen so that the sum over all pairs of positions is below 1e-6.
     """
     likeliest = min(0.5, 2 / (noise_std * sqrt(2 * pi)))
     pairs = values.size**2 / 2
@@ -116,7 +116,7 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
 
 
 def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """Find values that are used again in another order, by counting equal sizes among all draws of a run.
+    """Find values that are used again in another order, by counting pairs of equal |v| among all draws of a run.
 
     The expected number of pairs of equal |v| is n²/2·Σp², with a standard deviation from Σp² and Σp³. The alarm is 8
     standard deviations plus 25 above it, which independent draws reach with a probability below that of a finding, for
@@ -147,7 +147,7 @@ def _scramble(values: np.ndarray) -> np.ndarray:
 def _places(scaled: Float[np.ndarray, "runs queries l"], *, half: float) -> Iterator[_Sums]:
     """Yield sums of squares over every part of the noise that could have less noise than the rest.
 
-    A draw before rounding is within ``half`` of the rounded value; this is allowed for in both directions.
+    A draw before rounding is within ``half`` of the rounded value, so bounds in both directions are returned.
     """
     sizes = np.abs(scaled)
     for (most, squares), (least, _) in zip(
@@ -229,7 +229,7 @@ def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
 
 
 def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
-    """Divide, with 0/0 = 0; missing noise is found by the variance test."""
+    """Divide, with 0/0 = 0. The variance test detects missing noise."""
     return np.divide(value, length, out=np.zeros(np.shape(value)), where=np.asarray(length) > 0)
 
 
@@ -244,7 +244,7 @@ def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
 
 
 def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """Test the remainders of the noise, since noise without its low bits would not hide the sum's low bits.
+    """Test the remainders of the noise, because noise without low bits would not hide the sum's low bits.
 
     Modulo q ≤ σ/8 the rounded Gaussian is uniform up to e^(−2π²·64). The test is χ² over q cells: 16
     cells (four bits) at each power of two, and 3, 5 and 7.

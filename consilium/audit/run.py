@@ -2,12 +2,12 @@
 
 `consilium audit` calls it. A *life* is one complete run of the study. There are four kinds:
 
-* Ledger lives: to the end of the budget and past it, with pools tighter and wider than the study, with a lying
-  site, with the fewest sites.
-* A life with lost draws, a stopped server and a restored site.
-* Exchange lives with the same entropy of the operating system, so that the effect of one unit is seen exactly,
-  without noise.
-* Measurement lives, which measure the noise.
+* Ledger lives continue beyond the end of the budget, with pools of a smaller and a larger budget than the study's, with
+  a site that sends codes beyond the bound, and with the fewest sites.
+* One life has lost draws (attempts at a sealed sum), a stopped server and a restored site.
+* Exchange lives use the same entropy for the noise in neighbouring worlds, so that the noise cancels and the effect of
+  one unit is measured exactly.
+* Measurement lives measure the noise.
 
 If the claim holds, an audit alarms with probability at most :data:`FALSE_ALARM`: at most 20 findings are
 statistical, each at :data:`~consilium.audit.noise.ALPHA`. An audit cannot prove privacy, and says nothing about a
@@ -43,7 +43,7 @@ from consilium.audit.world import ABSENT, FAILS, World
 
 FALSE_ALARM = 20 * ALPHA
 DRAWS = 200_000
-"""Draws of noise measured by default. Noise that is 1 % too small is then detected in 97 % of audits."""
+"""Default number of draws of noise to measure. Noise that is 1 % too small is then detected in 97 % of audits."""
 
 MOST_LIVES = 1_000
 PARTS = ("books", "life", "exchange", "noise")
@@ -56,7 +56,7 @@ WORLDS = (
     World("far+", others=("far-", "inside")),
     World(FAILS),
 )
-"""The worlds of the lives that measure the noise: units that differ, that agree, that are absent, and that fail."""
+"""The worlds of the lives that measure the noise: with units that differ, agree, are absent, or fail."""
 
 Progress = Callable[[int, int], None]
 
@@ -79,7 +79,7 @@ class ServiceReport(AuditOutcome):
 
     @property
     def summary(self) -> str:
-        """The verdict in words."""
+        """The verdict as a sentence."""
         limit = self.subject.limit
         return self._summary(
             (limit.epsilon, limit.delta),
@@ -139,7 +139,7 @@ def audit_service(
     stop_at_first_alarm: bool = False,
     progress: Progress | None = None,
 ) -> ServiceReport:
-    """Run a study again and again until enough draws of noise were measured, and test everything.
+    """Run a study repeatedly until enough draws of noise were measured, and test everything.
 
     Args:
         subject: The study to audit.
@@ -182,7 +182,7 @@ class _Audit:
     _moved: float = 0.0
 
     def follow_the_books(self) -> None:
-        """Run a life as planned and ask for more afterwards; then the lives whose budgets differ from the plan."""
+        """Run a life as planned and ask for more afterwards; then run lives whose budgets differ from the plan."""
         subject, small = self.subject, shrunk(self.subject)
         self._follow(subject, World("near+"), further=True)
         self._follow(small, World("far-"), further=True, wider=True)
@@ -207,7 +207,7 @@ class _Audit:
             self._lived()
 
     def exchange(self) -> None:
-        """Exchange one unit with the entropy unchanged: the noise cancels, so the unit's effect is seen exactly."""
+        """Exchange one unit with unchanged entropy. The noise cancels, so the unit's effect is measured exactly."""
         small = shrunk(self.subject)
         for subject, words in ((self.subject, ("near+", "far-")), (small, ("near+", "far-", FAILS, ABSENT))):
             lives = {}
@@ -330,7 +330,7 @@ def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
 
 
 def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    """Tell whether two lives drew the same noise, up to the first round in which their dimensions differ."""
+    """Return whether two lives drew the same noise, up to the first round in which their dimensions differ."""
     for vector, its in zip(one, other, strict=False):
         if vector.size != its.size:
             return True
@@ -349,7 +349,7 @@ def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
 
 
 class _Stream:
-    """Replaces the operating system's random bytes by a stream that depends on a key; counts the bytes drawn."""
+    """Replaces the operating system's random bytes by a stream that depends on a key, and counts the bytes drawn."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self.drawn, self._calls = key, 0, 0
@@ -369,7 +369,7 @@ def _stream(key: bytes) -> Iterator[_Stream]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Provide a folder for one life, in memory if possible, because ledgers are synced to disk at every step."""
+    """Provide a folder for one life, in memory if possible, because ledgers sync to disk at every step."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="audit-", dir=memory if os.access(memory, os.W_OK) else None) as root:
         yield Path(root)

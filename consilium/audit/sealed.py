@@ -1,9 +1,8 @@
-"""Checks a sealed study from the view of its server together with t of its sites.
+"""Checks a sealed study from the view of its server together with t colluding sites.
 
-The t sites' noise shares and masks are known to the server.
-
-It measures the noise that is left without the colluders' shares, and what a site's words look like without the
-masks it shares with them. It reads the files only, with every site's key, which only an audit has.
+The server then knows the noise shares and masks of the t sites. The module measures the noise that remains without
+these shares. It also checks that a site's words (masked codes) look uniform without the masks that it shares with the
+colluders. It reads the ledger files with every site's key, which only an audit has.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from common.privacy.audit import Finding
 from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
 
 READABLE_BITS = 49
-"""Bits, of 63. A uniform vector of two or more numbers stays below this with probability at most 2⁻²⁸."""
+"""Threshold in bits, of 63. All numbers of a uniform vector of two or more are below it with probability ≤ 2⁻²⁸."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def left_of_noise(
         service: The study's server and sites.
         life: What their ledgers hold.
         releases: The releases.
-        turn: Which sites collude first; they change with each release.
+        turn: Number that selects the colluding sites of the first release; they change with each release.
 
     Returns:
         int64 arrays of shape [l].
@@ -62,14 +61,14 @@ def left_of_noise(
 
 
 def share_bits(service: Service, release: AuditedRelease) -> float:
-    """Compute the entropy, in bits, of all noise shares of one release.
+    """Return the entropy of all noise shares of one release.
 
     Args:
         service: The study's server and sites.
         release: The release.
 
     Returns:
-        Bits.
+        The entropy in bits.
     """
     sites = len(release.roster)
     share = release.noise_std / sqrt(sites - service.study.privacy.colluders)
@@ -77,15 +76,16 @@ def share_bits(service: Service, release: AuditedRelease) -> float:
 
 
 def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
-    """Check that a site's words look uniform to the server and any t other sites, alone and relative to its earlier
-    words.
+    """Check that a site's words look uniform to the server and any t other sites.
+
+    The words themselves and their differences to the site's earlier words are checked.
 
     Args:
         service: The study's server and sites.
         releases: The releases.
 
     Returns:
-        A finding; ``measured`` is the bits of the largest number that colluders see, in the worst release.
+        A finding. ``measured`` is the number of bits of the largest number that colluders see, in the worst release.
     """
     seen: dict[tuple[str, int], list[Int64[np.ndarray, "l"]]] = {}
     for draw in _draws(service, releases):
@@ -102,7 +102,7 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
 
 
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:
-    """Return t sites of the roster; over K turns each site is among them t times."""
+    """Return t sites of the roster. Over K turns each site is among them t times."""
     sites = len(release.roster)
     return tuple(release.roster[(turn + place) % sites] for place in range(service.study.privacy.colluders))
 

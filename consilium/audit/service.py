@@ -1,10 +1,9 @@
 """Runs one life of a study in a folder with production's pipeline, aggregator, workers and both kinds of ledger.
 
-A *life* is one complete run of the study. Its *world* prescribes what each voter answers.
-``consilium.audit.run`` calls it. Only the transport and the teachers are replaced: messages go directly to the workers'
-``handle``, and a voter answers as the world prescribes. Results are read from the SQLite files by plain SQL,
-independently of the objects that wrote them. Refuses only what production refuses: an error that ends a life is part of
-the result.
+A *life* is one complete run of the study. Its *world* prescribes each voter's answers. ``consilium.audit.run`` calls
+the module. Only the transport and the teachers are replaced: messages go directly to the workers' ``handle``, and a
+voter answers as the world prescribes. Results are read from the SQLite files by plain SQL, independently of the objects
+that wrote them. Refuses only what production refuses; an error that ends a life is part of the result.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Service:
     Args:
         root: Folder of this life, which is one run of the study.
         subject: The study to audit.
-        world: Prescribes what each voter answers.
+        world: Prescribes each voter's answers.
         sites: Number of sites; by default all of the subject's.
         server_limits: The pools' budgets in the server's ledger; by default the subject's.
         site_limits: The pools' budgets in the sites' ledgers; by default the subject's.
@@ -110,7 +109,7 @@ class Service:
             wire: Makes the transport between the server and the sites' workers.
 
         Returns:
-            Name of the error that ended it; empty if none did.
+            Name of the error that ended the run; empty if there was none.
         """
         with closing(self.opened()) as sites:
             events = EventLog(self.events_file, study=self.study.id)
@@ -121,13 +120,13 @@ class Service:
         return ""
 
     def live_with_a_liar(self, *, far: bool) -> tuple[int, str]:
-        """Ask the first query while the last site seals a code beyond its bound.
+        """Ask the first query while the last site sends a code beyond its bound.
 
         Args:
-            far: The code has norm 1000·m·R; otherwise it is one grid step outside.
+            far: True for a code of norm 1000·m·R; False for a code one grid step outside the bound.
 
         Returns:
-            Number of codes refused, and the name of the error that ended it or empty.
+            Number of refused codes, and the name of the error that ended the run (empty if there was none).
         """
 
         def lie(node: int, body: bytes, reply: bytes) -> bytes:
@@ -174,12 +173,14 @@ class Service:
         return encode(Several((lie,)))
 
     def _refused_codes(self) -> int:
-        """Count the refused codes; in a sealed study the refused sums, because single words cannot be told apart."""
+        """Count the refused codes; in a sealed study the refused sums, because masked codes cannot be checked
+        singly.
+        """
         kinds = [(event["event"], event.get("reason")) for event in read_events(self.events_file)]
         spoiled = sum(kind == ("draw-lost", "spoiled") for kind in kinds)
         return spoiled if self.study.privacy.sealed else sum(event == "code-refused" for event, _ in kinds)
 
-    # --- asking for more than there is
+    # --- asking for more than the budget allows
 
     def planned(self) -> tuple[QuerySpec, ...]:
         """Return the queries that the study asks before any answer.
@@ -209,14 +210,14 @@ class Service:
         return replace(first, mechanism=mechanism, volumes=volumes, round=self.subject.queries + number)
 
     def ask_server(self, query: QuerySpec, study: Study) -> bool:
-        """Tell whether the server's ledger, opened anew, would release a query with every site on the roster.
+        """Return whether the server's ledger, opened anew, would release a query with every site on the roster.
 
         Args:
             query: The query.
             study: The study for which it is asked.
 
         Returns:
-            True if it is released, or drawn in a sealed study.
+            True if it is released; in a sealed study, if a draw is charged.
         """
         with self._ledger() as ledger:
             ledger.register_study(study)
@@ -366,7 +367,7 @@ class Service:
     def key_file(self, site: str) -> Path:
         """Return the path of a site's ledger key, and create its folder.
 
-        The constructor creates the key there, because the server must know its public half before it asks a query.
+        The constructor creates the key there, because the server must know the public key before it asks a query.
 
         Args:
             site: Name of the site.
@@ -379,7 +380,7 @@ class Service:
         return path
 
     def fetch(self, name: str) -> bytes:
-        """Return a public object. A volume's content is its name, because no voter reads it.
+        """Return a public object. For a volume, its name is returned as content, because no voter reads it.
 
         Args:
             name: Hash of the object.
@@ -425,11 +426,11 @@ class SiteRecord:
     """The content of a site's ledger file.
 
     Attributes:
-        accepted: σ of everything accepted, by query and draw.
+        accepted: σ of every accepted query, by query and draw.
         codes: Stored codes by query.
         receipted: Queries with a receipt.
         receipted_mu_squared: Σμ² in the last receipt.
-        spent: Σμ² by the ledger.
+        spent: Σμ² according to the ledger.
     """
 
     accepted: Mapping[str, float]
@@ -441,14 +442,14 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """What the ledgers of the server and of the sites contain after a life, one complete run of the study.
+    """The contents of the server's and the sites' ledgers after a life, one complete run of the study.
 
     Attributes:
         releases: The releases.
         charged: The ledger rows that charge a release or a draw.
         sites: Content of each site's file, by name.
-        spent: Σμ² of each site's pool by the server's ledger.
-        epsilon: ε of each study by the server's ledger.
+        spent: Σμ² of each site's pool according to the server's ledger.
+        epsilon: ε of each study according to the server's ledger.
     """
 
     releases: tuple[AuditedRelease, ...]
@@ -459,13 +460,13 @@ class Life:
 
 
 def read_life(service: Service) -> Life:
-    """Read the ledger files, and ask the ledgers for their sums.
+    """Read the ledger files by SQL, and the totals that the ledger objects compute.
 
     Args:
         service: The study's server and sites.
 
     Returns:
-        What the ledgers hold.
+        The ledgers' contents.
     """
     rows, answers = read_rows(service.workspace.ledger_file, "answers")
     drawn = {body["query_id"]: body["draw"] for kind, body in rows if kind == "answer"}
@@ -498,7 +499,7 @@ def frame_of(service: Service, release: AuditedRelease) -> Frame | None:
 
 
 def read_site(service: Service, index: int) -> SiteRecord:
-    """Read one site's ledger file, and ask its ledger for the sum spent.
+    """Read one site's ledger file by SQL, and the spent total that the ledger object computes.
 
     Args:
         service: The study's server and sites.

@@ -1,10 +1,10 @@
-"""Defines what is audited: a study with its sites, codec and frame, and what every voter may answer.
+"""Defines the subject of an audit: a study with its sites, codec and frame, and the possible answers of a voter.
 
 The study keeps its own roster, dimension, rounds, unit, relation, voters and budgets. Its claim comes from
 :mod:`common.privacy.claim` only. If the study's codec is not available or not linear, a stand-in of the same dimension
-is used, because the released mechanism depends on nothing else of a codec. Predictions are synthetic: a unit's answer
-takes its code to the edge of the ball, far outside, to nothing, or fails. Refuses a dimension that no codec of the
-study can have.
+is used, because the released mechanism depends on nothing else of a codec. Predictions are synthetic: a unit's code is
+at the edge of the ball, far outside, or zero, or the prediction fails. Refuses a dimension that no codec of the study
+can have.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from server.protocols.query_protocol import protocol_of
 from server.study.workspace import Workspace
 
 STEPS = 65536
-"""Grid steps in one unit of a code."""
+"""Number of grid steps in one unit of a code's scale."""
 
 NEAR, FAR = 1.2, 12.0
-"""Norms of the units' codes in units of the clipping norm, as far as the codec can reach them."""
+"""Target norms of the units' codes in units of the clipping norm. A codec may not be able to reach all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class Subject:
         study: The study.
         limits: The budget of each site's pool.
         codec: The codec, or its stand-in.
-        volumes: Names of public volumes; in a study without a frame one more than are asked about.
+        volumes: Names of public volumes; in a study without a frame one more than the planned queries need.
         frame: Frame of the first round of a joint study; None otherwise.
-        sayings: Predictions by word.
+        sayings: Synthetic predictions by the word that names them.
 
     Raises:
         InvalidInput: If there are fewer hospitals than the quorum, or no release fits their budgets.
@@ -105,8 +105,8 @@ class Subject:
             raise InvalidInput(
                 "budgets of the pools",
                 value=[limit.epsilon for limit in self.limits],
-                limit="room for one release in as many as the quorum",
-                remedy="there is nothing to audit: no release fits",
+                limit="budgets for one release in as many pools as the quorum",
+                remedy="use larger budgets; there is nothing to audit if no release fits",
             )
         object.__setattr__(self, "sayings", _sayings(self.codec, self.frame, self.study.codec.radius))
 
@@ -119,13 +119,13 @@ class Subject:
 
     @property
     def limit(self) -> Limit:
-        """What the study may cost a pool."""
+        """The budget that the study may spend on each pool."""
         privacy = self.study.privacy
         return Limit(float(privacy.epsilon), privacy.delta, str(privacy.accountant))
 
     @property
     def claimed_mu(self) -> float:
-        """μ of the whole study by the claim."""
+        """μ of the whole study according to the claim."""
         return sqrt(self.limit.mu_squared)
 
     @property
@@ -143,7 +143,7 @@ class Subject:
 
     @property
     def cost(self) -> float:
-        """μ² of one release; in a sealed sum of one draw, lost or not."""
+        """μ² of one release; in a sealed study, of one draw, even if it is lost."""
         return self.limit.mu_squared / self.study.privacy.charges
 
     @property
@@ -156,13 +156,13 @@ class Subject:
         """Dimension l of the first release; later rounds of a joint query may have another one."""
         return self.codec.dimension if self.frame is None else self.frame.dimension
 
-    # --- what is said
+    # --- answers
 
     def code(self, said: str, frame: Frame | None) -> Float[np.ndarray, "l"]:
         """Return the unclipped code of a voter that gives the same answer for every volume.
 
         Args:
-            said: Word of the answer.
+            said: Word that names the answer.
             frame: Frame of the round; None without one.
 
         Returns:
@@ -171,10 +171,10 @@ class Subject:
         return code_of(self.sayings[said], self.codec, frame)
 
     def clipped(self, said: str, frame: Frame | None) -> Int64[np.ndarray, "l"]:
-        """Return what a voter adds to its site's code: projected onto the ball, then truncated toward zero.
+        """Return a voter's contribution to its site's code: projected onto the ball, then truncated toward zero.
 
         Args:
-            said: Word of the answer.
+            said: Word that names the answer.
             frame: Frame of the round; None without one.
 
         Returns:
@@ -202,7 +202,7 @@ def stand_in(
         hospitals: Number of sites.
         dimension: Dimension l of a release.
         radius: Clipping norm.
-        framed: Whether the study asks in rounds.
+        framed: True if the study asks joint queries in rounds.
         limits: Budget of each site's pool; by default the study's.
 
     Returns:
@@ -215,7 +215,7 @@ def stand_in(
         raise InvalidInput("hospitals of an audit", value=hospitals, limit="1 to 1000")
     if isinstance(dimension, bool) or not 2 <= dimension <= 4096:
         raise InvalidInput("dimension of an audit", value=dimension, limit="2 to 4096")
-    asked = 2 if framed and dimension % 2 == 0 else 1  # volumes in a query; each round asks along every direction
+    asked = 2 if framed and dimension % 2 == 0 else 1  # volumes in a query; each round measures every direction
     share = dimension // asked
     study = Study(
         name="audit",
@@ -275,7 +275,7 @@ def from_workspace(workspace: Workspace) -> Subject:
 
 
 def shrunk(subject: Subject) -> Subject:
-    """Return the same terms, sites and dimension with a stand-in codec, for the many lives that measure the noise.
+    """Return a subject with the same terms, sites and dimension and a small stand-in codec, to measure the noise.
 
     Args:
         subject: The subject.
@@ -342,10 +342,10 @@ def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: 
 
 
 def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """Make the predictions by word.
+    """Make the synthetic predictions by their words.
 
-    ``near`` and ``far`` lie outside the ball along one direction with either sign; ``inside`` and ``aside`` are for the
-    others.
+    The codes of ``near`` and ``far`` lie outside the ball along one direction, with opposite signs. ``inside`` and
+    ``aside`` are answers of the other voters.
     """
     sharpness = 1.0 if frame is None else frame.temperature
     factor = codec.grid[0] // codec.metric.shape[0]
@@ -356,7 +356,7 @@ def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str
         return to_probabilities(np.clip(ratios, -40, 40) * sharpness, factor=factor)
 
     def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "c x y z"]:
-        """Return the smallest deflection that takes the code so far out, or the largest one tried."""
+        """Return the smallest deflection whose code has the wanted norm, or the largest deflection tried."""
         for size in 2.0 ** np.arange(-8, 6.5, 0.5):
             predicted = said(component, sign * float(size))
             if np.linalg.norm(code_of(predicted, codec, frame)) >= wanted * radius:

@@ -1,13 +1,15 @@
-"""Runs one life with everything that can go wrong: a lost draw, a stopped and restarted server, a restored site, reuse.
+"""Runs one life of a study with several faults: a lost draw, a restarted server, a restored site, reused answers.
 
-1. Run the study; one site's first codes are lost, and the server stops after one batch.
-2. Restart it twice until the study ends; record all messages to the first site.
+A *life* is one complete run. A *draw* is one attempt at a sealed sum. A *word* is a masked code.
+
+1. Run the study. One site's first codes are lost, and the server stops after one batch.
+2. Restart the server twice until the study ends. Record all messages to the first site.
 3. Ask for stored answers on behalf of another study of the same ledger.
-4. Put the first site's ledger back to an older copy, recover it from its standing as a person is told to, and ask the
-   site everything again. The copies are from before the first query, and from when the site had accepted a sum but not
-   yet sent its words.
+4. Replace the first site's ledger by an older copy, recover it from its standing file as the documents say, and ask the
+   site everything again. One copy is from before the first query. The other is from the moment when the site had
+   accepted a sum but not yet sent its words.
 
-A study that needs every site ends its first part at the lost draw.
+In a study that needs every site, step 1 ends at the lost draw.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Stopped(Exception):
-    """Raised where the server's process is to end."""
+    """Raised at the point where the server's process is meant to stop."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class EventfulWire(Wire):
         silent: Nodes whose first codes are lost.
         stop_after: Stop once codes were requested in more than this number of batches; None for never.
         recorded: Signed messages of each node, in order.
-        before_codes: Called before codes of another batch are requested, when sites have accepted but not sent.
+        before_codes: Called before codes of another batch are requested, when sites have accepted but not sent codes.
     """
 
     silent: frozenset[int] = frozenset()
@@ -68,7 +70,7 @@ class EventfulWire(Wire):
 
         Args:
             bodies: Message by node id.
-            timeout_s: Not used here.
+            timeout_s: Not used.
 
         Returns:
             The replies.
@@ -87,15 +89,23 @@ class EventfulWire(Wire):
 
 
 def parts_of(body: bytes, kind: type[T]) -> list[T]:
-    """Return the parts of a message that are of one kind."""
+    """Return the parts of a message that have a given type.
+
+    Args:
+        body: The message's bytes.
+        kind: Type of the parts.
+
+    Returns:
+        The parts in order.
+    """
     message = decode(body)
     return [part for part in (message.parts if isinstance(message, Several) else (message,)) if isinstance(part, kind)]
 
 
 def whole_life(service: Service) -> list[Finding]:
-    """Run the life of this module and check the ledgers and the words.
+    """Run the life that the module describes, and check the ledgers and the words.
 
-    A lost draw is waited for as long as the study's settings say.
+    The server waits for a lost draw as long as the study's settings say.
 
     Args:
         service: A new server with its sites.
@@ -152,7 +162,7 @@ def _reused(service: Service) -> list[Finding]:
 
 
 def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[str, bytes]) -> list[Finding]:
-    """Ask the restored first site everything again, and compare with ``sent``, what it sent before."""
+    """Ask the restored first site everything again, and compare its replies with ``sent``, its earlier replies."""
     rows, _ = read_rows(service.site_file(0), "codes")
     masked = {(body["query_id"], body["draw"]) for kind, body in rows if kind == "masked"}
     answered = changed = 0
@@ -184,8 +194,8 @@ def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[s
     ]
 
 
-_RESTORED_SUMS = "what it says was spent, in what it accepted; at least"
-_RESTORED_WORDS = "sums that were asked of it before and got other words; at most"
+_RESTORED_SUMS = "its spent total, relative to the cost of all that it accepted; at least"
+_RESTORED_WORDS = "repeated sums to which it sent other words; at most"
 _RESTORED_BITS = "bits of the difference of its words before and after; at least"
 
 
@@ -196,7 +206,7 @@ def _copy_open(path: Path, copy: Path) -> None:
 
 
 def _put_back(service: Service, copy: Path) -> None:
-    """Put an older file in place of the ledger, whose standing stays; then recover as a person is told to."""
+    """Replace the ledger by an older file but keep its standing file; then recover it as the documents say."""
     path, config = service.site_file(0), service.config(0)
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
@@ -211,7 +221,7 @@ def _put_back(service: Service, copy: Path) -> None:
 def _opened(
     service: Service, requests: Sequence[CodesRequest], reply: bytes
 ) -> Iterator[tuple[CodesRequest, str, Int64[np.ndarray, "l"]]]:
-    """Yield request, query and words that the first site sent, opened as the server opens them."""
+    """Yield request, query and words that the first site sent, decrypted as by the server."""
     keys, site = load_sealing_keys(service.workspace.sealing_key_file), service.sites[0].name
     for request, said in zip(requests, parts_of(reply, CodesReply), strict=False):
         for query, data in said.codes:

@@ -1,4 +1,4 @@
-"""Finds who countersigned a ledger; the keys are read from a study's or a site's directory."""
+"""Reads who countersigned a ledger. The witnesses' keys come from a study's or a site's directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def witnesses_of(ledger: Path, *, role: str) -> Countersigned | None:
         role: ``server`` or ``site``.
 
     Returns:
-        The countersignatures; None if the ledger cannot be read, which `verify` reports.
+        The countersignatures; None if the ledger cannot be read. `verify` reports that error.
     """
     try:
         opened: Ledger | SiteLedger = Ledger.open(ledger) if role == "server" else SiteLedger.read(ledger)

@@ -20,12 +20,12 @@ from server.study.workspace import Site
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What each voter answers.
+    """The answers of each voter.
 
     Attributes:
-        moved: Word of the audited unit's voters, at the first site.
-        others: Words of all other voters in turn. A word without a prediction stands for a voter that is absent or
-            fails.
+        moved: Word that names the answer of the audited unit's voters, at the first site.
+        others: Words that name the answers of all other voters in turn. A word without a prediction stands for a voter
+            that is absent or fails.
     """
 
     moved: str = "near+"
@@ -53,7 +53,7 @@ FAILS, ABSENT = "fails", "absent"
 
 @dataclass(frozen=True, slots=True)
 class SiteVoters:
-    """The voters of one site, as a worker asks them."""
+    """The voters of one site, with the interface that a worker calls."""
 
     subject: Subject
     world: World
@@ -77,7 +77,7 @@ class SiteVoters:
 
 
 def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
-    """Make a roster that a ledger can charge, with mask keys that nobody holds.
+    """Make a roster that a ledger can charge, with mask keys whose private keys are thrown away.
 
     Args:
         study: Id of the study.

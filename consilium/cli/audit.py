@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 MEMORY_CONFIDENCE = 0.9999
-"""Confidence for each pair of worlds in memory; a whole audit then raises a false alarm at most once in 1,500."""
+"""Confidence for each pair of worlds in memory. At most one audit in 1,500 then raises a false alarm."""
 
 _MEMORY_QUERIES = 4
 _MEMORY_DIMENSION = 4
@@ -45,8 +45,8 @@ StudyOrFile = Annotated[
     Path | None,
     typer.Option(
         "--study",
-        help="A study's directory at the server, or a study file. The flags below are then "
-        "refused, but for --hospitals and --dimension beside a file.",
+        help="A study's directory at the server, or a study file. The options for its terms are then refused; with a "
+        "file, --hospitals and --dimension are still allowed.",
     ),
 ]
 
@@ -58,30 +58,30 @@ def audit_command(
     delta: Delta = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of a joint query [4].", **PLAIN)] = None,
     queries: Annotated[
-        int | None, typer.Option(help="Audit this many releases about one volume each, in place of rounds.", **PLAIN)
+        int | None, typer.Option(help="Audit this many releases about one volume each, instead of rounds.", **PLAIN)
     ] = None,
     hospitals: Annotated[
-        int | None, typer.Option(help="Hospitals answering, K [8, or the study's quorum].", **PLAIN)
+        int | None, typer.Option(help="Number K of hospitals that answer [8, or the study's quorum].", **PLAIN)
     ] = None,
     voters: Voters = None,
     radius: Radius = None,
     dimension: Annotated[
-        int | None, typer.Option(help="Numbers released at a time, l [256, or as the study allows].", **PLAIN)
+        int | None, typer.Option(help="Length l of a release [256, or as the study allows].", **PLAIN)
     ] = None,
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
     draws: Annotated[
         int | None,
-        typer.Option(help="Values of noise measured [200000]: the more, the smaller the faults seen.", **PLAIN),
+        typer.Option(help="Draws of noise to measure [200000]; more draws detect smaller faults.", **PLAIN),
     ] = None,
     runs: Annotated[
         int,
-        typer.Option(help="Runs in memory in each of six worlds, 20 or more; 0 leaves them out [2000].", **PLAIN),
+        typer.Option(help="Runs in memory in each of six worlds, 20 or more; 0 for none [2000].", **PLAIN),
     ] = 2000,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a running study, ledgers and workers included, and compare the result with the study's claim.
+    """Attack a study as it runs, with its ledgers and workers, and compare the result with the study's claim.
 
     Exit code 1: a measurement exceeds the claim.
 
@@ -92,7 +92,7 @@ def audit_command(
     if runs and runs < 20:
         raise InvalidInput("runs", value=runs, limit="20 or more, or 0")
     if rounds is not None and queries is not None:
-        raise InvalidInput("rounds and queries", value=(rounds, queries), limit="one of the two")
+        raise InvalidInput("rounds and queries", value=(rounds, queries), limit="only one of the two")
     asked = rounds if queries is None else queries
     flags = Flags(epsilon, delta, asked, voters, radius, unit, relation, accountant)
     subject = _subject(study, flags, hospitals=hospitals, dimension=dimension, joint=queries is None)
@@ -113,7 +113,8 @@ def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimensi
     if study is not None and study.is_dir():
         if flags.given() or hospitals is not None or dimension is not None:
             raise InvalidInput(
-                "flags beside a study's directory", remedy="leave them out; a study is audited with its own settings"
+                "options for a study's terms together with its directory",
+                remedy="leave them out; a study is audited with its own settings",
             )
         return from_workspace(Workspace(study))
     privacy, clip = settings_of(study, flags)
@@ -184,7 +185,7 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
     screen.print(
         f"{len(subject.limits)} hospitals of {privacy.voters_per_site} voters, {subject.queries} {how}, "
         f"{subject.dimension} numbers a release; {service.lives} lives through aggregator, workers and both ledgers, "
-        f"{service.draws} draws of noise: σ · {smallest_fault(service.draws):.4f} would be seen 19 times of 20."
+        f"{service.draws} draws of noise: σ · {smallest_fault(service.draws):.4f} would be detected in 19 of 20 audits."
         if service.draws
         else f"{service.lives} lives, no noise measured."
     )

@@ -1,4 +1,6 @@
-"""Defines ``consilium bench``: research on recipes. Its commands are in a clone's ``research/``, not in the wheel."""
+"""Defines ``consilium bench``: research benchmarks of recipes. They are in a clone's ``research/``, not in the
+wheel.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ CLONE = Path(__file__).resolve().parents[2]
 
 
 def commands(clone: Path) -> typer.Typer:
-    """Return the benchmarks of a clone; without a clone, a command that says where they are.
+    """Return the benchmark commands of a clone; without a clone, a command that says where they are.
 
     The clone is put first on the import path, so that another installed package called ``research`` is not used.
+
+    Args:
+        clone: Root of the clone.
+
+    Returns:
+        The commands.
     """
     if not (clone / "research" / "command.py").is_file():
         return _absent()
@@ -27,13 +35,13 @@ def commands(clone: Path) -> typer.Typer:
 
 
 def _absent() -> typer.Typer:
-    app = typer.Typer(help="Measure what a recipe is worth; only in a clone of the repository.", add_completion=False)
+    app = typer.Typer(help="Compare recipes on benchmarks; only in a clone of the repository.", add_completion=False)
 
     @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
     def bench(_arguments: typer.Context) -> None:
-        """Measure what a recipe is worth; only in a clone of the repository."""
+        """Compare recipes on benchmarks; only in a clone of the repository."""
         raise InvalidInput(
-            "consilium bench in an installation without the research code",
+            "consilium bench needs the research code, which is not installed",
             remedy="clone the repository, run `pip install -e .` there, and then `consilium bench`",
         )
 

@@ -1,4 +1,6 @@
-"""Defines ``consilium certificate``: what a study released, at which ε and with whom, as PDF and JSON."""
+"""Defines ``consilium certificate``: writes a study's releases, their ε and the hospitals that answered as PDF
+and JSON.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,7 @@ def certificate(
     ] = None,
     reports: Annotated[
         Path | None,
-        typer.Option(
-            help="Another folder of such files, named NAME.json, such as the one in which the dashboard keeps them."
-        ),
+        typer.Option(help="Another folder of such files, each named after its site, such as the dashboard's folder."),
     ] = None,
     public_key: PublicKey = None,
 ) -> None:

@@ -27,11 +27,11 @@ def fit(
     label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
     sites: Annotated[
         int,
-        typer.Option(help="Number of sites expected in a release; it determines the planned noise on the mean code."),
+        typer.Option(help="Expected number of sites in a release. It determines the planned noise on the mean code."),
     ],
     split: Annotated[
         Path | None,
-        typer.Option(help="split.json of `consilium data split`; the codec refuses that file's private cases."),
+        typer.Option(help="split.json of `consilium data split`; label maps of its private cases are refused."),
     ] = None,
 ) -> None:
     """Fit the study's codec on public label maps only, and publish it.

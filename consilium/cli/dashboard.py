@@ -1,4 +1,4 @@
-"""Defines ``consilium dashboard``: serve the operator's dashboard, and manage who may sign in."""
+"""Defines ``consilium dashboard``: serves the operator's dashboard and manages its users."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ State = Annotated[Path, _setting("STATE", "The dashboard's own directory, for us
 
 _PROXY = "Address of the TLS proxy in front; its X-Forwarded-For and X-Forwarded-Proto headers are trusted."
 _HOSTS = "Host names that browsers use for the dashboard, separated by commas, besides those in the certificate."
-_WEBHOOK = "Address (https) that is sent the names of alarms as they begin and end."
-_OIDC = "Settings (TOML) of an OpenID Connect provider that vouches for people beside the local users."
-_TOKEN = "File with the bearer token that opens /metrics to a scraper."
+_WEBHOOK = "Address (https) to which the names of alarms are sent when they begin and end."
+_OIDC = "Settings (TOML) of an OpenID Connect provider, by which people sign in besides the local users."
+_TOKEN = "File with the bearer token that a metrics scraper needs for /metrics."
 
 
 @app.callback(invoke_without_command=True)
@@ -108,7 +108,7 @@ def password(name: Name, state: State = Path("dashboard"), password_stdin: FromS
     users = _users(state)
     known = users.users().get(name)
     if known is None:
-        raise InvalidInput("user", value=name, limit="a known one", remedy="see `consilium dashboard user list`")
+        raise InvalidInput("user", value=name, limit="an existing user", remedy="see `consilium dashboard user list`")
     users.add(name, known.role, _password(password_stdin), replace=True)
     say(f"{name} has a new password")
 

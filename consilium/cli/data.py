@@ -20,12 +20,12 @@ Seed = Annotated[int, typer.Option(help="Seed of every random draw.", min=0)]
 @app.command("synth")
 def synth(
     out: Annotated[Path, typer.Option(help="Directory to write, new or empty.")],
-    cases: Annotated[int, typer.Option(help="How many cases in all.", min=1)],
+    cases: Annotated[int, typer.Option(help="Number of cases in all.", min=1)],
     seed: Seed,
-    hospitals: Annotated[int, typer.Option(help="How many scanners they come from.", min=1)] = 1,
+    hospitals: Annotated[int, typer.Option(help="Number of hospitals, each with its own scanner.", min=1)] = 1,
     structures: Annotated[int, typer.Option(help="Structures to segment, 2 or 3.", min=2, max=3)] = 2,
     tumours: Annotated[
-        bool, typer.Option("--tumours", help="Brain tumours as BraTS keeps them: four contrasts, nested regions.")
+        bool, typer.Option("--tumours", help="Brain tumours in BraTS' layout: four contrasts, nested regions.")
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
@@ -67,7 +67,7 @@ def split(
         ),
     ] = None,
     sites: Annotated[Path | None, typer.Option(help="Table with the columns case_id and site: real hospitals.")] = None,
-    layout: Annotated[str, typer.Option(help="The data's layout; recognised if not given.")] = "auto",
+    layout: Annotated[str, typer.Option(help="The dataset's layout; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; needed if the data name none.")] = "",
     channels: Annotated[str, typer.Option(help="Channel names, in order; by default those of the data.")] = "",
     public_images: Annotated[int, typer.Option(help="Public volumes, without labels.", min=0)] = 24,

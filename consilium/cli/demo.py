@@ -26,7 +26,7 @@ app = typer.Typer(add_completion=False)
 
 Strategy = Annotated[
     str,
-    typer.Option("--strategy", help="How teachers are trained: standard, or with a guarantee dp-sgd, dp-bbb, dp-mac."),
+    typer.Option("--strategy", help="Training of the teachers: standard, or privately by dp-sgd, dp-bbb or dp-mac."),
 ]
 
 
@@ -54,7 +54,9 @@ def demo(
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: Annotated[
         int | None,
-        typer.Option(help="Voters m a site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN),
+        typer.Option(
+            help="Voters m of each site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN
+        ),
     ] = None,
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
@@ -64,11 +66,9 @@ def demo(
     paired: options.Paired = 0,
     strategy: Strategy = "standard",
     training_epsilon: Annotated[
-        float, typer.Option(help="ε a private training may cost each patient, at the study's δ and relation.")
+        float, typer.Option(help="ε that a private training may cost each patient, at the study's δ and relation.")
     ] = 8.0,
-    seed: Annotated[
-        int, typer.Option(help="Seed of phantoms, split and training; noise has none, nor other data's deal.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training. Noise has no seed.")] = 0,
     absent: options.Absent = "",
     dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
 ) -> None:
@@ -119,6 +119,14 @@ def _say(out: Path, report: Path, *, dashboard: bool) -> None:
 
 @contextmanager
 def watching(console: Console) -> Iterator[Watch]:
+    """Show progress bars on a console while the demo runs.
+
+    Args:
+        console: The console.
+
+    Returns:
+        A context with a :class:`Watch` that the demo reports its progress to.
+    """
     from rich.progress import TaskID
 
     from consilium.demo.run import Watch
@@ -148,9 +156,13 @@ def watching(console: Console) -> Iterator[Watch]:
 
 
 def summary(out: Path) -> str:
-    """Summarise the result in sentences.
+    """Return sentences on the result: the student's gain and over what, the bound, the guarantee, and any objections.
 
-    They state the student's gain and over what, the bound, the guarantee, and any objections.
+    Args:
+        out: Directory of the demo.
+
+    Returns:
+        The sentences.
     """
     from common.data.dataset import Problem, left_out_lines
 
@@ -171,10 +183,10 @@ def summary(out: Path) -> str:
 
 
 def _gained(worth: dict[str, Any] | None, student: float | None) -> str:
-    """Describe the gain from the hospitals' answers, with the verdict word that all texts of a study use."""
+    """Describe the gain from the hospitals' answers, with the verdict that all texts of a study use."""
     if worth is None:
-        return f"The student has Dice {_figure(student)}; what the answers are worth could not be measured."
-    within = "no interval: it takes two cases"
+        return f"The student has Dice {_figure(student)}; the gain from the answers could not be measured."
+    within = "no interval, which needs two cases"
     if worth["interval"] is not None:
         low, high = worth["interval"]
         within = f"95 % interval {low:+.3f} to {high:+.3f} over {worth['cases']} cases"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Find out, by an auditor the hospitals choose, who spoiled or bent a draw of a sealed sum.",
+    help="Find out, through an auditor that the hospitals choose, who spoiled or distorted a draw of a sealed sum.",
 )
 
 BLAMED = 11
@@ -47,11 +47,12 @@ def keys(folder: Annotated[Path, typer.Argument(help="The new folder of the audi
 def evidence(
     directory: StudyDir,
     draw: Annotated[
-        str | None, typer.Argument(help="The draw, by twelve digits of its id or more; without it all are listed.")
+        str | None,
+        typer.Argument(help="The draw, by twelve digits of its id or more; without it all draws are listed."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The auditor's new file; evidence-DRAW.json by default.")] = None,
 ) -> None:
-    """List a study's draws, or write what the sites signed in one draw to a file for the auditor.
+    """List a study's draws, or write the signed masked codes of one draw to a file for the auditor.
 
     Example: consilium dispute evidence trial 3f9a1c04b7d2 --out evidence.json
     """
@@ -82,7 +83,7 @@ def evidence(
 @app.command("judge")
 def judge(
     evidence: Annotated[Path, typer.Argument(help="The evidence of the draw, from the consortium.")],
-    disclosures: Annotated[list[Path], typer.Argument(help="What the hospitals disclosed, a file each.")],
+    disclosures: Annotated[list[Path], typer.Argument(help="The hospitals' disclosures, one file each.")],
     folder: Keys,
     peers: Annotated[Path, typer.Option(help="The hospitals' identity keys: the study's peers.json.")],
     out: Annotated[Path, typer.Option(help="The new file for the signed judgement.")],
@@ -131,7 +132,7 @@ def judge(
 @app.command("show")
 def show(
     judgement: Annotated[Path, typer.Argument(help="A signed judgement.")],
-    auditor: Annotated[Path, typer.Option(help="The auditor.json of the auditor the hospitals chose.")],
+    auditor: Annotated[Path, typer.Option(help="The auditor.json of the auditor that the hospitals chose.")],
     as_json: AsJson = False,
 ) -> None:
     """Check an auditor's judgement and show it. Exit code 11: a finding is against a hospital.
@@ -143,7 +144,7 @@ def show(
 
     found, chosen = Judgement.parse(read_file(judgement)), read_auditor(auditor)
     if not found.is_of(chosen.signing_key) or found.auditor != chosen.sealing_key:
-        raise InvalidInput("judgement", value=str(judgement), limit="signed by this auditor, unchanged")
+        raise InvalidInput("judgement", value=str(judgement), limit="a judgement signed by this auditor, unchanged")
     say(json.dumps(found.to_json(), indent=1) if as_json else joined(_lines(found)))
     if found.blamed:
         raise typer.Exit(BLAMED)
@@ -152,18 +153,20 @@ def show(
 def _lines(found: Judgement) -> list[str]:
     """Format a judgement for a reader."""
     said = {
-        "within": "what it sent is within what an honest site sends",
-        "outside": "WHAT IT SENT IS NO HONEST CODE WITH ITS NOISE",
-        "unknown": "what it sent could not be opened: neither it nor all the others disclosed",
+        "within": "its code with noise is within the bound for honest sites",
+        "outside": "ITS CODE WITH NOISE IS BEYOND THE BOUND FOR HONEST SITES",
+        "unknown": "its code could not be unmasked: neither it nor all the others disclosed their keys",
     }
     disclosed = {"true": "", "false": "; ITS DISCLOSURE IS FALSE", "none": "; it disclosed nothing"}
-    lines = [f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}longer than honest sites make it"]
+    lines = [
+        f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the bound for honest sites"
+    ]
     for one in found.findings:
         part = said[one.part] if one.word == "signed" else "it sent nothing"
         lines.append(f"{one.site}: {part}{disclosed[one.disclosure]}")
     lines.append(
         f"against: {', '.join(found.blamed)}"
         if found.blamed
-        else "nothing speaks against anybody; noise hides a push of its own size"
+        else "no finding is against a hospital; noise hides a change of its own size"
     )
     return lines

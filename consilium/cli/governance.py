@@ -1,4 +1,4 @@
-"""Defines ``consilium governance``: drafts of the papers that a hospital and its ethics board ask for."""
+"""Defines ``consilium governance``: writes drafts of the documents that a hospital and its ethics board ask for."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from consilium.cli.options import StudyDir
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
-app = typer.Typer(add_completion=False, help="Papers to file: impact assessment, checklist, registry, egress, record.")
+app = typer.Typer(
+    add_completion=False, help="Documents to file: impact assessment, checklist, registry, egress, record."
+)
 
 
 @app.command("governance")
 def governance(
     directory: StudyDir,
-    out: Annotated[Path, typer.Option(help="Folder for the papers: each as .md, .json and .pdf.")],
+    out: Annotated[Path, typer.Option(help="Folder for the documents, each as .md, .json and .pdf.")],
 ) -> None:
-    """Write drafts of the papers that data protection asks for. People fill in the marked blanks.
+    """Write drafts of the documents that data protection asks for. People fill in the marked blanks.
 
     dpia (impact assessment), nist-800-226 (checklist), registry (entry for a registry of deployments), egress (what
-    left, when, at which charge), processing (record of processing). All facts come from the ledger and the study. Exit
-    code 5: no papers, because the ledger does not verify.
+    left the hospitals, when, at which charge), processing (record of processing). All facts come from the ledger and
+    the study. Exit code 5: nothing is written, because the ledger does not verify.
 
     Example: consilium governance trial --out papers
     """

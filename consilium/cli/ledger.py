@@ -68,14 +68,14 @@ def verify_command(
     ] = None,
     head: Annotated[
         list[Path] | None,
-        typer.Option(help="A head or receipt (JSON) that somebody kept; the ledger must contain it. Repeatable."),
+        typer.Option(help="A head or receipt (JSON) that was kept elsewhere; the ledger must contain it. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify a whole ledger offline; name the first bad row, or the evidence that the file is an older copy.
 
     Exit code 0: everything holds. 2: the file does not exist, or an argument is wrong. 5: the ledger is damaged, older
-    than the standing beside it, or contradicts a kept head or one that a witness countersigned.
+    than its standing file, or contradicts a kept head or a head that a witness countersigned.
 
     Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
     """
@@ -101,7 +101,7 @@ def verify_command(
 
 @app.command("head")
 def head_command(ledger: LedgerPath) -> None:
-    """Print the newest signed head as JSON. Keep it elsewhere: it shows later whether the ledger was cut or rewritten.
+    """Print the newest signed head as JSON. Keep it elsewhere; it later reveals a cut or rewritten ledger.
 
     Example: consilium ledger head study/ledger.sqlite > head.json
     """
@@ -116,7 +116,7 @@ def head_command(ledger: LedgerPath) -> None:
 @app.command("log")
 def log_command(
     ledger: LedgerPath,
-    last: Annotated[int, typer.Option(min=1, help="How many of the newest rows.")] = 20,
+    last: Annotated[int, typer.Option(min=1, help="Number of rows to list.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the newest rows: number, time, kind and subject.
@@ -145,8 +145,8 @@ def log_command(
 
 @app.command("receipts")
 def receipts_command(ledger: LedgerPath) -> None:
-    """Print the receipts in a site's ledger, one on each line. Unlike the ledger they contain no codes and may be
-    shown.
+    """Print the receipts in a site's ledger, one on each line. Unlike the ledger, they contain no codes, so others may
+    see them.
 
     Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
     """
@@ -168,7 +168,7 @@ def compare_command(
 ) -> None:
     """Find out whether the server showed two sites different ledgers, and from which row on.
 
-    Exit code 0: the two agree on every row that both have seen. 5: a fork, or a receipt that is not genuine.
+    Exit code 0: the receipts agree on every row that both cover. 5: a fork, or a receipt that is not genuine.
 
     Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
     """
@@ -189,7 +189,7 @@ def compare_command(
 @app.command("backup")
 def backup_command(
     ledger: LedgerPath,
-    out: Annotated[Path, typer.Argument(help="Where the copy goes; an existing file is refused.")],
+    out: Annotated[Path, typer.Argument(help="The copy's file; an existing file is refused.")],
 ) -> None:
     """Copy a ledger while it is in use, check the copy, and print its head. The copy contains no private keys.
 
@@ -216,23 +216,23 @@ def recover_command(
         ),
     ] = None,
     standing: Annotated[
-        Path | None, typer.Option(help="The lost ledger's ledger.standing, if it is not beside the copy.")
+        Path | None,
+        typer.Option(help="The lost ledger's standing file, ledger.standing, if it is not beside the copy."),
     ] = None,
     study: Annotated[list[Path] | None, typer.Option(help="A study file to register again first; repeatable.")] = None,
     charge_all: Annotated[
         bool,
         typer.Option(
             "--charge-all",
-            help="Use this if the standing is lost too: it counts the whole remaining budget of pools and "
-            "studies as spent.",
+            help="If the standing file is lost too: count the whole remaining budget of pools and studies as spent.",
         ),
     ] = False,
 ) -> None:
-    """Recover a ledger restored from an older copy: enter every charge that receipts or the standing show as spent.
+    """Recover a ledger restored from an older copy: enter every charge that receipts or the standing file show.
 
-    Give every site's receipts. Charges that only the standing shows were made before a receipt arrived. Pools that the
-    copy does not know are declared again. The lost answers cannot be recovered; asking such a query again costs again.
-    Then each site ends its alarm with `consilium site recover`.
+    Give every site's receipts. The standing file, which is kept beside a ledger, also shows charges without a receipt.
+    Pools that the copy does not contain are declared again. Lost answers cannot be recovered; asking such a query again
+    costs again. Afterwards each site ends its alarm with `consilium site recover`.
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
@@ -252,9 +252,9 @@ def recover_command(
     files = len(receipts or ())
     say(f"{done.entered} lost charges entered as spent, from {done.receipts} receipts of {files} files")
     if charge_all:
-        say("without a standing: everything that pools and studies had left counts as spent")
+        say("without a standing file: everything that pools and studies had left counts as spent")
     for name, releases in () if charge_all else done.by_standing.items():
-        say(f"pool {name}: {releases} releases that no receipt tells of charged, by the standing")
+        say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
     for pool in done.pools:
         say(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
     say("next: `consilium site recover` at every site under alarm, then resume the study")
@@ -264,7 +264,7 @@ def recover_command(
 def new_key_command(
     path: Annotated[Path, typer.Argument(help="The new private key's file (PEM, mode 0600); never overwritten.")],
 ) -> None:
-    """Make the next signing key and print its public half, which every site adds to site.toml before the change.
+    """Make the next signing key and print its public key, which every site adds to site.toml before the change.
 
     Example: consilium ledger new-key study/keys/next.key
     """
@@ -281,8 +281,8 @@ def rotate_key_command(
 ) -> None:
     """Rotate the signing key: a ledger row names the next key, and the old key file is kept under another name.
 
-    Sites that do not list the new key under `more_signing_keys` refuse receipts until they do; no receipt is lost.
-    An interrupted rotation is completed by running the command again. Stop the study first.
+    Stop the study first. A site refuses receipts until it lists the new key under `more_signing_keys`; no receipt is
+    lost. Run the command again to complete an interrupted rotation.
 
     Example: consilium ledger rotate-key study/ledger.sqlite --key study/keys/ledger.key --new-key study/keys/next.key
     """
@@ -295,18 +295,18 @@ def rotate_key_command(
 @app.command("rotate-sealing-key")
 def rotate_sealing_key_command(
     study_dir: Annotated[Path, typer.Argument(help="The study's directory at the server.")],
-    out: Annotated[Path, typer.Option(help="File to write the signed notice for the sites to.")],
+    out: Annotated[Path, typer.Option(help="File for the signed notice to the sites.")],
     again: Annotated[
         bool, typer.Option("--again", help="Change no key; write the notice of the last change again.")
     ] = False,
     lost: Annotated[
-        str | None, typer.Option(help="If the old key's file is lost: its public half, as a site.toml states it.")
+        str | None, typer.Option(help="If the old key's file is lost: its public key, as in a site's site.toml.")
     ] = None,
 ) -> None:
-    """Rotate the sealing key. The old key still opens codes until its file is deleted.
+    """Rotate the key to which sites encrypt their codes. The old key still decrypts codes until its file is deleted.
 
-    Every site takes the notice with `consilium site take-sealing-key`. When all have, delete the old key,
-    keys/sealing.key.retired-…. The server reads its keys when a run starts: stop the study first.
+    Stop the study first, because the server reads its keys when a run starts. Every site accepts the notice with
+    `consilium site take-sealing-key`. When all sites have, delete the old key, keys/sealing.key.retired-….
 
     Example: consilium ledger rotate-sealing-key study --out notice.json
     """
@@ -334,8 +334,8 @@ def _describe(report: VerifyReport, found: Countersigned | None) -> str:
     ]
     if report.draws:
         lines.append(
-            f"  {report.draws} draws of sealed sums, each held to this: its shares, without the colluders', carry the "
-            "noise that was charged"
+            f"  {report.draws} draws of sealed sums; in each, the noise shares without the colluders' reach the noise "
+            "that was charged"
         )
     for total in report.pools:
         spent = "; ".join(str(item) for item in total.guarantees)
@@ -344,14 +344,14 @@ def _describe(report: VerifyReport, found: Countersigned | None) -> str:
             f"that its budget admits: {spent}"
         )
     if not report.anchored:
-        lines.append("  not anchored: give --public-key to check that the signatures are by the key you expect")
+        lines.append("  not anchored: give --public-key to check that the expected key made the signatures")
     if report.first_bad_row is not None:
-        lines.append(f"  first bad row: {report.first_bad_row}; the figures above are of the rows that hold")
+        lines.append(f"  first bad row: {report.first_bad_row}; the figures above cover the valid rows")
     if found is not None:
         lines.append(f"  {found.line}")
         lines += [f"BAD: {problem}" for problem in found.problems]
     if report.ok and not (found is not None and found.problems):
-        lines.append("OK: everything stored follows from what was stored before it")
+        lines.append("OK: every row follows from the rows before it")
     else:
         lines += [f"BAD: {problem}" for problem in report.problems]
     return joined(lines)

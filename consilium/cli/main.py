@@ -38,22 +38,22 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "site": ("consilium.cli.site", "site_app", "A hospital's side: train teachers, serve codes."),
     "predict": ("consilium.cli.predict", "app", "Segment volumes with a student, on their own voxels."),
     "data": ("consilium.cli.data", "app", "Make synthetic data, split a dataset."),
-    "demo": ("consilium.cli.demo", "app", "The whole road on this machine, with real daemons."),
-    "simulate": ("consilium.cli.simulate", "app", "What a study would be worth on your own data, without daemons."),
-    "plan": ("consilium.cli.privacy", "plan_app", "What a privacy budget buys, before it is spent."),
-    "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare with its claim."),
+    "demo": ("consilium.cli.demo", "app", "Run a whole study on this machine, with real daemons."),
+    "simulate": ("consilium.cli.simulate", "app", "Simulate a whole study on your own data, without daemons."),
+    "plan": ("consilium.cli.privacy", "plan_app", "Show what a privacy budget buys, before it is spent."),
+    "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare it with its claim."),
     "ledger": ("consilium.cli.ledger", "app", "Read, back up and recover a privacy ledger."),
     "governance": (
         "consilium.cli.governance",
         "app",
-        "Papers to file: impact assessment, checklist, registry, egress, record.",
+        "Documents to file: impact assessment, checklist, registry, egress, record.",
     ),
     "certificate": ("consilium.cli.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
-    "dispute": ("consilium.cli.dispute", "app", "Who spoiled or bent a draw of a sealed sum, found by an auditor."),
+    "dispute": ("consilium.cli.dispute", "app", "Let an auditor find out who spoiled a draw of a sealed sum."),
     "bench": (
         "consilium.cli.bench",
         "app",
-        "Measure what a recipe is worth, with its controls; the private training papers' tables.",
+        "Compare recipes with their controls; reproduce the private training papers' tables.",
     ),
     "dashboard": ("consilium.cli.dashboard", "app", "A study's dashboard in the browser, read only."),
     "verify": ("consilium.cli.ledger", "verify_app", "Check a ledger offline: chain, signatures, sums, budget."),
@@ -130,7 +130,7 @@ def _print_version(value: bool) -> None:
         say(f"consilium {__version__}")
         if shared := _others_with_our_names():
             say(
-                f"warning: installed as well: {', '.join(shared)}, whose files lie among ours; to fix: install "
+                f"warning: {', '.join(shared)} has packages with the same names as Consilium's; to fix: install "
                 "Consilium into a virtual environment of its own",
                 err=True,
             )
@@ -138,7 +138,7 @@ def _print_version(value: bool) -> None:
 
 
 def _others_with_our_names() -> list[str]:
-    """Return other distributions with a package of the same name, since pip lets the later one overwrite our files."""
+    """Return other distributions with a package of the same name. pip lets the later one overwrite our files."""
     owners = packages_distributions()
     claims = {owner for name in ("client", "common", "consilium", "server") for owner in owners.get(name, ())}
     return sorted(claims - {"consilium"})
@@ -173,7 +173,7 @@ def main() -> None:
             raise
         from common.ledger.sqlite_file import ledger_error
 
-        # the file was given as a ledger and is not one
+        # The user named a file as a ledger that is not a ledger.
         refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
         _fail(refused, code=refused.exit_code, verbose=verbose)
 
@@ -183,17 +183,19 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _refusal(error: OSError) -> str:
-    """Describe an error of the operating system: where it happened, what was refused, and what to do."""
+    """Return a sentence on an error of the operating system: the path, the reason, and what to do."""
     where = "" if error.filename is None else f"{plain(os.fspath(error.filename))}: "
     match error.errno:
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            remedy = f"user {os.getuid()} runs this: give it the folder, or run this as the user who has it"
+            remedy = f"give user {os.getuid()}, who runs this, the folder, or run this as the folder's owner"
         case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
             remedy = "check the path"
         case errno.ENOSPC | errno.EDQUOT:
             remedy = "make room on this disk"
         case errno.EIO:
-            remedy = "the disk fails: read its system's log, then restore this folder from a backup on another"
+            remedy = (
+                "the disk is failing: read the system's log, then restore this folder from a backup to another disk"
+            )
         case _:
             remedy = "--verbose shows what needed it"
     return f"{where}{error.strerror}; to fix: {remedy}"

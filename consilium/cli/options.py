@@ -18,7 +18,7 @@ StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 SiteName = Annotated[str, typer.Argument(help="The site's name.")]
 PublicKey = Annotated[
-    str | None, typer.Option(help="The ledger's public key as you know it: 64 hex digits or a PEM file.")
+    str | None, typer.Option(help="The ledger's public key, from a source you trust: 64 hex digits or a PEM file.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Metrics = Annotated[
@@ -55,14 +55,14 @@ TriedUnit = Annotated[
     ),
 ]
 RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
-Voters = Annotated[int, typer.Option("--voters", help="Voters m a site, on disjoint patients.")]
+Voters = Annotated[int, typer.Option("--voters", help="Voters m of each site, trained on disjoint patients.")]
 Aggregation = Annotated[
     str | None,
     typer.Option(
         "--aggregation",
-        help="Who adds the noise: open, the server (its operator is trusted; one hospital is bounded by its ball), or "
-        "sealed-sum, the sites (the operator is not trusted; one hospital can spoil or steer, found by the gate and "
-        "proven in a dispute) [sealed-sum from a quorum of 3].",
+        help="Who adds the noise. open: the server, whose operator is trusted; every hospital's code is clipped. "
+        "sealed-sum: the sites; the operator is not trusted, but one hospital can spoil a sum, which a dispute proves "
+        "[sealed-sum from a quorum of 3].",
     ),
 ]
 Colluders = Annotated[
@@ -99,8 +99,8 @@ Jointly = Annotated[
     bool | None,
     typer.Option(
         "--joint/--no-joint",
-        help="Ask where structures are in all public volumes together, in four rounds, or in one release each "
-        "[with pca rounds, about where or what they look like, as the public label maps suit].",
+        help="Ask joint queries about all public volumes in four rounds, or one query for each volume [with the codec "
+        "pca joint queries, about position or appearance, as the public label maps suit].",
         **PLAIN,
     ),
 ]
@@ -150,12 +150,12 @@ def counting(
 
     Args:
         title: Text before the bar.
-        total: What there is to do; None if it is not known yet.
-        show: Whether to show a bar.
-        of_bytes: The counts are bytes.
+        total: Number at which the work is done; None if it is not known yet.
+        show: True to show a bar.
+        of_bytes: True if the counts are bytes.
 
     Yields:
-        A function of the number done and, if known by then, the total.
+        A function that takes the number done so far and, if it is known by then, the total.
     """
     from rich.progress import (
         BarColumn,
@@ -187,7 +187,7 @@ def counting(
 
 
 Absent = Annotated[
-    str, typer.Option(help="SITE=CHANNEL: a channel that a hospital has of nobody; of each one at most.")
+    str, typer.Option(help="SITE=CHANNEL: a channel that a hospital has for no patient; at most one for each hospital.")
 ]
 
 

@@ -23,17 +23,22 @@ def predict(
         Path | None, typer.Argument(help="A NIfTI file, a folder of them, or a dataset in any layout.")
     ] = None,
     dicom: Annotated[
-        Path | None, typer.Option(help="Folder of one DICOM study, in place of images: writes a DICOM Segmentation.")
+        Path | None, typer.Option(help="Folder of one DICOM study, instead of images; a DICOM Segmentation is written.")
     ] = None,
     series: Annotated[
         list[str] | None,
-        typer.Option(help="Which series of it, by UID, number or description; CHANNEL=SERIES for several channels."),
+        typer.Option(
+            help="Series of the DICOM study, by UID, number or description; CHANNEL=SERIES for several channels."
+        ),
     ] = None,
     even_if_unlike: Annotated[
-        bool, typer.Option("--even-if-unlike", help="Write though the series is unlike the student's training.")
+        bool,
+        typer.Option(
+            "--even-if-unlike", help="Write the result even if the series differs from the student's training data."
+        ),
     ] = False,
     labels: Annotated[
-        Path | None, typer.Option(help="A label map, or a folder of label maps named as the images are.")
+        Path | None, typer.Option(help="A label map, or a folder of label maps with the images' names.")
     ] = None,
     label_map: Annotated[
         Path | None,
@@ -51,15 +56,15 @@ def predict(
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Segment volumes with a student. Label maps have each file's own voxels; they are scored if labels are given.
+    """Segment volumes with a student. Results have each file's own voxels; they are scored if labels are given.
 
-    Dice and HD95 (mm) are computed on the file's own voxels, so anything outside the study's grid counts as missed.
+    Dice and HD95 (mm) are computed on the file's own voxels, so structures outside the study's grid count as missed.
     Exit code 2: no file could be used, or the DICOM series was refused.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
     """
     if (images is None) == (dicom is None):
-        raise InvalidInput("what to segment", limit="images, or --dicom with the folder of a study: one of the two")
+        raise InvalidInput("what to segment", limit="either images, or --dicom with the folder of a study")
     if dicom is not None:
         given = {"--labels": labels, "--label-map": label_map, "--uncertainty": uncertainty, "--lesion-wise": lesions}
         if unread := [name for name, value in given.items() if value]:
@@ -88,7 +93,7 @@ def predict(
         )
     say(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
     if not done.used:
-        raise InvalidInput("not one file could be used", remedy="see the reasons above")
+        raise InvalidInput("no file could be used", remedy="see the reasons above")
 
 
 def _predict_dicom(

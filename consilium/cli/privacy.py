@@ -1,4 +1,4 @@
-"""Defines ``consilium plan``: what a privacy budget buys; and the settings it shares with ``consilium audit``.
+"""Defines ``consilium plan``, which shows what a privacy budget buys, and the options shared with ``consilium audit``.
 
 Tables and JSON go to stdout. Exit code 2: a setting is invalid. Options have no ranges of their own; the privacy code
 refuses invalid values.
@@ -29,7 +29,7 @@ plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 StudyFile = Annotated[
     Path | None,
-    typer.Option("--study", help="Read the settings from this study file; the flags below are then refused."),
+    typer.Option("--study", help="Read the settings from this study file; the options for them are then refused."),
 ]
 Epsilon = Annotated[float | None, typer.Option(help="ε of the budget [8].")]
 Delta = Annotated[float | None, typer.Option(help="δ of the budget [1e-3].")]
@@ -39,13 +39,14 @@ Gate = Annotated[
 ]
 UnitOption = Annotated[Unit | None, typer.Option("--unit", help="Whom the guarantee protects [hospital].")]
 RelationOption = Annotated[Relation | None, typer.Option("--relation", help="Neighbouring relation [replace-one].")]
-Voters = Annotated[int | None, typer.Option("--voters", help="Teachers a hospital, m [1].")]
+Voters = Annotated[int | None, typer.Option("--voters", help="Number m of teachers of each hospital [1].")]
 Aggregation = Annotated[
     str | None,
     typer.Option("--aggregation", help="Who adds the noise: open, the server, or sealed-sum, the sites [open]."),
 ]
 Colluders = Annotated[
-    int | None, typer.Option("--colluders", help="Sealed sum: sites that may conspire with the server, t [1].")
+    int | None,
+    typer.Option("--colluders", help="In a sealed sum: number t of sites that may collude with the server [1]."),
 ]
 SpareDraws = Annotated[
     int | None,
@@ -59,11 +60,13 @@ def plan_command(
     study: StudyFile = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
-    queries: Annotated[int | None, typer.Option(help="Releases planned, N [80].")] = None,
-    hospitals: Annotated[int | None, typer.Option(help="Hospitals answering, K [the study's quorum, or 8].")] = None,
+    queries: Annotated[int | None, typer.Option(help="Number N of planned releases [80].")] = None,
+    hospitals: Annotated[
+        int | None, typer.Option(help="Number K of hospitals that answer [the study's quorum, or 8].")
+    ] = None,
     voters: Voters = None,
     radius: Radius = None,
-    dimension: Annotated[int | None, typer.Option(help="Length of a code, l [the spectrum's, or 128].")] = None,
+    dimension: Annotated[int | None, typer.Option(help="Length l of a code [the spectrum's, or 128].")] = None,
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
@@ -71,14 +74,17 @@ def plan_command(
     colluders: Colluders = None,
     spare_draws: SpareDraws = None,
     patients: Annotated[
-        int | None, typer.Option(help="Patients of a site, for the recommended voters [many].", **PLAIN)
+        int | None,
+        typer.Option(
+            help="Number of patients of a site; the recommended number of voters depends on it [many].", **PLAIN
+        ),
     ] = None,
     spectrum: Annotated[
         Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
     ] = None,
     label_maps: Annotated[
         Path | None,
-        typer.Option(help="Folder of public label maps; they show what a joint query can gain on this task."),
+        typer.Option(help="Folder of public label maps, from which the gain by a joint query is estimated."),
     ] = None,
     paired: Annotated[
         int | None,
@@ -90,13 +96,14 @@ def plan_command(
         Path | None,
         typer.Option(
             help="Public cases with labels, in any layout, on which stand-in teachers are trained for some "
-            "minutes; with "
-            "--paired they are those pairs, else no network of the study learns from them."
+            "minutes. With --paired they are the study's pairs; otherwise the study trains no network on them."
         ),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Bundle or weights of a public network that the study begins from; with --cases rehearsed."),
+        typer.Option(
+            help="Bundle or weights of a public network that the study begins from; with --cases it is used there too."
+        ),
     ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
     as_json: AsJson = False,
@@ -141,7 +148,7 @@ def plan_command(
         spare_draws=privacy.spare_draws,
     )
     if cases is not None and label_maps is None:
-        raise InvalidInput("--cases", limit="with --label-maps, of other patients: the control is made of them")
+        raise InvalidInput("--cases", limit="only with --label-maps of other patients, from which the control is made")
     shapes = None
     if label_maps is not None:
         shapes = read_shapes(label_maps)
@@ -233,7 +240,7 @@ def _print(result: Plan, advised: Recommendation, *, patients: int | None, remar
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The settings given on the command line; None for one that was left out."""
+    """The settings given on the command line; None for a setting that was left out."""
 
     epsilon: float | None
     delta: float | None
@@ -272,7 +279,7 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
     if study is not None:
         if extra := flags.given():
             raise InvalidInput(
-                "flags beside --study", value=extra, remedy="change the study file, or leave --study out"
+                "options together with --study", value=extra, remedy="change the study file, or leave --study out"
             )
         loaded = load_study(study)
         return loaded.privacy, loaded.codec.radius
@@ -282,7 +289,7 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
     protection = Protection(unit=flags.unit or Unit.HOSPITAL, relation=flags.relation or Relation.REPLACE_ONE)
     aggregation, colluders = flags.aggregation or OPEN, 1 if flags.colluders is None else flags.colluders
     if colluders < 0:
-        raise InvalidInput("--colluders", value=colluders, limit="0 or more, and at least two sites beside them")
+        raise InvalidInput("--colluders", value=colluders, limit="0 or more, with at least two further sites")
     privacy = PrivacyConfig(
         epsilon=budget.epsilon,
         delta=budget.delta,

@@ -28,19 +28,20 @@ server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="The c
 def server(
     directory: StudyDir,
     host: Annotated[str | None, typer.Option(help="Name or address by which sites reach the server.")] = None,
-    port: Annotated[int | None, typer.Option(help="The one port that sites reach; 8443 unless given.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port that sites connect to [8443].")] = None,
     more_names: Annotated[str, typer.Option(help="More names in the certificate, separated by commas.")] = "",
     internal_port: Annotated[
-        int | None, typer.Option(help="SuperLink's port on loopback; the first free of other studies from 8000 on.")
+        int | None,
+        typer.Option(help="SuperLink's port on loopback; by default the first from 8000 on that no other study has."),
     ] = None,
     behind: Annotated[
         Path | None,
-        typer.Option(help="A study that is set up: its port, certificate and CA are this study's, too."),
+        typer.Option(help="Directory of a study whose port, certificate and CA this study shares."),
     ] = None,
 ) -> None:
-    """Make the consortium's CA and certificates and set the server's address. Valid certificates are kept.
+    """Create the consortium's CA and certificates, and set the server's address. Valid certificates are kept.
 
-    With --behind, one port serves several studies: each keeps its own ledger, keys, sites and SuperLink.
+    With --behind, one port serves several studies. Each study has its own ledger, keys, sites and SuperLink.
     Example: consilium provision server trial --host pate.example.org --port 443
     Example: consilium provision server second --behind trial
     """
@@ -63,7 +64,8 @@ def server(
     say(f"{workspace.endpoint().superlink}; certificate valid until {until:%Y-%m-%d}")
     if holder:
         say(
-            f"SuperLink's port on loopback is {inner}, since study {holder} has the usual one; another: --internal-port"
+            f"SuperLink's port on loopback is {inner}, because study {holder} uses the default port; to change it: "
+            "--internal-port"
         )
     say(f"next: `consilium server up {directory}`, and a kit for each site: `consilium provision kit`")
 
@@ -72,7 +74,7 @@ def server(
 def kit(
     directory: StudyDir,
     site: SiteName,
-    out: Annotated[Path, typer.Option(help="Where to write the kit.")],
+    out: Annotated[Path, typer.Option(help="Folder for the kit.")],
 ) -> None:
     """Write one site's startup kit: its name, public keys, address, CA and study. It contains no secret.
 
@@ -87,14 +89,14 @@ def kit(
 @provision_app.command("approve")
 def approve(
     directory: StudyDir,
-    request: Annotated[Path, typer.Argument(help="The request.json the site sent.")],
+    request: Annotated[Path, typer.Argument(help="The request.json that the site sent.")],
     site: Annotated[str, typer.Option(help="The site you mean to admit.")],
-    pool: Annotated[str, typer.Option(help="The patient pool it agreed to answer for.")],
+    pool: Annotated[str, typer.Option(help="The patient pool that the site agreed to answer for.")],
     fingerprint: Annotated[str, typer.Option(help="The request's fingerprint as the site read it out: SHA256:….")],
     pool_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="The pool's ε for life, over all studies; what study.toml says when first declared. Never looser."
+            help="The pool's ε for life, over all studies; by default that of study.toml. It can never be raised."
         ),
     ] = None,
 ) -> None:
@@ -123,7 +125,7 @@ def approve(
 
 @provision_app.command("list")
 def standing(directory: StudyDir, as_json: AsJson = False) -> None:
-    """List the admitted sites, whether each is online or revoked, and how long the certificate is valid.
+    """List the admitted sites, which of them are online or revoked, and how long the certificate is valid.
 
     Example: consilium provision list trial
     """
@@ -144,7 +146,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
         say(f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}")
 
     for name in broken_off:
-        say(f"{name}: its approval broke off; to fix: the same `consilium provision approve` again")
+        say(f"{name}: its approval was interrupted; to fix: run the same `consilium provision approve` again")
 
 
 def _nodes(workspace: Workspace) -> dict[int, str]:
@@ -192,7 +194,7 @@ def peers(
 @provision_app.command("renew")
 def renew(
     directory: StudyDir,
-    days: Annotated[int, typer.Option(help="How long the new certificate is valid.")] = 365,
+    days: Annotated[int, typer.Option(help="Days for which the new certificate is valid.")] = 365,
 ) -> None:
     """Renew the server's certificate with the same CA. Nothing is restarted, and sites need not change anything.
 
@@ -216,20 +218,20 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
 
     workspace = Workspace(directory)
     whole = provision.revoke(workspace, site, unregister=lambda node: unregister_node(flower_server(workspace), node))
-    say(f"revoked {site}: the gateway turns its key away from now on")
+    say(f"revoked {site}: the gateway refuses its key from now on")
     if workspace.study().gate.verdicts:
         from server.postprocess.bundle import publish_verdicts
 
         publish_verdicts(workspace)  # the revoked site's verdict no longer counts
     if not whole:
-        say("SuperLink is not up, so its node stays listed there; it cannot be reached by it", err=True)
+        say("SuperLink is not running, so it still lists the site's node, which can no longer connect", err=True)
 
 
 @provision_app.command("forget")
 def forget(directory: StudyDir, site: SiteName) -> None:
-    """Delete what the server has about a site that left, and print what must stay and why. Revoke the site first.
+    """Delete the server's data about a site that left, and print what must stay and why. Revoke the site first.
 
-    Stop the server's daemons before, because their logs are deleted too. Delete it from backups and archives yourself.
+    Stop the server's daemons first, because their logs are deleted too. Delete backups and archives yourself.
     Example: consilium provision forget trial north
     """
     from server.operations.leaving import STAYS, forget
@@ -239,15 +241,15 @@ def forget(directory: StudyDir, site: SiteName) -> None:
     say(f"stays ({done.rows} rows of the ledger name {site} or its pool):")
     say(joined(f"  {what}" for what in STAYS))
     say(
-        "Whether this is what a request for erasure asks of you (in the EU, Art. 17 GDPR and its exceptions) is for "
-        "your data protection officer to say; these lines are for that letter."
+        "Your data protection officer decides whether this satisfies a request for erasure (in the EU, Art. 17 GDPR "
+        "and its exceptions); these lines are for the answer to it."
     )
 
 
 @server_app.command("up")
 def up(
     directory: StudyDir,
-    bind: Annotated[str, typer.Option(help="Address the gateway listens on: the one port sites reach.")] = "0.0.0.0",
+    bind: Annotated[str, typer.Option(help="Address on which the gateway listens for the sites.")] = "0.0.0.0",
     only: Annotated[
         str | None, typer.Option(help="core (keys and ledger) or network (the rest), for two users or containers.")
     ] = None,
@@ -285,10 +287,10 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Show the state of each server daemon, why one ended, and whether the ledger is the newest copy.
+    """Show the state of each server daemon, why a daemon ended, and whether the ledger is the newest copy.
 
-    Exit code 5: the ledger does not verify, or its standing shows an older copy. 7: a daemon is not ready, or the
-    certificate has expired.
+    Exit code 5: the ledger does not verify, or its standing file shows that it is an older copy. 7: a daemon is not
+    ready, or the certificate has expired.
 
     Example: consilium server status trial
     """

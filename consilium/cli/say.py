@@ -1,4 +1,5 @@
-"""Prints a command's output; the only module that writes to the terminal, so that foreign text is always escaped.
+"""Prints a command's output. It is the only module that writes to the terminal, so text of other parties is always
+escaped.
 
 A test of the sources refuses any other module of the command line that writes to stdout or stderr.
 """
@@ -50,5 +51,11 @@ def console(*, stderr: bool = False, **options: Any) -> Console:
 
 
 def say_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of an unexpected error, escaped: its text may come from a network."""
+    """Print the traceback of an unexpected error, escaped, because its text may come from a network.
+
+    Args:
+        kind: Type of the error.
+        error: The error.
+        trace: Its traceback.
+    """
     sys.stderr.write(plain_lines("".join(traceback.format_exception(kind, error, trace))))

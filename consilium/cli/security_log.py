@@ -30,8 +30,8 @@ class _Printed:
 def site_log(site_dir: SiteDir, log_to: Targets = None, schema: Schema = False) -> None:
     """Print this site's security events as JSON lines: offers, charges, refusals, vetoes, disclosures, alarms.
 
-    With --log-to it follows them until stopped and sends each one, as `site up --log-to` does beside the daemons; the
-    position of each target is stored in logs/. No line contains a patient, a case, a code, a note or a path.
+    With --log-to the command keeps running and sends each event, as `site up --log-to` does. The position of each
+    target is stored in logs/. No line contains a patient, a case, a code, a note or a path.
     Example: consilium site log --site-dir /srv/consilium --log-to journald
     """
     from client.operations.security_events import site_sources
@@ -42,8 +42,8 @@ def site_log(site_dir: SiteDir, log_to: Targets = None, schema: Schema = False) 
 def server_log(directory: StudyDir, log_to: Targets = None, schema: Schema = False) -> None:
     """Print the server's security events as JSON lines: charges, refusals, offers answered, alarms, refused requests.
 
-    With --log-to it follows them until stopped and sends each one, as `server up --log-to` does beside the daemons.
-    Sign-ins are logged by `dashboard --log-to`.
+    With --log-to the command keeps running and sends each event, as `server up --log-to` does. Sign-ins are logged by
+    `dashboard --log-to`.
     Example: consilium server log trial
     """
     from server.operations.security_events import server_sources

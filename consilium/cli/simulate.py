@@ -1,4 +1,4 @@
-"""Defines ``consilium simulate``: what a study would be worth on a researcher's own data."""
+"""Defines ``consilium simulate``: simulates a study on a researcher's own data, to estimate its result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def simulate(
-    data: Annotated[
-        Path | None, typer.Option(help="A dataset with labels, in any layout that a site's may have.")
-    ] = None,
-    phantoms: Annotated[bool, typer.Option("--phantoms", help="Use synthetic phantoms in place of --data.")] = False,
-    out: Annotated[Path, typer.Option(help="Directory for everything it makes; the same one resumes.")] = Path(
+    data: Annotated[Path | None, typer.Option(help="A dataset with labels, in any layout that sites may use.")] = None,
+    phantoms: Annotated[bool, typer.Option("--phantoms", help="Use synthetic phantoms instead of --data.")] = False,
+    out: Annotated[Path, typer.Option(help="Directory for all results; the same directory resumes.")] = Path(
         "simulate-out"
     ),
-    layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; recognised if not given.")] = "auto",
+    layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; by default those of the data.")] = "",
     channels: Annotated[str, typer.Option(help="Channel names; by default those of the data.")] = "",
     hospitals: Annotated[
@@ -38,7 +36,9 @@ def simulate(
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: Annotated[
         int | None,
-        typer.Option(help="Voters m a site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN),
+        typer.Option(
+            help="Voters m of each site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN
+        ),
     ] = None,
     public_images: Annotated[
         int | None,
@@ -58,7 +58,7 @@ def simulate(
     student_steps: Annotated[
         int | None, typer.Option(help="Training steps of the student [the recipe's].", min=8, **options.PLAIN)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training; noise has none.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training. Noise has no seed.")] = 0,
     absent: options.Absent = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -107,6 +107,6 @@ def simulate(
     if as_json:
         say((out / "report.json").read_text(encoding="utf-8"), nl=False)
         return
-    say("a simulation: one person held every party's data and keys; what follows is a figure and no promise")
+    say("a simulation: one person held every party's data and keys, so the result is an estimate without a guarantee")
     say(summary(out))
     say(f"report: {report}")

@@ -41,7 +41,7 @@ site_app.command("dashboard")(dashboard)
 
 @site_app.command("init")
 def init(
-    kit: Annotated[Path, typer.Option(help="The startup kit the consortium sent.")],
+    kit: Annotated[Path, typer.Option(help="The startup kit that the consortium sent.")],
     data: Annotated[Path, typer.Option(help="The folder of the site's own dataset, in any layout.")],
     site_dir: SiteDir,
     pool: Annotated[
@@ -70,7 +70,7 @@ def join(
         typer.Option("--from", help="A directory of this site whose patient pool and ledger the new study shares."),
     ],
     site_dir: Annotated[
-        Path | None, typer.Option("--site-dir", help="The new directory; studies/NAME beside the books by default.")
+        Path | None, typer.Option("--site-dir", help="The new directory; by default studies/NAME beside the ledger.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -86,7 +86,7 @@ def join(
 
     opened = SiteKit.load(kit)
     directory, request = join_site(site_dir, kit=opened, existing=existing, data=data)
-    say(f"{directory}: created for {opened.facts.site}, patient pool {request.pool}, books in {existing}")
+    say(f"{directory}: created for {opened.facts.site}, patient pool {request.pool}, ledger in {existing}")
     _ask_to_be_admitted(directory, request, opened)
 
 
@@ -99,7 +99,7 @@ def request(site_dir: SiteDir) -> None:
     from client.site.enrolment import new_request
 
     written = new_request(site_dir)
-    say(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
+    say(f"send {site_dir / 'request.json'} to the consortium, and read this fingerprint to them by telephone:")
     say(written.fingerprint)
 
 
@@ -113,7 +113,7 @@ def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> N
     except InvalidInput as error:  # can be fixed later; the request does not change
         say(f"warning: {error}", err=True)
     say(joining_text(study, file=site_dir / "study.toml"))
-    say(f"send {site_dir / 'request.json'} to the consortium, and read them this over the telephone:")
+    say(f"send {site_dir / 'request.json'} to the consortium, and read this fingerprint to them by telephone:")
     say(request.fingerprint)
 
 
@@ -128,7 +128,7 @@ def cases(
 ) -> None:
     """List the cases that the last training left out, and why. Only for staff of this site.
 
-    Exit code 6: with --for-server, if `case_counts` in the table `share` of site.toml is not true.
+    Exit code 6: --for-server was given, but `case_counts` in the table `share` of site.toml is not true.
     Example: consilium site cases --site-dir /srv/consilium
     """
     from client.data.cases import counts_for_server, load_cases
@@ -153,19 +153,19 @@ def cases(
 @site_app.command("doctor")
 def doctor(
     site_dir: Annotated[
-        Path | None, typer.Option("--site-dir", help="The site's directory; checks whether the site can take part.")
+        Path | None, typer.Option("--site-dir", help="The site's directory, to check whether the site can take part.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="A dataset in any layout; checks whether every case can be used.")
+        Path | None, typer.Option("--data", help="A dataset in any layout, to check whether every case can be used.")
     ] = None,
     study: Annotated[
         Path | None, typer.Option("--study", help="The study file to check the data for; by default the site's copy.")
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="msd, nnunet, bids, table or brats; recognised if not given.")
+        str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default it is recognised.")
     ] = None,
     label_map: Annotated[
-        Path | None, typer.Option(help="TOML with the tables labels, channels and bids; else as in site.toml.")
+        Path | None, typer.Option(help="TOML with the tables labels, channels and bids; by default site.toml's.")
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")
@@ -174,9 +174,9 @@ def doctor(
 ) -> None:
     """Check what could stop this site from taking part, and print what to do about it. Changes nothing.
 
-    With --site-dir: keys, network, proxy, certificate, clock, admission, disk, GPU memory. With --data: the layout,
-    what counts as a patient, every case. The terminal names cases; the report and the JSON number them. Exit code 8: at
-    least one check failed; its line says what to do.
+    --site-dir checks keys, network, proxy, certificate, clock, admission, disk and GPU memory. --data checks the
+    layout, how patients are identified, and every case. The terminal names cases; the report and the JSON number them.
+    Exit code 8: at least one check failed; its line says what to do.
     Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
     from client.operations import findings as findings_of
@@ -215,7 +215,7 @@ def up(
         str | None, typer.Option(help="worker (data and models) or node (the network), for two users or containers.")
     ] = None,
     every_study: Annotated[
-        bool, typer.Option("--all", help="Also run the daemons of every study that joined this pool's books.")
+        bool, typer.Option("--all", help="Also run the daemons of every other study that shares this pool's ledger.")
     ] = False,
     log_to: Annotated[list[str] | None, LOG_TO] = None,
 ) -> None:
@@ -237,7 +237,7 @@ def up(
     others: tuple[Path, ...] = ()
     if every_study:
         if config is None or only is not None:
-            raise InvalidInput("--all", limit="not with --only", remedy="run each directory's parts by themselves")
+            raise InvalidInput("--all", limit="not with --only", remedy="run the parts of each directory separately")
         others = tuple(one for one in site_directories(config.books_dir) if one.resolve() != site_dir.resolve())
     if config is not None:
         for directory in (site_dir, *others):
@@ -262,7 +262,7 @@ def status(
     site_dir: SiteDir,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of the site's daemons and what its own ledger has spent of the patient pool's budget.
+    """Show the state of the site's daemons, and the spent part of the patient pool's budget by its own ledger.
 
     Example: consilium site status --site-dir /srv/consilium
     """
@@ -288,7 +288,15 @@ def status(
 
 
 def joining_text(study: Study, *, file: Path) -> str:
-    """Explain to a person what the study, which is stored in ``file``, promises a hospital that joins it."""
+    """Return a text that tells a person what a study guarantees to a hospital that joins it.
+
+    Args:
+        study: The study.
+        file: The study's file, which the text names.
+
+    Returns:
+        The text.
+    """
     from common.privacy.accounting import max_mu_squared
     from common.privacy.consent import guess_sentence
     from common.study_mechanism import pool_sentence
@@ -301,7 +309,7 @@ def joining_text(study: Study, *, file: Path) -> str:
             f"δ = {delta_text(privacy.delta)}, {privacy.protection}",
             guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True),
             pool_sentence(study, yours=True),
-            f"all of it, before you send the request: `consilium study show {file} --for-site`",
+            f"read all of it before you send the request: `consilium study show {file} --for-site`",
         ]
     )
 

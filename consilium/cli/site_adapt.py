@@ -1,4 +1,4 @@
-"""Defines ``consilium site adapt``: make a network of the hospital's own from the student on its own cases."""
+"""Defines ``consilium site adapt``: adapts the student to the hospital's own cases."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 def adapt(
     site_dir: SiteDir,
-    student: Annotated[Path | None, typer.Option(help="The student's bundle; by default the one pulled.")] = None,
+    student: Annotated[Path | None, typer.Option(help="The student's bundle; by default the pulled student.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
     ] = None,
     way: Annotated[
         str | None,
         typer.Option(
-            help="student, own, trained-on, near, half-way or averaged; chosen by cross-validation from 5 patients on, "
-            "half-way below."
+            help="student, own, trained-on, near, half-way or averaged; by default chosen by cross-validation, with "
+            "fewer than 5 patients half-way."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,
@@ -36,35 +36,40 @@ def adapt(
         float | None, typer.Option(help="First learning rate; the student's own by default.")
     ] = None,
     strength: Annotated[
-        float, typer.Option("--lambda", help="Pull towards the student for the way near (λ of MR-MTL).", min=0)
+        float,
+        typer.Option("--lambda", help="Strength of the pull towards the student with --way near (λ of MR-MTL).", min=0),
     ] = 1.0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the bundle's folder; adapted in the site's directory by default.")
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help="dp-sgd, dp-mac or dp-bbb: makes a network that may leave, charged in the ledger."),
+        typer.Option(
+            help="Train privately by dp-sgd, dp-mac or dp-bbb; the network may leave and is charged in the ledger."
+        ),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε that such a training may cost each patient.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε that the private training may cost each patient.")] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    relation: Annotated[str, typer.Option(help="Which ε is planned: add-remove or replace-one.")] = "add-remove",
+    relation: Annotated[
+        str, typer.Option(help="Neighbouring relation of that ε: add-remove or replace-one.")
+    ] = "add-remove",
     noise_multiplier: Annotated[
-        str | None, typer.Option(help="Noise of such a training in units of the clip, in place of the least for ε.")
+        str | None, typer.Option(help="Noise multiplier of the private training, instead of the smallest for ε.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Patients who paid for a private training pay for this one too.")
+        bool, typer.Option("--again", help="Charge patients who were charged for a private training before once more.")
     ] = False,
     threads: Annotated[int, typer.Option(help="Processor threads of a training.", min=1)] = 1,
     as_json: ResultAsJson = False,
 ) -> None:
     """Adapt the student to this hospital's own patients, at the hospital. No budget is spent and nothing is sent.
 
-    The network has seen patients and has no guarantee: it must not leave, and its name says so. Stop the command with
-    Ctrl-C; run it again to resume. Exit code 6: a training or a withdrawal is in progress here.
+    The network was trained on patients and has no guarantee: it must not leave, and its name says so. Stop the command
+    with Ctrl-C; run it again to resume. Exit code 6: a training or a withdrawal is in progress here.
 
-    With --strategy the network is trained with differential privacy and may leave, under the (ε, δ) of this training in
-    addition to the student's. Patients are charged in the site's ledger before the first step, and nothing is chosen on
-    patients.
+    With --strategy the network is trained with differential privacy and may leave, with the (ε, δ) of this training in
+    addition to the student's. Patients are charged in the site's ledger before the first step, and no setting is chosen
+    by their data.
     Example: consilium site adapt --site-dir /srv/consilium
     Example: consilium site adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
     """
@@ -87,7 +92,7 @@ def adapt(
         if unread := [name for name, value in chosen.items() if value is not None]:
             raise InvalidInput(
                 ", ".join(unread),
-                limit="not with --strategy: it begins at the student that was pulled and chooses nothing",
+                limit="not with --strategy, which starts from the pulled student and chooses no setting",
             )
         asked = PrivateOptions(
             strategy,
@@ -106,7 +111,7 @@ def adapt(
     try:
         result = adapt_student(options, progress=_steps)
     except KeyboardInterrupt:
-        say("interrupted: run the same command again to go on where it stopped", err=True)
+        say("interrupted: run the same command again to resume", err=True)
         raise typer.Exit(130) from None
     if as_json:
         say(json.dumps(result.to_json(), indent=1, allow_nan=False))
@@ -122,7 +127,7 @@ def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path 
     try:
         done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
     except KeyboardInterrupt:
-        say("interrupted: run the same command again to go on where it stopped", err=True)
+        say("interrupted: run the same command again to resume", err=True)
         raise typer.Exit(130) from None
     say(json.dumps(done.to_json(), indent=1) if as_json else done.to_text())
 

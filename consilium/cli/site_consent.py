@@ -1,4 +1,4 @@
-"""Defines ``consilium site consent``: show the consent sheet, ask, and record the answer before anything is served."""
+"""Defines ``consilium site consent``: shows the consent sheet, asks for consent, and records the answer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ def consent(
     by: Annotated[
         str, typer.Option(help="Name of the person who consents for the hospital; it stays in the site's own ledger.")
     ],
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask for an answer, because the sheet was read elsewhere.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, because the sheet was read before.")] = False,
 ) -> None:
     """Show the consent sheet, ask for consent, and record who consented and when.
 
-    Before consent is on record nothing is served or charged, and no daemon starts. `site pause` suspends it later.
-    Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
+    Before consent is recorded no daemon starts, and nothing is answered or charged. `site pause` suspends consent
+    later. Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
     """
     from client.operations import staff_decisions as control
     from client.policy import load_site
@@ -43,13 +41,18 @@ def consent(
     if not yes and (not sys.stdin.isatty() or not typer.confirm(plain(f"{by} consents to study {study.name}"))):
         raise InvalidInput("site consent", limit="a yes", remedy="read the sheet above, then answer y, or give --yes")
     control.consent(site_dir, by=by, sheet=sheet)
-    say(f"on record: {by} consented to study {study.name}; next: `consilium site train`, `consilium site up`")
+    say(f"recorded: {by} consented to study {study.name}; next: `consilium site train`, `consilium site up`")
 
 
 def consent_sheet(study: Study, *, patients: int | None) -> str:
-    """Write the consent sheet for a hospital.
+    """Return the consent sheet for a hospital: the study, the number of its patients, the duration, and the end.
 
-    It describes the study with the hospital's own number of patients, how long it lasts and how it ends.
+    Args:
+        study: The study.
+        patients: Number of the hospital's patients; None if it is unknown.
+
+    Returns:
+        The text.
     """
     from server.study.consent_text import for_site
 

@@ -1,4 +1,4 @@
-"""Defines ``consilium site dashboard``: the hospital's own page, on this machine's loopback, read only."""
+"""Defines ``consilium site dashboard``: serves the hospital's own page on loopback, read only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def dashboard(
     site_dir: SiteDir,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 8051,
 ) -> None:
-    """Serve this hospital's own page: consent, budget, peers, what was answered, alarms, networks side by side.
+    """Serve this hospital's own page: consent, budget, peers, answers, alarms, and its networks side by side.
 
-    Only browsers at this machine reach it, and only by the printed address, which has a key that is new at each start.
-    It changes nothing: a pause is a command to copy. Ctrl-C ends it.
+    Only browsers on this machine can open it, at the printed address, which contains a key that is new at each start.
+    The page changes nothing; it shows the command that pauses the study. Ctrl-C ends it.
     Example: consilium site dashboard --site-dir /srv/consilium
     """
     from client.operations.own_page import SitesOwnPage

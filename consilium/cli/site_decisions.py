@@ -18,7 +18,8 @@ StudyName = Annotated[str, typer.Argument(help="The study's name, id or the begi
 
 
 OnlyStudy = Annotated[
-    str, typer.Argument(help="The study's name, id or the beginning of its id; the only one if none.")
+    str,
+    typer.Argument(help="The study's name, id or the beginning of its id; may be left out if there is only one study."),
 ]
 
 
@@ -54,7 +55,7 @@ def withdraw(
 
 
 def withdraw_patient(
-    case: Annotated[str, typer.Argument(help="The case's name as the dataset lists it; it enters no ledger.")],
+    case: Annotated[str, typer.Argument(help="The case's name in the dataset; it is not written to the ledger.")],
     site_dir: SiteDir,
 ) -> None:
     """Withdraw a patient. The patient's voter does not answer until it is trained again.
@@ -68,15 +69,18 @@ def withdraw_patient(
         if done.repeated:
             say(f"slot {place.slot} of voter {place.voter} was emptied before; nothing changed")
         else:
-            say(f"slot {place.slot} of voter {place.voter} is empty; the voter is silent from now on")
+            say(f"slot {place.slot} of voter {place.voter} is empty; the voter does not answer from now on")
     if len(done.directories) > 1:
         say(f"done for every study of the pool: {', '.join(map(str, done.directories))}")
     for bundle in done.adapted:
-        say(f"{bundle} may hold the patient: delete it and its copies; `consilium site adapt` makes one without")
+        say(
+            f"{bundle} may have been trained on the patient: delete it and its copies; `consilium site adapt` makes "
+            "another without the patient"
+        )
     say("next: `consilium site train`, which trains this voter alone, then restart the worker")
     say(
-        f"not undone: {done.releases} releases this site has accepted; they and models trained on them cannot be "
-        "recalled. They stay protected by the study's guarantee. Both facts are in the site's ledger; remove the "
+        f"not undone: {done.releases} releases that this site accepted; they and models trained on them cannot be "
+        "recalled. They stay protected by the study's guarantee. The site's ledger records the withdrawal; remove the "
         "patient's files from the dataset yourself"
     )
 
@@ -87,21 +91,22 @@ def recover(
         bool, typer.Option("--own-ledger", help="The restored ledger is this site's own, not the server's.")
     ] = False,
     standing: Annotated[
-        Path | None, typer.Option(help="The lost ledger's site-ledger.standing, if it is not beside the copy.")
+        Path | None,
+        typer.Option(help="The lost ledger's standing file, site-ledger.standing, if it is not beside the copy."),
     ] = None,
     charge_all: Annotated[
         bool,
         typer.Option(
             "--charge-all",
-            help="Use this if the standing is lost too: it counts everything that caps and budgets leave as spent.",
+            help="If the standing file is lost too: count everything that caps and budgets leave as spent.",
         ),
     ] = False,
 ) -> None:
-    """End an alarm after a person looked into it: the server's ledger was restored, or this site's own was.
+    """End an alarm after a person examined it, because the server's ledger or this site's own was restored.
 
-    The server's ledger: run this after the server has entered this site's receipts again. The site's own
-    (--own-ledger): what the older copy lost is charged, and every study is paused until `consilium site resume`; the
-    server then sends the lost receipts again.
+    If the server's ledger was restored, run this after the server has entered this site's receipts again. If this
+    site's own ledger was restored (--own-ledger), the charges that the older copy lacks are made again, and every study
+    is paused until `consilium site resume`; the server then sends the lost receipts again.
 
     Example: consilium site recover --site-dir /srv/consilium --own-ledger
     """
@@ -109,26 +114,28 @@ def recover(
 
     if own_ledger:
         lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all)
-        say(f"charged for what the copy forgot: {'all that was left' if charge_all else f'{lost.releases} queries'}")
+        say(f"charged for the copy's missing rows: {'all that was left' if charge_all else f'{lost.releases} queries'}")
         if charge_all:
             say("every study is paused: repeat vetoes and patients' withdrawals made since the copy, then resume")
         else:
-            say("withdrawals that the standing knows are on record again; every study is paused: repeat pauses, resume")
+            say(
+                "withdrawals in the standing file are recorded again; every study is paused: repeat pauses, then resume"
+            )
         return
     if standing is not None or charge_all:
         raise InvalidInput("--standing and --charge-all", limit="together with --own-ledger")
     ended = control.end_alarm(site_dir)
     for ledger_id in ended:
-        say(f"alarm ended for the server's ledger {ledger_id}; its next receipt must not fall short of yours")
+        say(f"alarm ended for the server's ledger {ledger_id}; its next receipt must cover all of this site's receipts")
     if not ended:
-        say("no alarm stands")
+        say("there is no alarm")
 
 
 def take_sealing_key(
     notice: Annotated[Path, typer.Argument(help="The server's notice, from `consilium ledger rotate-sealing-key`.")],
     site_dir: SiteDir,
 ) -> None:
-    """Seal codes to the server's new key. The notice must be signed by a signing key in site.toml.
+    """Accept the server's new key for encrypting codes. The notice must be signed by a signing key in site.toml.
 
     Example: consilium site take-sealing-key notice.json --site-dir /srv/consilium
     """
@@ -179,8 +186,10 @@ def heads(
 
 
 def _ask_for_good(study: str) -> None:
-    """Ask at a terminal for a final decision; InvalidInput unless the answer is yes."""
-    asked = f"withdraw from {study} for good? This site can never answer it again; `consilium site pause` can be ended"
+    """Ask at a terminal for a final decision; raise InvalidInput unless the answer is yes."""
+    asked = (
+        f"withdraw from {study} for good? This site can never answer it again. (`consilium site pause` can be ended)"
+    )
     if not sys.stdin.isatty() or not typer.confirm(plain(asked)):
         raise InvalidInput(
             "site withdraw",
@@ -193,4 +202,4 @@ def _decide(site_dir: Path, study: str, decision: str) -> None:
     from client.operations import staff_decisions as control
 
     study_id = control.decide(site_dir, study, decision)
-    say(f"{decision} recorded for study {study_id[:16]}…; it holds at once")
+    say(f"{decision} recorded for study {study_id[:16]}…; it takes effect at once")

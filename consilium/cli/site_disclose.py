@@ -29,8 +29,8 @@ def disclose(
     """Disclose one draw of a sealed sum to an auditor, who determines which hospital spoiled or distorted it.
 
     The auditor learns this site's code with its own noise share for every query of that draw, and nothing else. The
-    file is sealed to the auditor's key. The site's ledger records to whom it goes, and what it would cost the patient
-    pool if the auditor passed it on. Compare the key's fingerprint with the auditor first.
+    file is encrypted to the auditor's key. The site's ledger records the auditor's key, and the cost to the patient
+    pool if the auditor published the code. Compare the key's fingerprint with the auditor first.
     Example: consilium site disclose 3f9a1c04b7d2 --to auditor.json --site-dir /srv/consilium
     """
     from client.policy import load_site
@@ -44,11 +44,11 @@ def disclose(
     if not as_json:
         say(
             f"draw {shown.roster[:16]}: your code with your share of the noise, of {shown.queries} queries, to the "
-            f"auditor with the key {auditor_fingerprint(auditor)}. While the auditor keeps it, nothing more is "
-            f"released. If the auditor told, your patient pool would stand at {shown.if_told} at most"
+            f"auditor with the key {auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is "
+            f"released. If the auditor published it, your patient pool would have spent {shown.if_told} at most"
         )
     if not yes:
-        typer.confirm("Have you compared this fingerprint with the auditor, and may they have it?", abort=True)
+        typer.confirm("Have you compared this fingerprint with the auditor, and may they have the code?", abort=True)
     disclose_draw(site_dir, shown.roster, auditor=auditor, out=target, now=datetime.now(UTC))
     if as_json:
         facts = {"draw": shown.roster, "auditor": auditor, "queries": shown.queries, "file": str(target)}
@@ -58,7 +58,17 @@ def disclose(
 
 
 def auditor_key(given: str) -> str:
-    """Return the auditor's sealing key in hex, as typed or from the file ``auditor.json``."""
+    """Return an auditor's sealing key.
+
+    Args:
+        given: The key in hex, or the path of ``auditor.json``.
+
+    Returns:
+        64 hex digits.
+
+    Raises:
+        InvalidInput: If it is neither.
+    """
     if len(given) == 64 and not set(given) - set("0123456789abcdef"):
         return given
     from consilium.audit.auditor import read_auditor

@@ -29,16 +29,20 @@ def peers(
         str | None, typer.Option(help="With --confirm: the fingerprint as that site read it out, SHA256:….")
     ] = None,
     confirm_all: Annotated[
-        bool, typer.Option("--confirm-all", help="Show all that are not confirmed, and ask once whether you compared.")
+        bool,
+        typer.Option(
+            "--confirm-all",
+            help="Show all hospitals that are not confirmed, and ask once whether you compared all fingerprints.",
+        ),
     ] = False,
-    distrust: Annotated[str | None, typer.Option(help="Take back this site's confirmation, at once.")] = None,
+    distrust: Annotated[str | None, typer.Option(help="Revoke the confirmation of this site, at once.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the study's other hospitals by key fingerprint: confirmed here, not confirmed, or changed.
 
     In a study with a sealed sum this site answers only together with sites that were confirmed here. Call each hospital
-    at a number that you did not get from the consortium, and let it read its fingerprint out. Lists and offers prove
-    nothing.
+    at a number that you did not get from the consortium, and let it read its fingerprint to you. The consortium's list
+    alone proves nothing.
     Example: consilium site peers --site-dir /srv/consilium --fetch --confirm south
     """
     from client.site import peers as known
@@ -58,7 +62,7 @@ def peers(
     view = known.look(site_dir)
     if confirm_all and view.standing(known.PeerTrust.NOT_CONFIRMED):
         say(peers_text(view), err=True)
-        if not typer.confirm("have you compared each NOT CONFIRMED one with that hospital itself?", err=True):
+        if not typer.confirm("have you compared each NOT CONFIRMED fingerprint with that hospital itself?", err=True):
             raise typer.Exit(1)
         known.confirm_shown(site_dir, view)
         view = known.look(site_dir)
@@ -81,11 +85,11 @@ def consent_to_peers(site_dir: Path) -> str:
 WITH WHOM YOUR CODES ARE ADDED UP
 {said}
   Your site answers only together with those confirmed here. Confirm a hospital after it has read its fingerprint
-  out to you itself: a hospital that the consortium invented would help it to read your codes."""
+  out to you itself: with a hospital that it invented, the consortium could read your codes."""
 
 
 def peers_text(view: PeersView) -> str:
-    """Format one key on each line, followed by what must be done."""
+    """Format the peers, one key on each line, followed by the problems and remedies."""
     from common.peers import fingerprint
 
     width = max(len(name) for name in (view.own.site, *(known.peer.site for known in view.peers)))

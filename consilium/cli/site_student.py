@@ -40,8 +40,8 @@ def pull(
 ) -> None:
     """Fetch the study's student and verify it: signature, hash, study, and this site's receipts.
 
-    If the study has a gate, its student is released once enough hospitals found it better; exit code 6 until then.
-    Exit code 5: the server signed something that contradicts this site's receipts. After an interruption, run it again.
+    If the study has a gate, the student is released once enough hospitals found it better; exit code 6 until then. Exit
+    code 5: the server signed facts that contradict this site's receipts. After an interruption, run the command again.
     Example: consilium site student pull --site-dir /srv/consilium
     """
     from client.teachers.pulled_student import pull as pull_student
@@ -83,8 +83,8 @@ def _say_gate(site_dir: Path, pulled: Pulled) -> None:
     own = own_verdict(site_dir, pulled.statement.bundle)
     if own is not None and own not in (pulled.statement.verdicts or ()):
         say(
-            f"this site's own verdict, {own.word}, is not among them: the server has not taken it in; tell the other "
-            "sites if it should have"
+            f"this site's own verdict, {own.word}, is not among them, so the server has not read it; tell the other "
+            "sites if you sent it"
         )
 
 
@@ -102,11 +102,13 @@ def evaluate(
     ] = False,
     verdict: Annotated[
         Path | None,
-        typer.Option(help="Also write one signed word on the student to this new file, for the consortium."),
+        typer.Option(
+            help="Also write a signed verdict of one word on the student to this new file, for the consortium."
+        ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Also write a signed mean Dice a structure to this new file, for the consortium."),
+        typer.Option(help="Also write the signed mean Dice of each structure to this new file, for the consortium."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,8 +117,9 @@ def evaluate(
     The public start (or the codec's mean shape) and this site's teachers are scored on the same cases. A warning says
     if the student is worse than public data, or has lost a structure.
 
-    --verdict writes one word (better, not-better, worse) that you may send. It depends on your cases and has no ε.
-    --figures writes each structure's mean Dice in hundredths, over 5 patients or more, with the same caution.
+    --verdict writes one word (better, not-better, worse) that you may send. It depends on your cases, and no ε bounds
+    what it reveals. --figures writes each structure's mean Dice in hundredths, over 5 patients or more; no ε bounds it
+    either.
 
     Exit code 10: with --strict, if the student is worse than public data alone, or a structure is lost.
     Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen
@@ -131,9 +134,14 @@ def evaluate(
     from client.teachers.verdict import give_verdict
 
     if (verdict is not None or figures is not None) and model is not None:
-        raise InvalidInput("--verdict or --figures with --model", limit="they are on the student that was pulled")
+        raise InvalidInput(
+            "--verdict or --figures with --model", limit="without --model, since they are about the pulled student"
+        )
     if figures is not None and native:
-        raise InvalidInput("--figures with --native", limit="figures on the study's grid, so that hospitals compare")
+        raise InvalidInput(
+            "--figures with --native",
+            limit="without --native, since hospitals' figures are compared on the study's grid",
+        )
     torch.set_num_threads(1)
     with counting("cases") as on_case:
         result, folder = evaluate_student(
@@ -160,7 +168,7 @@ def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
         say(table(result))
         if any(score.part == PARTS[0] for score in result.scores):
             say(
-                f"cases '{PARTS[0]}' trained this site's teachers. The student saw none of them, only what was "
-                "released of all teachers' votes; for cases nobody used, give --data"
+                f"cases '{PARTS[0]}' trained this site's teachers. The student was trained on none of them, only "
+                "on noisy aggregates of all teachers; to score unused cases, give --data"
             )
         say(f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site")

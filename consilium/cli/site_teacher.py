@@ -16,7 +16,9 @@ from consilium.cli.say import say
 
 N = TypeVar("N", int, float)
 
-teacher_app = typer.Typer(no_args_is_help=True, help="A teacher that the hospital has already, in place of training.")
+teacher_app = typer.Typer(
+    no_args_is_help=True, help="Use a model that the hospital already has as a teacher, instead of training one."
+)
 
 
 @teacher_app.command("add")
@@ -37,7 +39,8 @@ def add(
         typer.Option(help="The study's label of each output in turn, NAME,NAME,… or by number, 0=NAME,4=NAME,…"),
     ] = None,
     channels: Annotated[
-        str | None, typer.Option(help="The study's channels in the order the model takes them; the study's by default.")
+        str | None,
+        typer.Option(help="The study's channels in the order of the model's input; by default the study's order."),
     ] = None,
     model: Annotated[
         list[Path] | None,
@@ -51,13 +54,14 @@ def add(
         str, typer.Option(help="Function that turns the model's output into probabilities: softmax, sigmoid or none.")
     ] = "softmax",
     intensity: Annotated[
-        str, typer.Option(help="How a TorchScript's input is normalised: z-score, unit (0 to 1) or as-is.")
+        str, typer.Option(help="Normalisation of a TorchScript's input: z-score, unit (0 to 1) or as-is.")
     ] = "z-score",
     spacing: Annotated[
-        str | None, typer.Option(help="Voxels in mm a TorchScript works on, X,Y,Z; the study's by default.")
+        str | None, typer.Option(help="Voxel spacing in mm of a TorchScript's input, X,Y,Z; by default the study's.")
     ] = None,
     patch: Annotated[
-        str | None, typer.Option(help="Voxels of a TorchScript's sliding window, X,Y,Z; whole volumes by default.")
+        str | None,
+        typer.Option(help="Size in voxels of a TorchScript's sliding window, X,Y,Z; by default whole volumes."),
     ] = None,
     timeout: Annotated[int, typer.Option(help="Time limit in seconds for each volume.", min=1)] = 600,
     memory: Annotated[int, typer.Option(help="Memory limit in GiB.", min=1)] = 16,
@@ -66,9 +70,9 @@ def add(
 ) -> None:
     """Add a hospital's own model as a teacher: a MONAI bundle, a TorchScript file, or a program such as nnU-Net.
 
-    The model is tried on a synthetic volume, and its hash is recorded in the site's ledger. From its next start the
-    worker asks it about public volumes. It runs without network, reads only its own files, writes nowhere else, and its
-    output is checked. Only for studies of unit hospital: nobody can say which patients such a model has seen.
+    The model is tried on a synthetic volume, and its hash is recorded in the site's ledger. After its next start the
+    worker uses it on public volumes. The model runs without network, may read and write only its own files, and its
+    output is checked. Only for studies of unit hospital, since it is unknown which patients it was trained on.
     Example: consilium site teacher add liver-bundle.zip --site-dir /srv/consilium --labels background,liver
     Example: consilium site teacher add --site-dir /srv/consilium --labels background,liver --model /models/nnunet
     --command 'env nnUNet_results=/models/nnunet nnUNetv2_predict -i {input_dir} -o {output_dir} -d 4 -c 3d_fullres -npp
@@ -81,7 +85,7 @@ def add(
     try:
         chosen = Activation(activation), Intensity(intensity)
     except ValueError as error:
-        raise InvalidInput("--activation or --intensity", limit="as in --help", value=str(error)) from error
+        raise InvalidInput("--activation or --intensity", limit="the words in --help", value=str(error)) from error
     brought = Brought(
         source=source,
         command=command,
@@ -109,10 +113,10 @@ def add(
         }
         say(json.dumps(facts))
         return
-    say(f"voter {voter}: {declared.kind} {declared.served[:16]}… on record in the site's ledger")
+    say(f"voter {voter}: {declared.kind} {declared.served[:16]}… recorded in the site's ledger")
     say("tried on a made-up volume: " + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items()))
-    say(f"at its most it used {added.used}")
-    say("a worker that runs takes it up when `consilium site up` is started again")
+    say(f"peak use: {added.used}")
+    say("a running worker uses it after `consilium site up` is started again")
 
 
 @teacher_app.command("remove")
@@ -127,7 +131,7 @@ def remove(
     from client.foreign.bring import remove as remove_teacher
 
     remove_teacher(site_dir, voter)
-    say(f"voter {voter}: removed; the site's ledger keeps what it has of it")
+    say(f"voter {voter}: removed; the site's ledger keeps its rows about it")
 
 
 def _three(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...]:

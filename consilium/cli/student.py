@@ -63,7 +63,7 @@ def student_export(directory: StudyDir) -> None:
 @student_app.command("verdict")
 def student_verdict(
     directory: StudyDir,
-    files: Annotated[list[Path], typer.Argument(help="Verdicts that hospitals sent, a file each.")],
+    files: Annotated[list[Path], typer.Argument(help="Verdicts that hospitals sent, one file each.")],
 ) -> None:
     """Read hospitals' signed verdicts on the student, and print whether they release it.
 

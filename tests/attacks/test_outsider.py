@@ -206,7 +206,7 @@ def test_a_site_that_superlink_did_not_take_can_be_admitted_later(workspace: Wor
     request = join(workspace, tmp_path / "a", "north")
 
     def away(_key: Path, _name: str) -> int:
-        raise DaemonFailed("SuperLink is not up")
+        raise DaemonFailed("SuperLink is not running")
 
     with pytest.raises(DaemonFailed):
         provision.approve(

@@ -177,7 +177,7 @@ def test_damaged_or_foreign_material_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not belong"):
         create_node_keys(tmp_path / "a")
     other.private.unlink()
-    with pytest.raises(InvalidInput, match="no private half"):
+    with pytest.raises(InvalidInput, match="no private key"):
         create_node_keys(tmp_path / "b")
     keys.private.write_text("garbage")
     with pytest.raises(InvalidInput, match="not a readable OpenSSH private key"):

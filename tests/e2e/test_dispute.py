@@ -69,7 +69,7 @@ def judged(road: Road, stopped: str) -> dict:  # type: ignore[type-arg]
             *("--site-dir", str(road.sites[name]), "--out", files[-1]),
         )
         assert done.returncode == 0, done.stderr
-        assert "If the auditor told, your patient pool would stand at" in done.stdout
+        assert "If the auditor published it, your patient pool would have spent" in done.stdout
     out = road.root / "judged.json"
     done = road.consilium(
         *("dispute", "judge", str(evidence), *files, "--keys", str(auditor), "--peers", str(road.peers_file)),

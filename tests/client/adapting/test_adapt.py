@@ -324,7 +324,7 @@ def test_a_withdrawn_patient_is_in_no_adaptation_and_what_held_the_patient_is_na
     bundle = adapted(few).bundle
     assert list((few / "adapted" / "trainings").iterdir())
     done = RUN.invoke(site_app, ["withdraw-patient", "p1", "--site-dir", str(few)], catch_exceptions=False)
-    assert f"{bundle} may hold the patient: delete it" in done.stdout
+    assert f"{bundle} may have been trained on the patient: delete it" in done.stdout
     assert not (few / "adapted" / "trainings").exists()
     assert adapted(few).patients == 1
 

@@ -73,7 +73,7 @@ def test_plan_reads_a_study_file_a_spectrum_and_writes_a_chart(tmp_path: Path) -
 def test_flags_beside_a_study_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY)
     for app in (plan_app, audit_app):
-        with pytest.raises(InvalidInput, match="flags beside --study"):
+        with pytest.raises(InvalidInput, match="options together with --study"):
             call(app, "--study", str(tmp_path / "study.toml"), "--epsilon", "4")
 
 

@@ -57,7 +57,7 @@ def test_an_honest_sum_is_within_its_bound_even_where_every_site_sends_the_longe
 def test_a_sum_that_honest_sites_cannot_have_made_is_refused(extra: int) -> None:
     total = np.zeros(64, dtype=np.int64)
     total[7] = extra
-    with pytest.raises(Refused, match="sum of a roster"):
+    with pytest.raises(Refused, match="the sum is larger"):
         shares.unmasked(total.view(np.uint64), mechanism(), sites=5)
 
 

@@ -72,5 +72,5 @@ def test_what_is_not_proven_is_not_called_a_gain(tmp_path: Path, change: dict[st
 
 def test_what_speaks_against_the_student_is_said_and_so_is_that_nothing_was_measured(tmp_path: Path) -> None:
     lines = said(tmp_path, None, alarms=("anterior: GONE",))
-    assert lines[0] == "The student has Dice 0.685; what the answers are worth could not be measured."
+    assert lines[0] == "The student has Dice 0.685; the gain from the answers could not be measured."
     assert lines[-1] == "hospital-01 on the student: anterior: GONE"

@@ -46,9 +46,9 @@ def said(world: Path, command: str) -> str:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("study publish @trial --images @nowhere", "folder of public volumes: got|an existing folder"),
+        ("study publish @trial --images @nowhere", "folder of public volumes: got|a folder that is there"),
         ("study publish @trial --images @empty", "directly contains .nii or .nii.gz files"),
-        ("codec fit @trial --label-maps @nowhere --sites 2", "folder of public label maps: got|an existing folder"),
+        ("codec fit @trial --label-maps @nowhere --sites 2", "folder of public label maps: got|a folder that is there"),
         (
             "codec fit @trial --label-maps @phantoms/imagesTr --sites 2",
             "phantom_0000.nii.gz is no label map of this study|to fix: give --label-maps a folder of label maps",

@@ -231,7 +231,7 @@ def test_what_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) ->
     with pytest.raises(InvalidInput, match="no NIfTI file"):
         run(tmp_path, "--model", bundle, "--out", tmp_path / "o")
     (tmp_path / "x.nii").write_bytes(b"junk")
-    with pytest.raises(InvalidInput, match="not one file"):
+    with pytest.raises(InvalidInput, match="no file could be used"):
         run(tmp_path, "--model", bundle, "--out", tmp_path / "o")
 
 

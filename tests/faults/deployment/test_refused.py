@@ -248,7 +248,7 @@ def test_a_revoked_site_is_out_within_a_minute_and_stays_out(up: Federation) -> 
     party = up.parties["site-1"]
     done = up.command("provision", "revoke", str(up.workspace.root), "site-1")
     assert done.returncode == 0, done.stderr
-    assert "turns its key away" in done.stdout
+    assert "refuses its key" in done.stdout
     up.recorded("site-1", "daemon-ended", "supernode", count=1, timeout_s=60)
     up.recorded("site-1", "daemon-ended", "supernode", count=2, timeout_s=60)
     assert party.count("daemon-ready", "supernode") == 1

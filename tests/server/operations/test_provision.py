@@ -118,8 +118,8 @@ def test_approvals_that_were_broken_off_anywhere_are_finished_by_the_same_approv
     begun = {"add_site": ["north", "south"], "save_sites": ["north", "south"]}.get(name, [])
     assert provision.broken_off(workspace) == begun
     shown = CliRunner().invoke(app, ["provision", "list", str(workspace.root)]).stdout
-    assert [line for line in shown.splitlines() if "broke off" in line] == [
-        f"{site}: its approval broke off; to fix: the same `consilium provision approve` again" for site in begun
+    assert [line for line in shown.splitlines() if "was interrupted" in line] == [
+        f"{site}: its approval was interrupted; to fix: run the same `consilium provision approve` again" for site in begun
     ]
     assert "revoked" not in shown
     for request in requests:
@@ -268,7 +268,7 @@ def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace,
         provision.revoke(workspace, "north", unregister=gone.append)
 
     def away(_node: int) -> None:
-        raise DaemonFailed("SuperLink is not up")
+        raise DaemonFailed("SuperLink is not running")
 
     assert not provision.revoke(workspace, "south", unregister=away)
     assert read_admitted(workspace.nodes_file) == ()
