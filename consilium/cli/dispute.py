@@ -153,13 +153,13 @@ def show(
 def _lines(found: Judgement) -> list[str]:
     """Format a judgement for a reader."""
     said = {
-        "within": "its code with noise is within the bound for honest sites",
-        "outside": "ITS CODE WITH NOISE IS BEYOND THE BOUND FOR HONEST SITES",
+        "within": "its noisy code is within the honest bound",
+        "outside": "ITS NOISY CODE IS BEYOND THE HONEST BOUND",
         "unknown": "its code could not be unmasked: neither it nor all the others disclosed their keys",
     }
     disclosed = {"true": "", "false": "; ITS DISCLOSURE IS FALSE", "none": "; it disclosed nothing"}
     lines = [
-        f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the bound for honest sites"
+        f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the honest bound"
     ]
     for one in found.findings:
         part = said[one.part] if one.word == "signed" else "it sent nothing"

@@ -361,7 +361,8 @@ def test_a_second_server_of_the_machine_gets_a_port_of_its_own_on_loopback_and_n
     done = CliRunner().invoke(provision_app, [*asked, "--internal-port", "9000"])
     assert second.endpoint().internal_port == 9000, done.output
     (second.root / "endpoint.json").unlink()
-    assert "because study first uses the default port; to change it: --internal-port" in CliRunner().invoke(provision_app, asked).stdout
+    said = CliRunner().invoke(provision_app, asked).stdout
+    assert "because study first uses the default port; to change it: --internal-port" in said
 
 
 def test_a_run_that_no_pool_can_answer_says_so_and_ends_with_the_runbooks_code(

@@ -119,7 +119,8 @@ def test_approvals_that_were_broken_off_anywhere_are_finished_by_the_same_approv
     assert provision.broken_off(workspace) == begun
     shown = CliRunner().invoke(app, ["provision", "list", str(workspace.root)]).stdout
     assert [line for line in shown.splitlines() if "was interrupted" in line] == [
-        f"{site}: its approval was interrupted; to fix: run the same `consilium provision approve` again" for site in begun
+        f"{site}: its approval was interrupted; to fix: run the same `consilium provision approve` again"
+        for site in begun
     ]
     assert "revoked" not in shown
     for request in requests:
