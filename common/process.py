@@ -1,11 +1,11 @@
-"""Starts, watches and stops the long-running processes of a federation, and leaves none of them behind.
+"""Starts, watches and stops the long-running processes (daemons) of a federation, and leaves none of them behind.
 
-Called by the demo, by `up` commands and by supervision. A daemon counts as started when its readiness check succeeds; a
-daemon that dies or stays silent raises ``DaemonFailed`` with its last log lines. Every process carries a tag in its
-environment, which its children inherit, so a helper that moved to another session is still found and stopped. Orphans
-are reaped by this process (``PR_SET_CHILD_SUBREAPER``). If this process itself is killed, the kernel ends the daemons
-(``PR_SET_PDEATHSIG``). All of this works on Linux, where ``/proc`` is read; elsewhere a stop reaches only the daemon's
-process group.
+Called by the demo, by `up` commands and by supervision. A daemon counts as started when its readiness check succeeds. A
+daemon that dies or does not become ready raises ``DaemonFailed`` with its last log lines. Every process has a tag in
+its environment, which its children inherit, so a helper that moved to another session is still found and stopped.
+Orphans are reaped by this process (``PR_SET_CHILD_SUBREAPER``). If this process itself is killed, the kernel ends the
+daemons (``PR_SET_PDEATHSIG``). All of this works on Linux, where ``/proc`` is read; elsewhere only the daemon's process
+group is stopped.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSpec:
-    """How to start one daemon.
+    """The facts needed to start one daemon.
 
     Attributes:
         role: Group of daemons that stop together, such as ``supernode``.
         name: Distinguishes daemons of one role.
-        argv: Program (an absolute path) and arguments. It must contain no secret, since everybody on the machine can
+        argv: Program (an absolute path) and arguments. It must contain no secret, because every user of the machine can
             read it.
         env: The whole environment; start from :func:`base_env`.
         cwd: Working directory.
@@ -181,7 +181,7 @@ class Daemon:
         return _members(self.tag, session=self.pid if self.alive else None)
 
     def stop(self, *, grace_s: float | None = None) -> None:
-        """End the daemon and everything it started: its stop signal, then SIGKILL. It may be called again.
+        """End the daemon and everything it started, by its stop signal, then by SIGKILL. It may be called again.
 
         Args:
             grace_s: Seconds before SIGKILL; the daemon's own if None.
@@ -194,11 +194,11 @@ class Daemon:
 
 
 class ProcessGroup:
-    """Context manager that owns daemons: however the block ends, none of them outlives it.
+    """Context manager that owns daemons. When the block ends for any reason, all of them are stopped.
 
-    Daemons stop in reverse order of their start, those of one role together. SIGTERM and SIGHUP unwind the block like
-    Ctrl-C (``Terminated``); a second signal while stopping skips the grace. Use it from the main thread: signals are
-    handled only there, and the kernel's death signal follows the thread that started a daemon.
+    Daemons stop in reverse order of their start, those of one role together. SIGTERM and SIGHUP end the block like
+    Ctrl-C (``Terminated``); a second signal while stopping skips the grace time. Use it from the main thread: signals
+    are handled only there, and the kernel's death signal is bound to the thread that started a daemon.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class ProcessGroup:
         return self._spawn(spec)
 
     def check(self) -> None:
-        """Raise ``DaemonFailed`` for the first daemon that ended although nobody stopped it."""
+        """Raise ``DaemonFailed`` for the first daemon that ended by itself."""
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
         for daemon in self._daemons:
             daemon.check()
@@ -309,7 +309,7 @@ class ProcessGroup:
         return daemon
 
     def _sweep(self) -> None:
-        """Kill everything with the group's tag, including processes born between a fork and its registration."""
+        """Kill everything with the group's tag, including processes that were forked but not registered yet."""
         deadline = time.monotonic() + 5.0
         while (found := _members(f"{self._tag}.", session=None)) and time.monotonic() < deadline:
             self._seen |= found
@@ -459,7 +459,7 @@ def _members(tag: str, *, session: int | None) -> frozenset[int]:
 
 
 def _adopt_orphans(on: bool) -> bool:
-    """Make this process the one that adopts orphaned descendants, or not; return what it was. Linux only."""
+    """Set whether this process adopts orphaned descendants, and return the earlier setting. Linux only."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
@@ -470,9 +470,9 @@ def _adopt_orphans(on: bool) -> bool:
 
 
 def _reap_orphans(leaders: frozenset[int], seen: frozenset[int]) -> None:
-    """Collect ended orphans of the daemons' sessions or of ``seen``, which would otherwise stay zombies.
+    """Reap ended orphans of the daemons' sessions or of ``seen``, which would otherwise stay zombies.
 
-    The daemons themselves are left to their ``Popen``, and so is every child that this process started elsewhere.
+    The daemons themselves and children that other code started are reaped by their ``Popen`` objects.
     """
     me = os.getpid()
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
@@ -496,14 +496,14 @@ def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: C
     started = time.monotonic()
     seen = _all_members(daemons)
     for daemon in daemons:
-        if daemon.alive:  # not reaped yet, so the group's number cannot have been reused
+        if daemon.alive:  # not reaped yet, so the process group's id cannot have been reused
             with contextlib.suppress(OSError):
                 os.killpg(daemon.pid, daemon.spec.stop_signal if grace_s != 0.0 else signal.SIGKILL)
     for daemon in daemons:
         grace = daemon.spec.grace_s if grace_s is None else grace_s
         while daemon.alive and time.monotonic() - started < grace and not hurry():
             time.sleep(0.02)
-    if not hurry() and grace_s != 0.0:  # helpers in sessions of their own get a moment to notice
+    if not hurry() and grace_s != 0.0:  # helpers in other sessions get a moment to end by themselves
         left = _all_members(daemons)
         seen |= left
         _signal_each(left - {daemon.pid for daemon in daemons}, signal.SIGTERM)

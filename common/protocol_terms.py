@@ -1,7 +1,7 @@
-"""Registers every query protocol by its name: its two halves, and what it needs of a study's terms.
+"""Registers every query protocol by its name: its classes for site and server, and its requirements on a study's terms.
 
-The registry is plain data. Studies are checked, codecs fitted and plans recommended by what a protocol needs; no other
-module compares a protocol's name. Refuses a name that is not registered.
+The registry is plain data. Other modules check studies, fit codecs and recommend plans by a protocol's requirements;
+none compares a protocol's name. Refuses a name that is not registered.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ MAX_JOINT_ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """What the planner knows of a protocol that asks in rounds, measured on the tasks in docs/utility.md.
+    """The planner's facts about a protocol that asks in rounds, measured on the tasks in docs/utility.md.
 
     Attributes:
-        asked: Text that names the query, for the plan.
-        told: Text that names what teachers contribute, for the plan.
+        asked: Words for the query in the plan.
+        told: Words for the teachers' contribution in the plan.
         placed: True if it suits tasks whose public shapes overlap; False if it suits tasks whose shapes do not.
         fitted: True if the planner's formula for the gain was fitted on it.
         rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.
-        spectrum: Shares of the variance of what teachers know, by direction; empty for those of a tangent kernel.
+        spectrum: Share of each direction in the variance of the teachers' answers; empty to take the spectrum of a
+            tangent kernel.
     """
 
     asked: str
@@ -42,11 +43,11 @@ class Prospects:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolTerms:
-    """A protocol's halves and its needs. A field at its default needs and limits nothing.
+    """A protocol's classes and requirements. A field at its default value requires and limits nothing.
 
     Attributes:
-        site: ``module:class`` of the site's half, imported on first use.
-        server: ``module:class`` of the server's half. A site never imports it.
+        site: ``module:class`` that a site runs, imported on first use.
+        server: ``module:class`` that the server runs. A site never imports it.
         said: Line by which a study's file asks for it, if that is not ``codec.protocol``.
         codecs: Codecs that it can use; empty for all.
         framed: True if a query covers all public volumes and its codes are relative to a frame. Planned queries are
@@ -56,7 +57,7 @@ class ProtocolTerms:
         finer: True if the student may be trained on a finer grid.
         teacher: Settings of the teachers' recipe that differ from the default, as they were measured.
         student: Settings of the student's recipe that differ from the default.
-        prospects: What the planner knows of it; None if it cannot be recommended.
+        prospects: The planner's facts about it; None if it cannot be recommended.
     """
 
     site: str
@@ -128,7 +129,7 @@ def protocol_name(codec: SaysProtocol) -> str:
     """Return the name of the protocol that a codec section asks for.
 
     Args:
-        codec: The section. ``joint = true`` is how version 0.1.0 asks for the joint protocol; later protocols are named
+        codec: The section. Since version 0.1.0, ``joint = true`` asks for the joint protocol; later protocols are named
             by ``protocol``.
 
     Returns:
@@ -138,7 +139,7 @@ def protocol_name(codec: SaysProtocol) -> str:
         InvalidInput: If ``joint`` and ``protocol`` are both set.
     """
     if codec.joint and codec.protocol:
-        raise InvalidInput("codec.protocol", value=codec.protocol, limit=f"no protocol beside {asked_by('joint')}")
+        raise InvalidInput("codec.protocol", value=codec.protocol, limit=f"none together with {asked_by('joint')}")
     return codec.protocol or ("joint" if codec.joint else PLAIN)
 
 
@@ -168,14 +169,14 @@ def framed_in(codec: Mapping[str, Any]) -> bool:
         codec: The section as stored in a consent text.
 
     Returns:
-        True if so; False for an unknown protocol.
+        True if it does; False for an unknown protocol.
     """
     terms = PROTOCOLS.get(codec.get("protocol") or ("joint" if codec.get(OLD_KEY) is True else PLAIN))
     return terms is not None and terms.framed
 
 
 def terms_of(name: str) -> ProtocolTerms:
-    """Return what a protocol needs.
+    """Return a protocol's classes and requirements.
 
     Args:
         name: Key of :data:`PROTOCOLS`.
@@ -195,7 +196,7 @@ def terms_of(name: str) -> ProtocolTerms:
 
 
 def asked_by(name: str) -> str:
-    """Return how a study's file asks for a protocol.
+    """Return the line by which a study's file asks for a protocol.
 
     Args:
         name: Key of :data:`PROTOCOLS`.
@@ -210,7 +211,7 @@ def asked_by(name: str) -> str:
 
 
 def asked_by_one_that(need: str) -> str:
-    """Return how a study's file asks for the protocols that have a capability.
+    """Return the lines by which a study's file asks for a protocol with a given capability.
 
     Args:
         need: A field of :class:`ProtocolTerms`.
@@ -222,7 +223,7 @@ def asked_by_one_that(need: str) -> str:
 
 
 def suited(*, placed: bool) -> str:
-    """Return the protocol in rounds that suits a task.
+    """Return the name of the protocol in rounds that suits a task.
 
     Args:
         placed: True if the task's public shapes overlap.

@@ -1,12 +1,12 @@
-"""Checks public keys written as text: 64 hex digits in the only accepted spelling of their point on the curve.
+"""Checks public keys written as text: 64 hex digits in the canonical encoding of their point on the curve.
 
-Called wherever a key is read. Curve25519 has several spellings of one point. X25519 ignores the top bit of the last
-byte and takes numbers from p on modulo p; Ed25519 libraries decode numbers from p on, and a sign of zero. Adding a
-point of small order gives further keys with the same X25519 secret. A list with "each key once" by text would accept
-such a twin as another key. Two keys are twins exactly if :func:`point_of` is equal for both.
+Called wherever a key is read. A point of Curve25519 has several encodings. X25519 ignores the top bit of the last byte
+and takes numbers from p on modulo p; Ed25519 libraries decode numbers from p on, and a negative zero. Adding a point of
+small order gives further keys with the same X25519 secret. A check by text that no key occurs twice would accept such
+*twins* as different keys. Two keys are twins if and only if :func:`point_of` is equal for both.
 
-Refuses every spelling but the canonical one, and points of small order, whose secrets and signatures anybody can make.
-A number that is on no point is not refused, since nothing is ever signed by it.
+Refuses every encoding but the canonical one, and points of small order, whose secrets and signatures anybody can make.
+A number that encodes no point is not refused, because no signature by it can be valid.
 
 Source: RFC 7748, section 5; RFC 8032, section 5.1.3.
 """
@@ -68,8 +68,7 @@ IdentityKey = Annotated[str, check_identity_key]
 
 
 def point_of(agreement_key: str) -> bytes:
-    """Return the secret that an X25519 key shares with one fixed key: equal for all twins of a point, and for nothing
-    else.
+    """Return the secret that an X25519 key shares with one fixed key. It is equal for two keys only if they are twins.
 
     Args:
         agreement_key: 64 hex digits.
@@ -117,6 +116,6 @@ def _refused(key: str) -> InvalidInput:
     return InvalidInput(
         "public key",
         value=key,
-        limit="the one canonical spelling of a Curve25519 point that is not of small order",
-        remedy="copy the key again from what its owner's `consilium` printed; no key that it makes is refused",
+        limit="the canonical encoding of a Curve25519 point that is not of small order",
+        remedy="copy the key again from the output of its owner's `consilium`, which makes only such keys",
     )

@@ -1,8 +1,8 @@
-"""Reads text and records that somebody else wrote, and turns every parser's errors into one InvalidInput.
+"""Reads text and records that another party wrote, and converts every parser's errors to InvalidInput.
 
 Called wherever a file or message from outside is parsed. Sizes, counts and depths are limited before parsing, so that a
-small file cannot become a large object. Refuses files that are not regular, text that is not UTF-8, half surrogates,
-and NaN and infinities in JSON.
+small file cannot become a large object. Refuses files that are not regular, text that is not UTF-8, unpaired
+surrogates, and NaN and infinities in JSON.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ENDS_A_NAME = re.compile(r"[=\[\]{},\n]")
 
 @contextmanager
 def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "") -> Iterator[None]:
-    """Turn any exception raised in the block into InvalidInput; Consilium's own errors pass unchanged.
+    """Convert any exception raised in the block to InvalidInput; Consilium's own errors pass unchanged.
 
-    It is meant for code that reads what somebody else wrote, because no parser documents all errors it may raise.
+    It is meant for code that parses input of other parties, because no parser documents all errors that it may raise.
 
     Args:
-        what: What is read.
+        what: Name of the input or of the failure, for the error.
         value: The value, for the error.
-        limit: What is allowed.
-        remedy: What to do.
+        limit: The allowed values, for the error.
+        remedy: What to do, for the error.
 
     Returns:
         A context.
@@ -66,7 +66,7 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
 
     Args:
         path: The file.
-        what: What it is, for the error.
+        what: Name of the file in the error.
         most_bytes: Largest size.
         remedy: What to do, for the error.
 
@@ -90,9 +90,9 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
 
     Args:
         data: The text; bytes are read as UTF-8.
-        what: What it is, for the error.
+        what: Name of the text in the error.
         value: The value, for the error.
-        limit: What is allowed, for the error.
+        limit: The allowed form, for the error.
         remedy: What to do, for the error.
 
     Returns:
@@ -121,7 +121,7 @@ def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") 
 
     Args:
         text: At most :data:`MAX_TOML_BYTES` characters.
-        what: What it is, for the error.
+        what: Name of the text in the error.
         value: The value, for the error.
         remedy: What to do, for the error.
 

@@ -1,9 +1,10 @@
-"""Seals codes to the server core's key, so that nothing between a site's worker and the core can read them.
+"""Seals codes: encrypts them to the server core's key, so that no process between a site's worker and the core can read
+them.
 
-Workers seal, the core opens. Flower stores every message body in a database on disk; there it is HPKE ciphertext (RFC
-9180, base mode: X25519, HKDF-SHA256, ChaCha20-Poly1305). The context (study, query, site, attempt) is bound as
-``info``, so a code opened in any other context fails. Refuses codes of the wrong type and ciphertexts of the wrong
-size.
+Workers encrypt, the core decrypts. Flower stores every message body in a database on disk; there a code is HPKE
+ciphertext (RFC 9180, base mode: X25519, HKDF-SHA256, ChaCha20-Poly1305). The context (study, query, site, attempt) is
+bound as ``info``, so decryption in any other context fails. Refuses codes of the wrong type and ciphertexts of the
+wrong size.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from common.errors import InvalidInput, Refused
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
-"""The key that opens codes, or several while the key is being changed, the current one first."""
+"""The key that decrypts codes, or several keys while the key is being changed, the current one first."""
 
 _OVERHEAD = 32 + 16  # the encapsulated key and the tag
 
 
 @dataclass(frozen=True, slots=True)
 class SealContext:
-    """The context to which a sealed code is bound. Both ends know it; it is never sent."""
+    """The context to which a sealed code is bound. Both parties know it; it is never sent."""
 
     study: str
     query: str
@@ -68,7 +69,7 @@ def seal_bytes(data: bytes, *, public_key: X25519PublicKey, info: bytes) -> byte
     Args:
         data: The bytes.
         public_key: The recipient's key.
-        info: Names what they are; both ends know it.
+        info: Context of the bytes, which the recipient must know.
 
     Returns:
         The ciphertext.
@@ -77,12 +78,12 @@ def seal_bytes(data: bytes, *, public_key: X25519PublicKey, info: bytes) -> byte
 
 
 def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> bytes:
-    """Open the bytes that :func:`seal_bytes` sealed.
+    """Decrypt the bytes that :func:`seal_bytes` sealed.
 
     Args:
         sealed: The ciphertext.
         private_key: The recipient's key.
-        info: As when it was sealed.
+        info: The context given to :func:`seal_bytes`.
 
     Returns:
         The bytes.
@@ -95,7 +96,7 @@ def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> 
 
 
 def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
-    """Open a sealed code with the first key that opens it.
+    """Decrypt a sealed code with the first key that fits.
 
     Args:
         sealed: The ciphertext.

@@ -1,10 +1,10 @@
-"""Changes the key to which codes are sealed. Both keys open codes until the old one is deleted.
+"""Changes the key to which sites encrypt (seal) codes. Both keys decrypt codes until the old one is deleted.
 
-1. The server makes a new key and keeps the old one beside it, under its public name.
-2. A notice signed with the ledger's key tells every site.
-3. A site accepts the notice only from a signing key that it knows, and only in place of a key that the notice names. An
-   old notice therefore cannot bring a retired key back.
-4. Until a site has accepted it, its codes are opened with the old key.
+1. The server makes a new key and keeps the old one beside it, in a file named after its public key.
+2. A notice signed with the ledger's key announces the new key to every site.
+3. A site accepts the notice only from a signing key that it knows, and only as a replacement of a key that the notice
+   names. An old notice therefore cannot bring a retired key back.
+4. Until a site has accepted the notice, the server decrypts its codes with the old key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class SealingNotice(Signed):
-    """Tells sites to seal codes to ``sealing_key`` in place of any key in ``replaces`` (public keys in hex)."""
+    """Tells sites to seal codes to ``sealing_key`` instead of any key in ``replaces`` (public keys in hex)."""
 
     DOMAIN: ClassVar = b"consilium/sealing-key/v1"
 
@@ -88,7 +88,7 @@ def rotate_sealing_key(path: Path) -> None:
     if not following.exists():
         create_sealing_key(following)
     _ = load_sealing_key(following)
-    with contextlib.suppress(FileExistsError):  # kept aside by a run that was interrupted
+    with contextlib.suppress(FileExistsError):  # an interrupted run has already kept the old key
         os.link(path, path.with_name(f"{path.name}.retired-{public_hex(old)[:12]}"))
     following.replace(path)
     sync_directory(path.parent)
@@ -100,7 +100,7 @@ def sealing_notice(path: Path, *, signing_key: Ed25519PrivateKey, lost: tuple[st
     Args:
         path: File of the current key.
         signing_key: The ledger's key.
-        lost: Public keys whose private halves are lost.
+        lost: Public keys whose private keys are lost.
 
     Returns:
         The notice.

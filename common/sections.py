@@ -1,6 +1,7 @@
-"""Converts a section of a TOML file to the frozen dataclass that it stands for, and back.
+"""Converts a section of a TOML file to its frozen dataclass, and back.
 
-Called for studies and site policies. Refuses unknown and missing keys and values of another type, each by its name.
+Called for studies and site policies. Refuses unknown and missing keys and values of another type; the error names the
+key.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
 
 
 def meant(word: str, known: Collection[str]) -> str:
-    """Return a remedy for an unknown word: the nearest known word, or to take it out.
+    """Return a remedy for an unknown word: the nearest known word, or to remove it.
 
     Args:
         word: The unknown word.
@@ -100,7 +101,7 @@ def meant(word: str, known: Collection[str]) -> str:
 
 
 def as_said(config: Any, later: tuple[str, ...]) -> dict[str, Any]:
-    """Return a section's fields, without those of later versions that are at their default.
+    """Return a section's fields, without later versions' fields that are at their default.
 
     Hashes and ids of existing sections therefore do not change when a version adds a field.
 

@@ -1,8 +1,8 @@
-"""Signs and checks a site's status report, which `consilium site status --json` prints for its operator to hand over.
+"""Signs and checks a site's status report, which `consilium site status --json` prints.
 
-The operator sends it for example by mail. The recipient knows the site's key from its admission, so the signature
-proves who made the report and when. The report is shown; nothing is decided by it. Refuses a report whose signature is
-not the site's.
+The site's operator sends it to the consortium, for example by mail. The recipient knows the site's key from its
+admission, so the signature proves who made the report and when. The report is displayed, and no decision depends on it.
+Refuses a report that the site's key did not sign.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
         When it was signed.
 
     Raises:
-        InvalidInput: If the signature is not by this key over everything in the report, or its time has no offset.
+        InvalidInput: If the key did not sign the whole report, or its time has no UTC offset.
     """
     rest = {name: value for name, value in said.items() if name != "signature"}
     try:
@@ -56,8 +56,8 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
     except (InvalidSignature, InvalidInput, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidInput(
             "signature of a site's status report",
-            limit="that of the key the site was admitted with, over the file as it was printed",
-            remedy="ask the site for what `consilium site status --json` prints, whole and unchanged",
+            limit="a signature over the unchanged file by the key with which the site was admitted",
+            remedy="ask the site for the whole output of `consilium site status --json`, unchanged",
         ) from error
     if time.tzinfo is None:
         raise InvalidInput("time in a site's status report", limit="a time with its offset from UTC, such as +00:00")

@@ -1,9 +1,9 @@
-"""Defines the figures that a hospital measured of a study's student on its own cases: a signed mean Dice per structure.
+"""Defines a hospital's signed scores of a study's student on its own cases: the mean Dice of each structure.
 
 A site sends them only if it consents. Each figure is the mean over at least :data:`LEAST_PATIENTS` patients, in
-hundredths. There is no case, count or variance in it. The figures are computed from patients' data and have no ε, as a
-verdict has none. Refuses figures about another student, of a site whose key is not known, of structures that the study
-does not have, and numbers outside 0 to 100.
+hundredths. It contains no case, count or variance. The figures are computed from patients' data, and no ε bounds what
+they reveal. Refuses figures about another student, of a site whose key is not known, of structures that the study does
+not have, and numbers outside 0 to 100.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.names import check_text
 from common.site_verdict import check_said
 
 LEAST_PATIENTS = 5
-"""Least number of patients of a figure. With fewer, one patient could change it by more than a fifth."""
+"""Smallest number of patients for a figure. With fewer, one patient could change it by more than a fifth."""
 
 MAX_FIGURES_BYTES = 16_384
 MAX_STRUCTURES = 64
@@ -41,9 +41,7 @@ class StructureFigure(Document):
 
 @dataclass(frozen=True, slots=True)
 class SiteFigures(Signed, Filed):
-    """The figures ``dice`` of a site on the student whose bundle's archive has this SHA-256, signed with its ledger's
-    key.
-    """
+    """A site's signed scores ``dice`` of the student whose bundle archive has the SHA-256 ``bundle``."""
 
     DOMAIN: ClassVar = b"consilium/site-figures/v1"
     SCHEMA: ClassVar = ("site's figures", 1)
@@ -68,7 +66,7 @@ class SiteFigures(Signed, Filed):
             structures: The study's structures.
 
         Raises:
-            InvalidInput: If one of these does not hold.
+            InvalidInput: If a check fails.
         """
         check_said(self, keys, study=study, bundle=bundle, what="figures", option="--figures")
         names = [one.structure for one in self.dice]

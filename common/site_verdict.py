@@ -1,9 +1,9 @@
-"""Defines a hospital's signed verdict on a study's student: one word that it consented to send.
+"""Defines a hospital's signed verdict on a study's student: one word that the hospital consented to send.
 
 The word states whether the student is better than public data alone on the hospital's own labelled cases. It is
-computed from patients' data and has no ε; nothing else leaves the hospital. A student whose study has a gate is
-released once enough hospitals have found it better (:func:`released`). Refuses a verdict on another student, of a site
-whose key is not known, and any other word.
+computed from patients' data, and no ε bounds what it reveals; nothing else leaves the hospital. If a study has a gate,
+its student is released once enough hospitals have found it better (:func:`released`). Refuses a verdict on another
+student, of a site whose key is not known, and any other word.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ MAX_VERDICTS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class SiteVerdict(Signed, Filed):
-    """The verdict ``word`` of a site on the student whose bundle's archive has this SHA-256, signed with its ledger's
-    key.
-    """
+    """A site's signed verdict ``word`` on the student whose bundle archive has the SHA-256 ``bundle``."""
 
     DOMAIN: ClassVar = b"consilium/site-verdict/v1"
     SCHEMA: ClassVar = ("site's verdict", 1)
@@ -67,7 +65,16 @@ class SaidOfStudent(Protocol):
     def bundle(self) -> str: ...
     @property
     def site(self) -> str: ...
-    def is_genuine(self, public_key: Ed25519PublicKey, /) -> bool: ...
+    def is_genuine(self, public_key: Ed25519PublicKey, /) -> bool:
+        """Return whether a key signed the statement.
+
+        Args:
+            public_key: The key.
+
+        Returns:
+            True if the signature is valid.
+        """
+        ...
 
 
 S = TypeVar("S", bound=SaidOfStudent)
@@ -83,8 +90,8 @@ def check_said(
         keys: Ledger keys (Ed25519, hex) by site.
         study: Id of the study.
         bundle: SHA-256 of the bundle's archive.
-        what: What the statement is, for the error.
-        option: Option of `site evaluate` that makes it, for the remedy.
+        what: Name of the statement in the error.
+        option: Option of `site evaluate` that makes the statement, for the remedy.
 
     Raises:
         InvalidInput: If it did not.
@@ -93,11 +100,13 @@ def check_said(
     if (said.study_id, said.bundle) != (study, bundle):
         raise InvalidInput(f"{what} of {said.site}", value=said.bundle[:16], limit=bundle[:16], remedy=remedy)
     if said.site not in keys or not said.is_genuine(signing_public_key(keys[said.site])):
-        raise InvalidInput(f"{what} of {said.site}", limit="signed by the key of an admitted site", remedy=remedy)
+        raise InvalidInput(
+            f"{what} of {said.site}", limit="a statement signed by the key of an admitted site", remedy=remedy
+        )
 
 
 def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], None]) -> tuple[S, ...]:
-    """Return the valid statements, one for each key; the first one counts.
+    """Return the valid statements, of each key only the first.
 
     Args:
         said: Statements of hospitals.
@@ -122,7 +131,7 @@ def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
 
     Args:
         verdicts: Checked verdicts, one per site.
-        needed: Number of hospitals that the study asks for.
+        needed: Number of hospitals that the study's gate requires.
 
     Returns:
         True if the student may be released.
@@ -135,7 +144,7 @@ def in_words(verdicts: Sequence[SiteVerdict], *, needed: int) -> str:
 
     Args:
         verdicts: Checked verdicts, one per site.
-        needed: Number of hospitals that must find it better.
+        needed: Number of hospitals that must find the student better.
 
     Returns:
         The sentence.

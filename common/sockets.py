@@ -1,4 +1,4 @@
-"""Finds free TCP ports, creates Unix sockets for one user or group, and checks whether a port or socket answers."""
+"""Finds free TCP ports, creates Unix sockets for one user or group, and checks whether a server listens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.objects import shared
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """Return distinct TCP ports on which nobody listens now. Another program may still take one before it is used.
+    """Return distinct TCP ports on which no program listens now. Another program may take one before it is used.
 
     Args:
         count: Number of ports.
@@ -37,9 +37,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def short(path: Path) -> Iterator[str]:
-    """Return, as a context, a name of a path that is short enough for a Unix socket (at most 107 bytes).
+    """Provide a name of a path that is short enough for a Unix socket (at most 107 bytes).
 
-    The name is valid inside the block; it goes through a descriptor of the folder.
+    The name uses an open descriptor of the folder, so it is valid only inside the with-block.
 
     Args:
         path: The path.
@@ -58,7 +58,7 @@ def short(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
-    """Connect to a Unix socket, however long its path is.
+    """Connect to a Unix socket; its path may be longer than the system's limit.
 
     Args:
         path: The socket.
@@ -68,7 +68,7 @@ def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
         The connection.
 
     Raises:
-        OSError: If nobody listens.
+        OSError: If no program listens.
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout_s)
@@ -82,7 +82,7 @@ def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
 
 
 def accepts(where: Path | str, port: int = 0) -> bool:
-    """Return whether somebody listens at a Unix socket or a TCP port.
+    """Return whether a program listens at a Unix socket or a TCP port.
 
     Args:
         where: Path of the socket, or host.
@@ -108,7 +108,7 @@ def answers_http(path: Path) -> bool:
         path: The socket.
 
     Returns:
-        True if the reply is HTTP, whatever its status.
+        True if the reply is HTTP, with any status.
     """
     try:
         with connect(path, timeout_s=2.0) as client:
@@ -119,7 +119,7 @@ def answers_http(path: Path) -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """Create a Unix socket for this user alone, or for the group in a folder that was given to a group.
+    """Create a Unix socket for this user alone, or for the folder's group if the folder has the setgid bit.
 
     Args:
         path: The socket; an existing file is replaced.

@@ -1,6 +1,6 @@
 """Defines the ``[start]`` section of a study: the network that its teachers, its student and its controls begin from.
 
-The weights are given to the study, not made by it. Refuses a text that is not a SHA-256, and a name without weights.
+The consortium supplies the weights. Refuses a text that is not a SHA-256, and a name without weights.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class StartConfig:
-    """The network that the study's teachers, student and controls begin from, if the consortium gives it one.
+    """The network that the study's teachers, student and controls begin from, if the consortium supplies one.
 
     It is identified by the hash of its weights. Hospitals see all fields on the consent sheet.
 
     Attributes:
-        weights: SHA-256 of the weights' file in hex; empty for a study that is given no network.
-        name: What the consortium calls the network.
+        weights: SHA-256 of the weights' file in hex; empty without such a network.
+        name: The consortium's name for the network.
         study: Id of the study whose student the network is; empty for any other network.
     """
 
@@ -38,5 +38,5 @@ class StartConfig:
             raise InvalidInput("start.name", value=self.name[:MAX_NAME], limit=f"{MAX_NAME} printable characters")
 
     def to_table(self) -> dict[str, str]:
-        """Return the section; keys that say nothing are left out."""
+        """Return the section without empty keys."""
         return {key: value for key, value in asdict(self).items() if value}

@@ -1,4 +1,4 @@
-"""Checks the fields that every table with a budget has, for a study's ``[privacy]`` and a site's ``[caps]``.
+"""Checks the fields that a study's ``[privacy]`` and a site's ``[caps]`` have in common: a budget and its terms.
 
 Refuses an unknown accountant, unit or relation, and unit ``patient`` with relation ``zero-out``.
 """
@@ -31,7 +31,7 @@ class StatedBudget:
         return Protection(unit=self.unit, relation=self.relation)
 
     def _check_budget(self, where: str) -> None:
-        """Convert names to their enumerations; raise InvalidInput for an unknown name and for an unsound
+        """Convert names to their enumerations. Raise InvalidInput for an unknown name and for an unsound
         combination.
         """
         for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):

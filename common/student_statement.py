@@ -1,9 +1,9 @@
 """Defines the server's signed statement about a student: its bundle, study, privacy cost and ledger row.
 
 The server makes it at export; sites check it when they pull the student. It contains the newest signed head of the
-ledger and, for every row up to it, the facts that make up the row's hash. A site with receipts can therefore check that
-the head continues the rows in its receipts, and that the study's total is not below what it was told. Refuses text that
-is not canonical and a chain that does not lead to the head.
+ledger and, for every row up to it, the facts from which the row's hash is computed. A site with receipts can therefore
+check that the head continues the rows in its receipts, and that the study's total is not below the total in them.
+Refuses text that is not canonical and a chain that does not lead to the head.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StudentStatement(Signed, Filed):
         bundle: SHA-256 of the bundle's archive.
         size: Size of the archive in bytes.
         queries: Number of answers.
-        mu_squared: Σμ² that they cost the pool on which they cost most, under the study's protection.
+        mu_squared: Σμ² of the answers for the pool with the highest cost, for the study's unit and relation.
         head: Newest signed head of the server's ledger.
         links: The ledger's rows from the first to the head's, without bodies.
         created_utc: Time by the server's clock.
@@ -80,7 +80,7 @@ class StudentStatement(Signed, Filed):
             raise InvalidInput("statement about a student", limit=limit)
         if self.head.role != "server" or len(self.links) != self.head.seq:
             raise InvalidInput(
-                "rows of a statement", value=len(self.links), limit=f"the {self.head.seq} up to its head"
+                "rows of a statement", value=len(self.links), limit=f"the {self.head.seq} rows up to its head"
             )
 
     def guarantee(self, budget: Budget, protection: Protection, accountant: AccountantName) -> Guarantee:
@@ -97,7 +97,7 @@ class StudentStatement(Signed, Filed):
         return guarantee(self.mu_squared, budget, protection, accountant)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Return whether a key signed this statement, and the head in it is genuine.
+        """Return whether a key signed this statement and the head in it.
 
         Args:
             public_key: The server's key.

@@ -1,7 +1,7 @@
-"""Computes what a study spent, guarantees, has left and gained, once for every text that shows it.
+"""Computes the figures of a study that texts show: spent and guaranteed ε, remaining queries, and the student's gain.
 
 The figures come from a ledger's totals and from the student's scores. The command line, the consent text, the report,
-the certificate, the bundle, the metrics and the dashboard take them from here and compute none themselves.
+the certificate, the bundle, the metrics and the dashboard all take them from here, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class PoolFacts:
     Attributes:
         site: Name of the site.
         pool: Name of the pool.
-        in_study: What this study spent of it.
-        for_life: What all studies together spent of it.
-        room: Number of further queries of the study that both budgets allow, by what the ledger shows.
+        in_study: Budget of this study on the pool, and its spent part.
+        for_life: Lifetime budget of the pool, and the part that all studies spent.
+        room: Number of further queries of the study that both budgets allow according to the ledger.
     """
 
     site: str
@@ -38,7 +38,7 @@ class PoolFacts:
 
     @property
     def exhausted(self) -> bool:
-        """True if the pool allows no further query. Charges that the ledger does not show could only make less
+        """True if the pool allows no further query. Charges that are missing in the ledger cannot make more
         possible.
         """
         return self.room == 0
@@ -51,13 +51,13 @@ class StudyFacts:
     Attributes:
         study_id: Id of the study.
         spending: Budget and spending of the pool on which the study spent most.
-        planned: Number of planned queries; None if a consent text of another version does not state it.
+        planned: Number of planned queries; None if the consent text of another version does not state it.
         answers: Number of answers that the study may use.
         lost_draws: In a sealed study, number of charged draws without an answer.
-        room: Number of further queries that the study's budget allows; None if its terms are not at hand.
+        room: Number of further queries that the study's budget allows; None if the study's file is not available.
         quorum_room: Number of further queries that the budgets of a quorum of the sites' pools allow; None if the
-            study's terms are not at hand.
-        pools: Facts of each pool by name; empty if the study's terms are not at hand.
+            study's file is not available.
+        pools: Facts of each pool by name; empty if the study's file is not available.
         gain: Gain of the student over its best control; None before it is measured.
     """
 
@@ -76,7 +76,7 @@ class StudyFacts:
 
     @property
     def unanswered(self) -> int:
-        """Number of planned queries that have no answer yet, whether or not the budgets allow them."""
+        """Number of planned queries without an answer, including those that the budgets no longer allow."""
         return max(0, (self.planned or 0) - self.answers)
 
     @property
@@ -91,14 +91,14 @@ class StudyFacts:
 
     @property
     def fit(self) -> int:
-        """Number of further answers that certainly fit the study's budget; 0 while more may have been
+        """Number of further answers that certainly fit the study's budget; 0 as long as more may have been
         spent than shown.
         """
         return 0 if self.spending.doubt else self.room or 0
 
     @property
     def answers_line(self) -> str:
-        """Words on how many planned queries were answered and how many are left."""
+        """A line with the number of answered, planned and remaining queries."""
         if self.spending.doubt:
             return f"answers at least {self.answers} of {self.planned} planned, what is left is not known"
         said = f"answers {self.answers} of {self.planned} planned"
@@ -108,7 +108,7 @@ class StudyFacts:
 
     @property
     def gain_line(self) -> str:
-        """The verdict on the student in words."""
+        """The verdict on the student as a sentence."""
         return "gain not measured" if self.gain is None else self.gain.sentence
 
 
@@ -125,11 +125,11 @@ def study_facts(
     Args:
         study: The study.
         books: The ledger's totals; None if there is no ledger yet, so that nothing was spent.
-        doubt: Why more may have been spent than the ledger shows.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         gain: Gain of the student. It is used only if the study has an answer, because a copy of a study's directory may
             contain the report of another run.
-        asked: Pools of the study's sites; by default all that are declared. If there are fewer than the quorum, pools
-            that took part before may take part again, and others count as unspent.
+        asked: Pools of the study's sites; by default all declared pools. If there are fewer than the quorum, pools
+            that took part before may take part again, and further pools count as unspent.
 
     Returns:
         The figures.
@@ -162,13 +162,13 @@ def study_facts(
 def recorded_facts(
     study_id: str, books: Books, *, planned: int | None, doubt: str | None = None, gain: Worth | None = None
 ) -> StudyFacts:
-    """Return the figures of a study in the ledger, by the terms that the ledger holds.
+    """Return the figures of a study in the ledger, from the terms that the ledger contains.
 
     Args:
         study_id: Id of the study.
         books: The ledger's totals.
         planned: Number of planned queries, if it is known.
-        doubt: Why more may have been spent than the ledger shows.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         gain: Gain of the student; used only if the study has an answer.
 
     Returns:

@@ -1,7 +1,7 @@
 """Derives a study's noise mechanism and usual settings from its terms, and describes its guarantee in sentences.
 
-Called by the planner, when a study is created, and for consent sheets and reports. Refuses a budget that no release can
-be held to.
+Called by the planner, when a study is created, and for consent sheets and reports. Refuses a budget into which no
+release fits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
 
 
 def pool_sentence(study: Study, *, yours: bool = False) -> str:
-    """Return sentences on what a newly admitted pool may spend in its life, and which share this study may spend.
+    """Return sentences on the lifetime budget of a newly admitted pool, and on the share that this study may spend.
 
     Args:
         study: The study.
@@ -85,9 +85,9 @@ def pool_sentence(study: Study, *, yours: bool = False) -> str:
 
 
 def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
-    """Return the mechanism whose noise pays for all of a study's planned queries.
+    """Return the mechanism whose noise is calibrated for all of a study's planned queries.
 
-    The server releases with it. A site computes it from the study's terms and accepts no smaller noise.
+    The server uses it for its releases. A site computes it from the study's terms and accepts no smaller noise.
 
     Args:
         study: The study's terms.
@@ -139,12 +139,12 @@ def mean_noise_std(study: Study, *, sites: int) -> float:
 
 
 def sealed_sentences(study: Study, *, sites: int = 0, spent: Fraction = Fraction(0)) -> tuple[str, ...]:
-    """Return sentences on who sees what in a sealed study, which ε holds against whom, and what the budget pays for.
+    """Return sentences on a sealed study: what each party sees, the ε against each coalition, and the paid answers.
 
     Args:
         study: The study.
         sites: Number of sites that may answer, if it is known; at least the quorum is assumed.
-        spent: Σμ² that was spent; used if it is more than the budget allows.
+        spent: Spent Σμ²; used if it is more than the budget allows.
 
     Returns:
         The sentences; empty for an open study.

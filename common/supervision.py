@@ -1,13 +1,13 @@
-"""Keeps a party's daemons running: starts them, restarts those that ended, and writes one line of JSON for each fact.
+"""Keeps a party's daemons running: starts them, restarts those that ended, and writes one line of JSON for each event.
 
-Called by `up` commands. Waits between restarts grow from a second to a minute. A SuperNode that was killed waits until
-SuperLink counts it as gone, which takes up to 60 s without a heartbeat. A daemon that is not ready in time is stopped
-and counts as ended. A daemon whose port another program uses is not started, so that program's replies do not count as
-readiness.
+Called by `up` commands. Waits between restarts grow from a second to a minute. A SuperNode that was killed is restarted
+only after SuperLink counts it as gone, which takes up to 60 s without a heartbeat. A daemon that is not ready in time
+is stopped and counts as ended. A daemon whose port another program uses is not started, because that program's replies
+would count as readiness.
 
-Facts contain roles, pids, exit statuses and paths of logs, and of a log only what ``explain`` selects.
-:func:`standings` reads from the facts, in any process, how the daemons stand. Refuses to keep daemons that another
-process keeps.
+The lines (*facts*) contain roles, pids, exit statuses and paths of logs; of a log's text they contain only the part
+that ``explain`` selects. :func:`standings` computes the daemons' states from the facts in any process. Refuses to keep
+daemons running that another process keeps running.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOCK = "daemons.lock"
 _READ_BYTES = 256 << 10
 
 Report = Callable[..., None]
-"""Takes an event's name and its facts."""
+"""A function that takes an event's name and its facts."""
 
 
 def last_words(text: str) -> str:
@@ -71,13 +71,13 @@ class KeptRunning:
     """A daemon to keep running.
 
     Attributes:
-        spec: Returns how to start it; called at every start.
+        spec: Returns the daemon's spec; called at every start.
         first_s: First wait before a restart. Each further wait is twice as long.
         longest_s: Longest wait.
         after_kill_s: Least wait after a death by signal.
         steady_s: Seconds of running after which waits start again at ``first_s``.
-        obstacle: Called before each start; returns why it cannot start, with a remedy, or nothing.
-        explain: Selects from the log since the last start what the fact about its end contains.
+        obstacle: Called before each start; returns the reason why it cannot start, with a remedy, or an empty text.
+        explain: Takes the log since the last start; returns the part that is written into the fact about its end.
     """
 
     spec: Callable[[], DaemonSpec]
@@ -99,7 +99,7 @@ def all_of_a_study(
     log_to: Sequence[str] = (),
     show_log: bool = True,
 ) -> DaemonSpec:
-    """Return how to start all daemons of a further study as one daemon: a `consilium` command that keeps them running.
+    """Return one daemon that stands for all daemons of a further study: a `consilium` command that keeps them running.
 
     Args:
         command: The words after `consilium`, such as ``server up DIRECTORY``.
@@ -141,13 +141,13 @@ class _Slot:
 
 
 class Supervisor:
-    """Keeps daemons running in a group. :meth:`step` does what is due and never waits for a daemon that starts.
+    """Keeps daemons running in a group. :meth:`step` does all due work and never waits for a starting daemon.
 
     Args:
         group: The group that owns the daemons.
         kept: The daemons in the order in which they start.
         report: Takes each fact.
-        clock: Seconds that never go back.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Supervisor:
         return all(slot.ready for slot in self._slots)
 
     def step(self) -> None:
-        """Look after every daemon once."""
+        """Check every daemon once, and start or restart it if it is due."""
         for slot in self._slots:
             if slot.daemon is None:
                 if self._clock() >= slot.due:
@@ -175,14 +175,14 @@ class Supervisor:
             elif (status := slot.daemon.returncode) is not None:
                 why = f"status {status}" if status >= 0 else f"signal {-status}"
                 if status == -signal.SIGKILL and _oom_kills() > slot.oom_kills:
-                    why += "; the kernel ended a process for want of memory meanwhile"
+                    why += "; meanwhile the kernel killed a process because memory ran out"
                 self._ended(slot, why, killed=status < 0)
             elif not slot.ready:
                 self._ask(slot)
             elif self._clock() - slot.started > slot.kept.steady_s:
                 slot.wait_s = slot.kept.first_s
             if not slot.was_ready:
-                return  # the first starts are in order; later each restarts by itself
+                return  # daemons first start in order; later each is restarted independently
 
     def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
         """Keep daemons running until interrupted (SIGINT, SIGTERM).
@@ -224,7 +224,7 @@ class Supervisor:
     def _ended(self, slot: _Slot, why: str, *, killed: bool) -> None:
         assert slot.daemon is not None
         spec = slot.daemon.spec
-        self._group.stop(slot.daemon)  # and what it started
+        self._group.stop(slot.daemon)  # also stops the processes that it started
         said = "" if killed else slot.kept.explain(plain_text(spec.log, since=slot.log_from))
         self._again(slot, spec, why, killed=killed, said=said)
 
@@ -260,8 +260,8 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
 
 @dataclass(frozen=True, slots=True)
 class DaemonStanding:
-    """How a daemon stands: ``starting``, ``ready``, ``ended`` (it will be restarted) or ``stopped``, since when, and
-    why.
+    """The state of a daemon (``starting``, ``ready``, ``ended`` before a restart, or ``stopped``), its time and
+    its reason.
     """
 
     daemon: str
@@ -273,7 +273,7 @@ class DaemonStanding:
 
     @property
     def line(self) -> str:
-        """The standing in words, with this machine's local time."""
+        """The state as a line of text, with this machine's local time."""
         since = datetime.fromisoformat(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         words = ", ".join(word for word in (self.why, self.said) if word)
         when = f", last heard of {since}" if self.state == "stopped" else f" since {since}"
@@ -284,10 +284,11 @@ _STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended"
 
 
 def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
-    """Return how every daemon stands, by the newest fact about it.
+    """Return the state of every daemon, from the newest fact about it.
 
-    If no process keeps the daemons any more, or it has not reached one yet, that daemon is ``stopped``, whatever the
-    last fact states; ``since`` is then the time of the keeper's stop, or else of the last fact.
+    If no process keeps the daemons running any more, or the process has not started a daemon yet, the daemon is
+    ``stopped`` even if its last fact states something else. ``since`` is then the time at which the process stopped, or
+    else the time of the last fact.
 
     Args:
         folders: Folders of logs.
@@ -307,7 +308,7 @@ def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
 
 
 def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
-    """Return each daemon's newest standing, with the byte at which its fact ends."""
+    """Return each daemon's newest state, with the byte at which its fact ends."""
     found: dict[str, DaemonStanding] = {}
     ends: dict[str, int] = {}
     with path.open("rb") as stream:
@@ -316,24 +317,24 @@ def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
             at += len(line)
             try:
                 fact = json.loads(line)
-            except ValueError:  # torn
+            except ValueError:  # a line that a crash cut off
                 continue
             if state := _STATES.get(fact["event"]):
                 before = found.get(fact["daemon"])
                 why, said = (fact.get(name, "") for name in ("why", "said"))
                 if state == "starting" and before is not None and before.state == "ended":
-                    why, said = before.why, before.said  # it restarts because of that
+                    why, said = before.why, before.said  # the reason of the restart is that of the last end
                 log = fact.get("log") or (before.log if before else "")
                 found[fact["daemon"]] = DaemonStanding(fact["daemon"], state, fact["time"], why, said, log)
                 ends[fact["daemon"]] = at
-            elif fact["event"] == "stopped":  # the keeper stopped, and every daemon; a later start is a later fact
+            elif fact["event"] == "stopped":  # the process and all its daemons stopped; a later start has a later fact
                 found = {name: replace(one, since=fact["time"]) for name, one in found.items()}
     return [(ends[daemon], standing) for daemon, standing in found.items()]
 
 
 @contextlib.contextmanager
 def keeping(logs: Path) -> Iterator[None]:
-    """Return a context in which this process alone keeps the daemons of a folder.
+    """Lock a folder, so that in the with-block this process alone keeps its daemons running.
 
     Args:
         logs: The folder. If no lock can be written there, none is held.
@@ -342,21 +343,21 @@ def keeping(logs: Path) -> Iterator[None]:
         A context.
 
     Raises:
-        DaemonFailed: If another process keeps them.
+        DaemonFailed: If another process keeps them running.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             logs.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((logs / _LOCK).open("a"))
             if not take(lock):
-                raise DaemonFailed(f"the daemons with logs in {logs} run already; to fix: end the other `up` first")
+                raise DaemonFailed(f"the daemons with logs in {logs} are running already; to fix: end the other `up`")
             lock.truncate(0)
             os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # later facts are this keeper's
         yield
 
 
 def _kept_from(logs: Path) -> int | None:
-    """Return the length of the facts file when the present keeper began; None if there is no keeper."""
+    """Return the facts file's length at the start of the process that keeps the daemons; None without a process."""
     with (logs / _LOCK).open() as lock:
         return int(lock.read() or 0) if held(lock) else None
 
@@ -366,8 +367,13 @@ def _size(path: Path) -> int:
 
 
 def json_report(path: Path) -> Report:
-    """Return a function that appends facts to a file and to stderr. On a full disk the file gets none, and nothing
-    stops.
+    """Return a function that writes facts to a file and to stderr. If the disk is full, they go to stderr only.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The function.
     """
 
     def report(event: str, **facts: object) -> None:
@@ -382,9 +388,7 @@ def json_report(path: Path) -> Report:
 
 
 def _oom_kills() -> int:
-    """Return how many processes the kernel has ended for lack of memory, under any limit; 0 if it does not
-    state this.
-    """
+    """Return how many processes the kernel has killed for lack of memory, under any limit; 0 if that is unknown."""
     with contextlib.suppress(OSError, ValueError):
         words = Path("/proc/vmstat").read_text(encoding="ascii").split()
         return int(words[words.index("oom_kill") + 1])

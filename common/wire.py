@@ -1,9 +1,9 @@
-"""Packs our messages into one bytes field of a Flower record, so that Flower never interprets them.
+"""Packs Consilium's messages into one bytes field of a Flower record, so that Flower never interprets them.
 
-Called by both ends of the transport. A message consists of three objects, each named by its SHA-256: a ``Message`` that
-names a ``RecordDict`` that names a ``ConfigRecord``; or a ``Message`` alone that states an error. They are read here
-byte by byte (:func:`body_in`), because Flower's own reader accepts any tree and creates as many Python objects as it
-is told to. Refuses everything else.
+Called by server and sites. In Flower a message consists of three objects, each named by its SHA-256: a ``Message`` that
+names a ``RecordDict`` that names a ``ConfigRecord``; or a ``Message`` alone that states an error. They are parsed here
+byte by byte (:func:`body_in`), because Flower's own parser accepts any tree and creates as many Python objects as a
+sender wants. Refuses everything else.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def from_message(message: Message) -> bytes:
 
 
 def check_object(content: bytes, *, kind: str, child: str) -> bytes:
-    """Return what follows an object's head, if the head states this kind and this child.
+    """Return the bytes after an object's head, if the head states this kind and this child.
 
     Args:
         content: The object's bytes.
@@ -106,7 +106,7 @@ def body_in(objects: Sequence[bytes], ids: Sequence[str]) -> bytes:
         The body.
 
     Raises:
-        InvalidInput: If they are anything but these three, each naming the next, with one body of bytes.
+        InvalidInput: If they are not these three objects, each naming the next, with one body of bytes.
     """
     children = (*ids[1:], "")
     parts = [

@@ -6,9 +6,9 @@ from pathlib import Path
 
 SERVICE = "consilium.Worker"
 HANDLE = f"/{SERVICE}/Handle"
-"""Takes one signed message (``common.envelope``) of ``common.messages`` and returns its signed reply."""
+"""Name of the call that takes one signed message (``common.envelope``) of ``common.messages`` and returns the reply."""
 HEALTH = f"/{SERVICE}/Health"
-"""Takes nothing and returns ``b"ok"`` once models are loaded."""
+"""Name of the call that takes nothing and returns ``b"ok"`` once models are loaded."""
 
 _MAX_BYTES = 64 << 20
 
@@ -25,7 +25,7 @@ def healthy(socket: Path) -> bool:
         socket: The socket.
 
     Returns:
-        True if it answers so.
+        True if it has.
     """
     import grpc
 

@@ -1,4 +1,4 @@
-"""Compares a student with a reference, in one word and one wording for every text.
+"""Compares a student with a reference, and gives one verdict with the same wording for every text.
 
 Called by evaluations, reports and the dashboard. The gain is the mean of the paired differences in Dice over cases,
 with Student's 95 % interval. It is *proven* if the whole interval is above 0, *worse* if it is below 0, and *not

@@ -3,8 +3,8 @@
 The names are those of ``consilium.api``. Each is loaded when it is first used, so importing this package alone loads
 nothing. ``__version__`` is the version of the release.
 
-Refuses to be imported if ``common``, ``client`` or ``server`` come from another place than this package: other
-distributions use these names too, and their code would run with a ledger's key.
+Importing it fails if the packages ``common``, ``client`` or ``server`` come from another distribution than this one.
+Others use these names too, and their code would run with a ledger's key.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ for _name in ("common", "client", "server"):
     _spec, _here = find_spec(_name), Path(__file__).resolve().parent.parent
     if _spec is None or _spec.origin is None or Path(_spec.origin).resolve().parent.parent != _here:
         raise ImportError(
-            f"the package {_name!r} beside Consilium's is {_spec and _spec.origin}, expected below {_here}; to fix: "
-            "install Consilium into a virtual environment of its own, and start it where no folder has this name"
+            f"the package {_name!r} is loaded from {_spec and _spec.origin}, expected below {_here}; to fix: install "
+            "Consilium into a virtual environment of its own, and start it in a folder that has none of this name"
         )
 
 
-if not TYPE_CHECKING:  # else a type checker would take any name for a public one
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name as public
 
     def __getattr__(name: str) -> Any:
         """PEP 562: a public name, ``__all__`` or ``__version__``."""

@@ -1,4 +1,4 @@
-"""Collects the public names that ``import consilium`` gives; docs/api.md shows them in use.
+"""Collects the public names that ``import consilium`` provides; docs/api.md shows them in use.
 
 Only these names keep their parameters between minor versions; everything else in the packages may change with any
 release. Importing loads numpy and the accountants, but no torch, no Flower and no SciPy optimiser.

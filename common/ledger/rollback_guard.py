@@ -84,7 +84,7 @@ class KeptStanding(Document):
             The message; None if all charges of the standing file are in the ledger.
         """
         if self.head.ledger_id != ledger_id:
-            return f"the standing file kept {beside} belongs to another ledger, {self.head.ledger_id}"
+            return f"the standing file kept {beside} is of another ledger, {self.head.ledger_id}"
         if covers(self.position):
             return None
         return (

@@ -236,7 +236,7 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
     found = sha256_bytes(content)
     if expected_hash is not None and found != expected_hash:
         raise InvalidInput(
-            "SHA-256 of the weights file differs from the recorded one",
+            "SHA-256 of the weights file differs from the one on record",
             value=found,
             limit=expected_hash,
             remedy="train again",

@@ -7,13 +7,13 @@ is computed from them under either relation.
 
 ``poisson``          Every patient joins every step with probability q, independently. Accounted by dp-accounting's
                      privacy loss distributions, discretised pessimistically, in both directions of add-remove.
-``fixed-partition``  Patients are dealt once, without a look at their data, to 1/q disjoint batches that are visited in
+``fixed-partition``  Patients are divided once, independently of their data, into 1/q disjoint batches that are used in
                      turn. A patient is in one batch of each pass, so E passes are E Gaussian mechanisms without
                      amplification: μ = √E / z (Dong, Roth & Su 2022, Corollary 3.3). The ε of Poisson sampling would
                      understate the cost of such batches several times.
 
-Under ``add-remove`` one patient moves a sum by the clipping norm, under ``replace-one`` by twice that. The noise
-multiplier z = σ/C is stated for add-remove, and every accountant here halves it for replace-one.
+Under ``add-remove`` one patient changes a sum by at most the clipping norm, under ``replace-one`` by twice that. The
+noise multiplier z = σ/C is stated for add-remove, and every accountant here halves it for replace-one.
 
 Refuses NaN, infinite, zero and negative parameters before they reach dp-accounting, which answers ε = 0 for a NaN
 multiplier.
@@ -43,7 +43,7 @@ _FINE, _ROUGH = 1e-4, 2e-3  # grids of the privacy losses: for every stated ε, 
 
 
 class Sampling(StrEnum):
-    """How the patients of a training step are chosen: ``poisson`` coins, or batches of a ``fixed-partition``.
+    """The choice of patients in a training step: independently (``poisson``), or by batches of a ``fixed-partition``.
 
     >>> [str(way) for way in c.Sampling]
     ['poisson', 'fixed-partition']
@@ -54,7 +54,7 @@ class Sampling(StrEnum):
 
 
 class Neighbours(StrEnum):
-    """The neighbouring relation of a training: one patient more or fewer, or one patient exchanged for another.
+    """The neighbouring relation of a training: one patient added or removed, or one patient replaced by another.
 
     >>> [str(relation) for relation in c.Neighbours]
     ['add-remove', 'replace-one']
@@ -224,8 +224,8 @@ def plan_noise(
 ) -> TrainingEvent:
     """Return the training with the smallest noise multiplier whose ε is at most ``epsilon``.
 
-    The multiplier has four significant digits, rounded up. It is found by bisection over the accountant, and the
-    returned event is checked: ε of it ≤ ``epsilon``.
+    The multiplier has four significant digits, rounded up. It is found by bisection over the accountant. The ε of the
+    returned event is checked to be at most ``epsilon``.
 
     Args:
         epsilon: ε of the whole training, finite and above 0.
@@ -270,9 +270,9 @@ def plan_noise(
     others = TrainingEvent(sampling, rate, MAX_MULTIPLIER, 0, releases)
     if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:
         raise InvalidInput(
-            "the other releases alone pass the planned epsilon; no noise multiplier fits",
+            "the other releases alone exceed the planned epsilon; no noise multiplier fits",
             limit=f"epsilon {epsilon_text(epsilon)}",
-            remedy="more noise on the PCA, or a larger epsilon",
+            remedy="use more noise on the PCA, or a larger epsilon",
         )
     start = _least(roughly, float(epsilon), high=Fraction(1), factor=Fraction(2))
     return event(_least(cost, float(epsilon), high=start, factor=Fraction(51, 50)))
@@ -281,8 +281,8 @@ def plan_noise(
 def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction, factor: Fraction) -> Fraction:
     """Return the smallest multiplier of ``_DIGITS`` digits whose cost is at most ε.
 
-    ``cost`` falls nearly as a power of the multiplier. The search brackets the root from ``high`` in steps of
-    ``factor``, then bisects the grid of multipliers at points interpolated in the logarithms, which needs few trials.
+    ``cost`` is nearly a power law of the multiplier. The search brackets the root from ``high`` in steps of ``factor``,
+    then bisects the grid of multipliers at points interpolated in the logarithms, which needs few evaluations.
     """
     of_high = cost(high)
     while of_high > epsilon:

@@ -1,1 +1,1 @@
-"""The sites' half of the query protocols: which code a site computes for a query."""
+"""The query protocols' classes for sites. They compute the code that a site sends for a query."""

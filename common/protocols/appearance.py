@@ -1,12 +1,12 @@
-"""Encodes how structures look at a site: the grey values that a voter's structures have.
+"""Encodes the appearance of structures: statistics of the grey values of the structures that a voter segments.
 
-For each public volume the code holds sums over the voxels that the voter labels as a structure: their number, and for
-every channel the values and their squares. Over all volumes they give each structure's mean and the logarithm of its
-standard deviation. For J structures and C channels these are J · 2C numbers, taken relative to a public frame and
-clipped as one vector.
+For each public volume the code holds sums over the voxels that the voter labels as a structure: the number of voxels,
+and for every channel the sum of the values and of their squares. Summed over all volumes, they give each structure's
+mean and the logarithm of its standard deviation. For J structures and C channels these are J · 2C numbers, which are
+taken relative to a public frame (centre and weights) and clipped as one vector.
 
-Values are first standardised, volume by volume, under a window around public shapes. One set of statistics then fits
-all volumes. A structure that a voter finds nowhere takes the frame's centre. Called by the site's worker through
+Values are first standardised in each volume, under a window around public shapes, so that one set of statistics fits
+all volumes. For a structure that a voter finds nowhere, the frame's centre is used. Called by the site's worker through
 :class:`~common.protocols.site_protocol.SiteProtocol`. Refuses frames of another shape.
 """
 
@@ -28,17 +28,17 @@ LEAST_VOXELS = 20
 """Least number of voxels of a structure, in all volumes together, from which its statistics are computed."""
 
 LEAST_STD = 0.05
-"""Added to every standard deviation so that its logarithm is finite. Under the window the image's own is 1."""
+"""Added to every standard deviation so that its logarithm is finite. The standardised image's own is 1."""
 
 WINDOW_BLUR = 2.0
-"""Standard deviation, in voxels, of the blur of the public mean shape, since structures also lie around it."""
+"""Standard deviation, in voxels, of the blur of the public mean shape, because structures also lie near it."""
 
 WINDOW_FLOOR = 0.1
-"""Weight that every voxel has at least. If public shapes do not overlap, the window is nearly the whole volume."""
+"""Smallest weight of a voxel. If public shapes do not overlap, the window is nearly the whole volume."""
 
 
 def window_of(codec: Codec) -> Float[np.ndarray, "x y z"]:
-    """Return how likely structures are in each voxel: the public mean shape's foreground, blurred, plus a floor.
+    """Return a weight of each voxel for the presence of structures: the blurred public mean shape, plus a floor.
 
     Args:
         codec: The study's codec, whose zero code is the public mean shape.
@@ -73,20 +73,37 @@ def standardised(
 
 
 class AppearanceSite(SiteProtocol):
-    """The site's half of the appearance protocol; the query's centre is the hash of a frame over one row
-    of statistics.
-    """
+    """The appearance protocol at a site. A query's centre is the hash of a frame over one row of statistics."""
 
     def describes(self, query: QuerySpec) -> bool:
-        """Return whether the query has a centre (:meth:`SiteProtocol.describes`)."""
+        """Return whether a query belongs to this protocol.
+
+        Args:
+            query: The query.
+
+        Returns:
+            True if it has a centre.
+        """
         return query.centre != "zero"
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
-        """Return the encoder of the query's frame (:meth:`SiteProtocol.encoder`)."""
+        """Return the encoder of the query's frame.
+
+        Args:
+            query: The query.
+            codec: The study's codec.
+            fetch: Gets public objects by content hash.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            InvalidInput: If the frame was made for another codec or is not over one row of statistics.
+        """
         frame = Frame.from_bytes(fetch(query.centre))
         channels, rest = divmod(frame.centre.shape[1], 2 * (codec.labels - 1))
         if (frame.codec, frame.volumes, rest) != (query.codec, 1, 0) or channels < 1:
-            raise InvalidInput("frame of an appearance query", limit="the query's codec, one row of statistics")
+            raise InvalidInput("frame of an appearance query", limit="a frame for the query's codec, with one row")
         if frame.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
         return AppearanceEncoder(frame, window_of(codec), labels=codec.labels, channels=channels)
@@ -109,7 +126,7 @@ class AppearanceEncoder:
     channels: int
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Return number of voxels, Σ values and Σ squares of every structure in turn. # sensitive
+        """Return the number of voxels, Σ values and Σ squares of every structure in turn. # sensitive
 
         Args:
             probabilities: The voter's prediction, [k, x, y, z].

@@ -1,17 +1,17 @@
-"""Defines the frame of a joint query: combines the codes of many volumes into one code, and reads the answer back.
+"""Defines the frame of a joint query, which combines the codes of many volumes into one code and decodes the answer.
 
 A joint study asks for a few releases about N volumes together instead of N releases. For each release:
 
-1. The codes of all volumes are taken relative to a public centre.
-2. Their offsets are projected on a public orthonormal basis of all volumes together.
+1. A public centre is subtracted from the codes of all volumes.
+2. The offsets are projected on a public orthonormal basis of all volumes together.
 3. The projections are weighted, and clipped as one vector.
-4. The next round takes codes relative to the estimate after the releases so far, so that its radius is spread over what
-   is still uncertain.
+4. In the next round, the centre is the estimate after the releases so far. The clipping radius is therefore used for
+   the remaining uncertainty.
 
 A frame is public: it is made from public images, a public network, the codec and released answers. It is sent by
-content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the one vector is clipped to C whatever
-the frame holds. The server plans frames; sites encode with them. Refuses shapes that do not fit, numbers that are not
-finite, bases that are not orthonormal, and bytes other than :meth:`Frame.to_bytes` writes.
+content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the vector is clipped to C for any
+frame. The server plans frames; sites encode with them. Refuses shapes that do not fit, numbers that are not finite,
+bases that are not orthonormal, and bytes that :meth:`Frame.to_bytes` did not write.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from common.reading import parsing
 
 FRAME = "round-frame"
 FILL = 1.0
-"""Norm of a code of the expected size, as a share of the radius."""
+"""Expected norm of a code, as a share of the radius."""
 
 MAX_COORDINATES = 512
-"""Largest number of directions. A frame is as large as that many sets of the volumes' codes."""
+"""Largest number of directions. The size of a frame is this number times the size of all volumes' codes."""
 
 SMALLEST_SHARE = 1e-9
-"""Directions of less than this share of the largest variance hold only rounding."""
+"""Directions with less than this share of the largest variance contain only rounding errors."""
 
 ORTHONORMAL = 1e-4
-"""How far from orthonormal a basis read as float32 may be."""
+"""Largest deviation of a float32 basis from orthonormality."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """A public basis, centre and weights, relative to which the codes of n volumes become one code of d numbers.
+    """A public basis, centre and weights, by which the codes of n volumes are combined into one code of d numbers.
 
     Attributes:
         basis: Orthonormal directions over the first m coordinates of the n volumes' codes together, float32 [k, n, m].
         variances: Expected squares of the offsets along each direction, above 0, [k].
         weights: Factors of the projections, [k]; 0 for directions that this round leaves out. d of them are not 0.
-        centre: The codes relative to which offsets are taken, [n, l].
-        temperature: Exponent's inverse with which predictions are sharpened, in (0, 1].
+        centre: The codes that are subtracted, [n, l].
+        temperature: Temperature with which predictions are sharpened (:func:`sharpen`), in (0, 1].
         codec: Content hash of the codec.
 
     Raises:
@@ -142,7 +142,8 @@ class Frame:
         return result
 
     def across(self, offsets: Float[np.ndarray, "d"]) -> Float[np.ndarray, "n l"]:
-        """Return the volumes' offsets with the given projections, the way back from :meth:`along`.
+        """Return the volumes' offsets with the given projections, the inverse of :meth:`along` on this round's
+        directions.
 
         Args:
             offsets: Projections on this round's directions, [d].
@@ -201,7 +202,7 @@ class Frame:
         return float((seen.value**2 / (self.variances[self._asked] + seen.variance)).sum())
 
     def silence(self, seen: Observation) -> float:
-        """Return the expectation of :meth:`surprise` if there are no offsets at all, only noise.
+        """Return the expectation of :meth:`surprise` if all offsets are 0 and the observation is only noise.
 
         Args:
             seen: The observation of this round.
@@ -224,11 +225,11 @@ class Frame:
         return result
 
     def after(self, seen: Observation, *, noise_std: float, radius: float) -> Frame:
-        """Return the frame of the next round: centred on the estimate so far, with the radius spread over what is
-        uncertain.
+        """Return the frame of the next round, centred on the estimate so far, with new weights.
 
-        Such feedback uses the radius better than equal rounds, because what is known already takes none of it
-        (Schalkwijk & Kailath 1966). The frame is computed from released numbers, so it is post-processing.
+        The radius is spread over the directions that are still uncertain. Such feedback uses the radius better than
+        equal rounds, because the known part of a code takes none of it (Schalkwijk & Kailath 1966). The frame is
+        computed from released numbers, so it is post-processing.
 
         Args:
             seen: The observation of this round.
@@ -255,7 +256,7 @@ class Frame:
             Probabilities of the same shape.
 
         Raises:
-            InvalidInput: If the input holds no probabilities, which the power could hide.
+            InvalidInput: If the input holds no probabilities. It is checked first, since the power could hide that.
         """
         values = check_probabilities(probabilities, labels=len(probabilities), grid=probabilities.shape[1:])
         return sharpen(values, temperature=self.temperature)
@@ -322,10 +323,10 @@ def plan_frame(
 
     Args:
         kernel: Expected covariance of the volumes' offsets up to a factor, [n · m, n · m], over the first m coordinates
-            of each volume in turn. It describes how the codes move together when a public network learns.
+            of each volume in turn. It describes how the codes change together when a public network is trained.
         centre: Public estimate of the volumes' codes, [n, l].
         variances: Variances of a code's coordinates over patients, [l].
-        residual: Share of that variance that the centre leaves unexplained, above 0, at most 4.
+        residual: Share of these variances that the centre leaves unexplained, above 0, at most 4.
         temperature: Temperature with which predictions are sharpened.
         noise_std: Noise on the mean code.
         radius: Clipping norm C.
@@ -363,8 +364,9 @@ def plan_frame(
 
 
 def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: float) -> Float[np.ndarray, "k"]:
-    """Return the weights with which offsets of these variances fill the radius and leave the least error; 0 where none
-    pays.
+    """Return the weights by which offsets of these variances use the radius with the least error.
+
+    A weight is 0 if the direction would not reduce the error.
     """
     order = np.argsort(-variances, kind="stable")
     powers = np.empty_like(variances)

@@ -1,4 +1,4 @@
-"""The site's half of a joint query: sharpens predictions, and combines the codes of all volumes by the query's frame.
+"""Implements joint queries at a site: sharpens predictions, and combines the codes of all volumes by the query's frame.
 
 A *frame* is the public centre, axes and weights of one round. Called by the site's worker. Refuses a frame made for
 another codec, another number of volumes or another dimension.
@@ -19,18 +19,37 @@ from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class JointSite(SiteProtocol):
-    """The site's half of the joint protocol; the query's centre is the hash of its frame."""
+    """The joint protocol at a site. A query's centre is the hash of its frame."""
 
     def describes(self, query: QuerySpec) -> bool:
-        """Return whether the query has a centre (:meth:`SiteProtocol.describes`)."""
+        """Return whether a query belongs to this protocol.
+
+        Args:
+            query: The query.
+
+        Returns:
+            True if it has a centre.
+        """
         return query.centre != "zero"
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
-        """Return the encoder of the query's frame (:meth:`SiteProtocol.encoder`)."""
+        """Return the encoder of the query's frame.
+
+        Args:
+            query: The query.
+            codec: The study's codec.
+            fetch: Gets public objects by content hash.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            InvalidInput: If the frame was made for another codec or another number of volumes.
+        """
         frame = Frame.from_bytes(fetch(query.centre))
         if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):
             raise InvalidInput(
-                "frame of a joint query", limit="one made for the query's codec and its number of volumes"
+                "frame of a joint query", limit="a frame made for the query's codec and number of volumes"
             )
         if frame.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
@@ -45,9 +64,27 @@ class FrameEncoder:
     frame: Frame
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Encode the sharpened prediction (:meth:`Encoder.of_volume`). # sensitive"""
+        """Encode the sharpened prediction of one volume. # sensitive
+
+        Args:
+            probabilities: Class probabilities, [k, x, y, z].
+            image: Not called.
+
+        Returns:
+            Float array of shape [l].
+
+        Raises:
+            InvalidInput: If the probabilities are invalid.
+        """
         return self.codec.encode(self.frame.sharpen(probabilities))
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """Combine the codes by the frame (:meth:`Encoder.of_voter`). # sensitive"""
+        """Combine the codes of all volumes by the frame. # sensitive
+
+        Args:
+            codes: The voter's codes, [n, l].
+
+        Returns:
+            Float array of shape [d], not yet clipped.
+        """
         return self.frame.encode(codes)

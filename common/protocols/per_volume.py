@@ -1,4 +1,4 @@
-"""The site's half of the protocol with one query for each public volume: a voter sends its code of that volume.
+"""Implements, at a site, the protocol with one query for each public volume: a voter sends its code of that volume.
 
 Called by the site's worker. Refuses a query of another dimension than the codec's.
 """
@@ -17,14 +17,33 @@ from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class PerVolumeSite(SiteProtocol):
-    """The site's half of the per-volume protocol; see :class:`~common.protocols.site_protocol.SiteProtocol`."""
+    """The per-volume protocol at a site; see :class:`~common.protocols.site_protocol.SiteProtocol`."""
 
     def describes(self, query: QuerySpec) -> bool:
-        """Return whether the query has one volume and no centre (:meth:`SiteProtocol.describes`)."""
+        """Return whether a query belongs to this protocol.
+
+        Args:
+            query: The query.
+
+        Returns:
+            True if it has one volume and no centre.
+        """
         return query.centre == "zero" and len(query.volumes) == 1
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
-        """Return the codec as encoder (:meth:`SiteProtocol.encoder`)."""
+        """Return the codec as encoder.
+
+        Args:
+            query: The query.
+            codec: The study's codec.
+            fetch: Not called.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            InvalidInput: If the query has another dimension than the codec.
+        """
         if codec.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
         return PlainEncoder(codec)
@@ -37,11 +56,29 @@ class PlainEncoder:
     codec: Codec
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Encode the prediction (:meth:`Encoder.of_volume`). # sensitive"""
+        """Encode the prediction of one volume. # sensitive
+
+        Args:
+            probabilities: Class probabilities, [k, x, y, z].
+            image: Not called.
+
+        Returns:
+            Float array of shape [l].
+
+        Raises:
+            InvalidInput: If the probabilities are invalid.
+        """
         return self.codec.encode(probabilities)
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "l"]:
-        """Return the code of the only volume (:meth:`Encoder.of_voter`). # sensitive"""
+        """Return the code of the only volume. # sensitive
+
+        Args:
+            codes: The voter's codes, [1, l].
+
+        Returns:
+            Float array of shape [l], not yet clipped.
+        """
         (code,) = codes
         result: np.ndarray = code
         return result

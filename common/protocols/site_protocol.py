@@ -1,9 +1,9 @@
-"""Defines the interface of a query protocol's half at the sites.
+"""Defines the interface of a query protocol at a site.
 
 A protocol determines which public volumes a query covers (one, or all of them), and how a voter's codes of these
-volumes become the one code that it sends. The server's half is :mod:`server.protocols.query_protocol`; both are
-registered in :mod:`common.protocol_terms`. The site's worker calls this half. A protocol does not affect the guarantee:
-whatever it computes from a voter's predictions is clipped to C afterwards.
+volumes become the one code that it sends. The site's worker calls this interface; the server's interface is
+:mod:`server.protocols.query_protocol`. Implementations of both are registered in :mod:`common.protocol_terms`. A
+protocol does not affect the guarantee, because every code that it computes is clipped to C afterwards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from common.privacy.mechanism import QuerySpec
 from common.registry import registered
 
 Fetch = Callable[[str], bytes]
-"""Returns a public object by its content hash, after verifying the hash."""
+"""A function that returns a public object by its content hash, after verifying the hash."""
 
 ImageOf = Callable[[], Float[np.ndarray, "c x y z"]]
-"""Returns a public volume's image on the study's grid."""
+"""A function that returns a public volume's image on the study's grid."""
 
 
 class Encoder(Protocol):
@@ -59,10 +59,10 @@ class Encoder(Protocol):
 
 
 class SiteProtocol(Protocol):
-    """A protocol's half at a site. It is created without arguments and has no state."""
+    """A query protocol at a site. It is created without arguments and has no state."""
 
     def describes(self, query: QuerySpec) -> bool:
-        """Return whether a query is one of this protocol, judged by its number of volumes and its centre, without data.
+        """Return whether a query belongs to this protocol, judged by its number of volumes and its centre alone.
 
         Args:
             query: The query.
@@ -90,7 +90,7 @@ class SiteProtocol(Protocol):
 
 
 def site_protocol(study: Study) -> SiteProtocol:
-    """Return the site's half of a study's protocol.
+    """Return the implementation of a study's protocol for sites.
 
     Args:
         study: The study.

@@ -21,7 +21,7 @@ def vote_of(encoder: Encoder, codes: Sequence[Float[np.ndarray, "l"]], mechanism
     """Return one voter's vote on a query, as integers with Σq² ≤ R². # sensitive
 
     Args:
-        encoder: The query's encoder, which joins the codes of all its volumes.
+        encoder: The query's encoder, which combines the codes of all its volumes.
         codes: The voter's unclipped codes of the query's volumes, in the query's order.
         mechanism: The query's mechanism, which states the radius R and the dimension d.
 
@@ -29,9 +29,9 @@ def vote_of(encoder: Encoder, codes: Sequence[Float[np.ndarray, "l"]], mechanism
         int64 array of shape [d], of norm at most ``mechanism.radius_int``.
 
     Raises:
-        InvalidInput: If a code is not finite, or the joined code has another length than d.
+        InvalidInput: If a code is not finite, or the combined code has another length than d.
     """
     vote = quantise(encoder.of_voter(np.stack(codes)), radius_int=mechanism.radius_int)
     if vote.shape != (mechanism.dimension,):
-        raise InvalidInput("voter's code", value=vote.shape, limit=str((mechanism.dimension,)))
+        raise InvalidInput("shape of a voter's code", value=vote.shape, limit=str((mechanism.dimension,)))
     return vote

@@ -1,3 +1,3 @@
-"""Witnesses of ledgers: heads that other parties countersign, and proofs that a newer head keeps all rows of an older
-one.
+"""Witnesses of ledgers: other parties countersign a ledger's heads, after a proof that a newer head keeps all rows of
+an older one.
 """

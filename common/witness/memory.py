@@ -1,7 +1,8 @@
 """Remembers, for each ledger, the newest head that a party countersigned or saw countersigned, and conflicts.
 
-Sites and the server use it. One folder holds ``heads.json`` with sizes and roots, a note for each ledger, and for a
-contradiction both notes. A head is on disk before its countersignature is sent. Refuses a memory that cannot be read.
+Sites and the server use it. One folder holds ``heads.json`` with sizes and roots, a note (signed head) for each ledger,
+and for a contradiction both notes. A head is on disk before its countersignature is sent. Refuses a memory that cannot
+be read.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class KnownHead(Document):
 
 
 SHOWN = ("genesis", "study", "pool", "reservation", "receipt")
-"""Kinds of a site's rows that its head counts. The server knows of these rows anyway; the number of other rows would
-reveal a training or a withdrawal. Each row's hash covers all rows before it, of every kind."""
+"""Kinds of a site's rows that its head counts. The server knows of these rows anyway; the number of rows of other kinds
+would reveal a training or a withdrawal. A row's hash covers all earlier rows, including those of other kinds."""
 _SALT = "blind.key"
 
 
 def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> list[bytes]:
     """Return the leaves of a site's head: HMAC-SHA256 of each row's hash under a secret of the site.
 
-    Rows contain hashes of codes. Without the secret, whoever guesses a code could confirm the guess by a root.
+    Rows contain hashes of codes. Without the secret, a guessed code could be confirmed by the root.
 
     Args:
         hashes: Hashes of rows.
@@ -65,7 +66,9 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
     path = folder / _SALT
     if not path.exists():
         if not make:
-            raise InvalidInput("secret of countersigned heads", value=str(path), limit="what the site's worker made")
+            raise InvalidInput(
+                "secret of countersigned heads", value=str(path), limit="the secret that the site's worker made"
+            )
         write_atomically(path, secrets.token_bytes(32), mode=0o600)
     salt = path.read_bytes()
     return [hmac.digest(salt, one, "sha256") for one in hashes]
@@ -107,8 +110,8 @@ class HeadMemory:
     def place(self, note: CheckpointNote, key: str, *, others: Iterable[str]) -> str:
         """Return the name under which a head that ``key`` signed is remembered, usually its ledger's name.
 
-        A ledger can give itself another ledger's name. If one of the keys of ``others`` signed the head kept under that
-        name, the new head is remembered apart, and neither is held against the other.
+        A dishonest party can give its ledger another ledger's name. If one of the keys of ``others`` signed the head
+        that is stored under that name, the new head is stored separately, and the two are not compared.
 
         Args:
             note: The head.
@@ -124,13 +127,14 @@ class HeadMemory:
         return apart(note.origin, key)
 
     def judge(self, note: CheckpointNote, growths: tuple[Growth, ...], *, name: str = "") -> str:
-        """Decide whether a head that its ledger signed may follow the one known.
+        """Decide whether a head that its ledger signed may follow the known head.
 
-        A contradicting head is kept as a conflict. With the proof, it shows that one key signed two histories.
+        A contradicting head is stored as a conflict. Together with the known head it proves that one key signed two
+        histories.
 
         Args:
             note: The new head.
-            growths: Proofs that it keeps earlier rows.
+            growths: Proofs that the new head contains all rows of earlier heads.
             name: Name under which it is remembered; the ledger's if empty.
 
         Returns:
@@ -152,11 +156,10 @@ class HeadMemory:
         return "contradicts"
 
     def other_ledger(self, note: CheckpointNote, key: str, *, name: str = "") -> bool:
-        """Return whether a key signed a head of another ledger before. If so, the head is kept as a conflict of that
-        ledger.
+        """Return whether a key signed a head of another ledger before. If so, store the new head as a conflict of it.
 
-        A key signs for one ledger only. Otherwise a site could show every peer a ledger of another name, and the peers
-        could not detect a contradiction.
+        A key may sign for one ledger only. Otherwise a site could show every peer a ledger of another name, and the
+        peers could not detect a contradiction.
 
         Args:
             note: The new head.
@@ -164,7 +167,7 @@ class HeadMemory:
             name: Name under which the head is remembered; the ledger's if empty.
 
         Returns:
-            True if it did.
+            True if the key signed for another ledger.
         """
         known = self._all()
         if (name or note.origin) in known:
@@ -188,7 +191,7 @@ class HeadMemory:
             self._save({**known, name: now})
 
     def forget(self, origin: str) -> None:
-        """Delete what is known of a ledger, its note and its conflicts, after a person has examined it.
+        """Delete the known head of a ledger, its note and its conflicts, after a person has examined them.
 
         Args:
             origin: Name of the ledger.
@@ -200,7 +203,7 @@ class HeadMemory:
             path.unlink(missing_ok=True)
 
     def keep(self, note: CheckpointNote, *, name: str = "") -> None:
-        """Keep a note with its signatures, in place of an earlier one of the ledger.
+        """Store a note with its signatures; it replaces the ledger's earlier note.
 
         Args:
             note: The note.
@@ -211,7 +214,7 @@ class HeadMemory:
             write_atomically(path, note.render().encode())
 
     def note(self, origin: str) -> CheckpointNote | None:
-        """Return the note kept of a ledger.
+        """Return the stored note of a ledger.
 
         Args:
             origin: Name of the ledger.
@@ -222,11 +225,11 @@ class HeadMemory:
         return read_note(self.folder / f"{_file(origin)}.note")
 
     def keep_conflict(self, note: CheckpointNote, *, of: str = "") -> None:
-        """Keep a signed head that contradicts the one known; at most :data:`MAX_CONFLICTS` of each ledger.
+        """Store a signed head that contradicts the known head; at most :data:`MAX_CONFLICTS` for each ledger.
 
         Args:
             note: The head.
-            of: The ledger that it contradicts, if that is not the one it names.
+            of: The ledger that it contradicts, if that is not the ledger that it names.
         """
         for number in range(MAX_CONFLICTS):
             path = self.folder / f"{_file(of or note.origin)}.conflict-{number}"
@@ -247,7 +250,7 @@ class HeadMemory:
 
     @property
     def server_forked(self) -> bool:
-        """True if a server signed two histories. A conflict of a peer's own ledger stops nobody else."""
+        """True if a server signed two histories. A conflict of a peer's ledger does not stop other sites."""
         return any(origin.startswith(origin_of("server", "")) for origin in self.conflicting())
 
     def conflicts(self) -> tuple[str, ...]:
@@ -258,11 +261,11 @@ class HeadMemory:
         )
 
     def _all(self) -> dict[str, KnownHead]:
-        """Read all heads from disk, since a person's command may have changed them."""
+        """Read all heads from disk, because a command of another process may have changed them."""
         path = self.folder / _HEADS
         if not path.exists():
             return {}
-        remedy = "put it back from a backup; without it, move it away: heads are then countersigned anew"
+        remedy = "restore it from a backup; without one, move it away, and heads are countersigned anew"
         data = parse_json(path.read_bytes(), what="heads that were countersigned", remedy=remedy)
         if not isinstance(data, dict):
             raise InvalidInput("heads that were countersigned", value=str(path), remedy=remedy)
@@ -290,8 +293,7 @@ def read_note(path: Path) -> CheckpointNote | None:
 
 
 def apart(origin: str, key: str) -> str:
-    """Return the name under which a ledger with another ledger's name is remembered. No ledger can give itself such a
-    name.
+    """Return the name under which a ledger with another ledger's name is stored. No ledger can give itself this name.
 
     Args:
         origin: Name of the ledger.

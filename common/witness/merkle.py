@@ -1,4 +1,4 @@
-"""Computes Merkle trees over a ledger's row hashes: the root of a head, and proofs between two heads that show no row.
+"""Computes Merkle trees over a ledger's row hashes: the root of a head, and proofs about two heads that reveal no row.
 
 Called when heads are made, countersigned and verified. The tree is that of RFC 6962 (section 2.1); a leaf is the 32
 bytes of a row's hash. A proof is a list of hashes in hex. A proof of another length than its sizes require is invalid.
@@ -28,7 +28,7 @@ def root(leaves: Sequence[bytes]) -> bytes:
     if not leaves:
         return hashlib.sha256().digest()
     level = [hashlib.sha256(b"\0" + leaf).digest() for leaf in leaves]
-    while len(level) > 1:  # an odd node is carried up, which gives the RFC's split at a power of two
+    while len(level) > 1:  # an odd node moves up unchanged, which equals the RFC's split at a power of two
         paired = [_node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
         level = paired + level[len(paired) * 2 :]
     return level[0]
@@ -39,7 +39,7 @@ def prove_growth(leaves: Sequence[bytes], old: int) -> list[str]:
 
     Args:
         leaves: All leaves.
-        old: Number of the first ones.
+        old: Number of leaves of the smaller tree.
 
     Returns:
         Hashes in hex; empty if ``old`` is 0 or too large.
@@ -50,7 +50,7 @@ def prove_growth(leaves: Sequence[bytes], old: int) -> list[str]:
 
 
 def grew(proof: Sequence[str], *, old: int, old_root: bytes, new: int, new_root: bytes) -> bool:
-    """Check a proof that a larger tree begins with a smaller one.
+    """Check a proof that the leaves of a larger tree begin with those of a smaller tree.
 
     Args:
         proof: Hashes in hex.

@@ -1,4 +1,4 @@
-"""Defines what server and sites exchange about heads: a checkpoint with its proofs, and a site's reply.
+"""Defines the messages of server and sites about heads: a checkpoint with its proofs, and a site's reply.
 
 Both are parts of :mod:`common.messages`, which signs and carries them. Nothing in them depends on a patient's data: a
 site's own head counts only rows that the server knows of, and its root is blinded. Refuses too many or too long parts.
@@ -17,11 +17,11 @@ from common.witness.notes import MAX_NOTE_BYTES, MAX_SIZE
 
 MAX_WITNESSES = 256
 MAX_SIZES = 64
-"""Most proofs that a site makes for one request. Peers that know other sizes get theirs in a later round."""
+"""Most proofs that a site makes for one request. Peers that know further sizes get their proofs in a later round."""
 MAX_NOTES_BYTES = 8 << 20
 PROBLEMS = ("", "contradicts", "gap", "stale", "unknown", "unsigned")
-"""Why a head was not countersigned; empty if it was. ``contradicts``: another head of the same ledger is known.
-``gap``: its proof starts at another size. ``stale``: a newer head is known. ``unknown``: nobody confirmed its key.
+"""Reasons why a head was not countersigned; empty if it was. ``contradicts``: another head of the same ledger is known.
+``gap``: its proof starts at another size. ``stale``: a newer head is known. ``unknown``: its key was not confirmed.
 ``unsigned``: its key did not sign it."""
 
 
@@ -35,8 +35,8 @@ def _note_bytes(items: list[object]) -> int:
 
 
 Note = bytes
-"""A checkpoint's text in UTF-8. It is bytes because signature lines begin with a dash that is not ASCII, as a message's
-line must be."""
+"""A checkpoint's text in UTF-8. Its type is bytes because signature lines begin with a dash that is not ASCII, and
+texts in a message must be ASCII."""
 Rows = Annotated[int, Between("rows of a checkpoint", 0, MAX_SIZE)]
 Proof = Annotated[tuple[Sha256, ...], Count("hashes of a proof", most=MAX_PROOF)]
 Problem = Annotated[str, OneOf("why a head was not countersigned", PROBLEMS)]
@@ -44,7 +44,7 @@ Problem = Annotated[str, OneOf("why a head was not countersigned", PROBLEMS)]
 
 @dataclass(frozen=True, slots=True)
 class Growth(Document):
-    """A proof that a head keeps the first ``since`` rows."""
+    """A proof that a head contains the first ``since`` rows unchanged."""
 
     since: Rows
     proof: Proof
@@ -97,8 +97,8 @@ class WitnessRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class HeadSaid(Document):
-    """A site's reply about one peer's head: a signature line, or why there is none; and the size that the
-    site knows.
+    """A site's reply about one peer's head: a signature line or the reason why there is none, and the size that
+    the site knows.
     """
 
     site: SiteName
@@ -107,7 +107,7 @@ class HeadSaid(Document):
     size: Rows
 
     def check(self) -> None:
-        """Refuse a signature line with a problem, and neither."""
+        """Refuse a reply that has both a signature line and a problem, or neither."""
         _check_line(self.line, self.problem)
 
 
@@ -124,7 +124,7 @@ class WitnessReply(Document):
     own_growths: Annotated[tuple[Growth, ...], Count("proofs of a reply", most=MAX_WITNESSES)]
 
     def check(self) -> None:
-        """Refuse a signature line with a problem, neither, and a note that is too long."""
+        """Refuse a reply that has both a signature line and a problem, or neither, and a note that is too long."""
         _check_line(self.line, self.problem)
         _check_note(self.own)
 
@@ -132,5 +132,5 @@ class WitnessReply(Document):
 def _check_line(line: bytes, problem: str) -> None:
     if len(line) > 512 or bool(line) == bool(problem):
         raise InvalidInput(
-            "countersignature", value=f"{len(line)} bytes", limit="a signature line, or why there is none"
+            "countersignature", value=f"{len(line)} bytes", limit="a signature line, or the reason why there is none"
         )

@@ -26,17 +26,17 @@ MAX_NOTE_BYTES = 1 << 19
 MAX_SIGNATURES = 4096
 MAX_SIZE = 1 << 53
 MAX_TIME = 253_402_300_799
-"""The last second of the year 9999. A cosignature with a later time does not count, since no date can show it."""
+"""The last second of the year 9999. A cosignature with a later time does not count, because no date can express it."""
 _LOG, _WITNESS = b"\1", b"\4"
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
 _LINE = re.compile(r"— ([^\s+]{1,200}) ([A-Za-z0-9+/]{4,200}={0,2})")
 
 Sign = Callable[[bytes], bytes]
-"""Returns the Ed25519 signature of bytes by a ledger's key."""
+"""A function that returns the Ed25519 signature of bytes by a ledger's key."""
 
 
 def origin_of(role: str, ledger_id: str) -> str:
-    """Return the name with which a ledger's checkpoints begin.
+    """Return the name of a ledger in the first line of its checkpoints.
 
     Args:
         role: ``server`` or ``site``.
@@ -65,8 +65,8 @@ def witness_name(site: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NoteSignature:
-    """One signature line: the name, the key's hash, and 64 bytes of signature, for a cosignature after 8
-    bytes of time.
+    """One signature line: a name, the key's hash, and a signature of 64 bytes, with 8 bytes of time before a
+    cosignature.
     """
 
     name: str
@@ -184,7 +184,7 @@ class CheckpointNote:
         return NoteSignature(name, _key_hash(name, _WITNESS, key), time.to_bytes(8, "big") + signature)
 
     def cosigned_at(self, *, name: str, key: str) -> int | None:
-        """Return when a witness last countersigned the note.
+        """Return the time at which a witness last countersigned the note.
 
         Args:
             name: Name of the witness.

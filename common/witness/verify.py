@@ -1,8 +1,8 @@
-"""Verifies who countersigned a ledger's heads, from the notes beside the ledger.
+"""Verifies who countersigned a ledger's heads, from the notes (signed heads) beside the ledger.
 
-Called by the commands that verify and audit a ledger. Refuses nothing: a note of another ledger is ignored. A note with
-another root than the ledger's rows give is a problem, because a ledger that was never rolled back or forked has every
-head that it signed.
+Called by the commands that verify and audit a ledger. Refuses nothing: a note of another ledger is ignored. A note
+whose root differs from that of the ledger's rows is reported as a problem, because a ledger that was never rolled back
+or forked contains every head that it signed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from common.witness.notes import origin_of, witness_name
 
 @dataclass(frozen=True, slots=True)
 class Countersigned:
-    """What the notes beside a ledger show.
+    """The countersignatures in the notes beside a ledger.
 
     Attributes:
         rows: Number of the ledger's rows that heads count.
         size: Rows of the newest countersigned head; 0 for none.
-        witnesses: Who countersigned that head and when, by name.
+        witnesses: Times at which that head was countersigned, by the witness's name.
         known: Number of witnesses whose keys were tried.
-        problems: What contradicts the ledger.
+        problems: Sentences about notes that contradict the ledger.
     """
 
     rows: int
@@ -71,7 +71,7 @@ def countersigned(
         witnesses: Key (hex) of each witness, by site.
 
     Returns:
-        Who countersigned which head, and what contradicts the ledger.
+        The countersignatures, and the notes that contradict the ledger.
     """
     origin, keys = origin_of(head.role, head.ledger_id), tuple(signers)
     problems: list[str] = []
@@ -86,11 +86,11 @@ def countersigned(
             if (time := note.cosigned_at(name=witness_name(site), key=key)) is not None
         }
         if not any(note.is_signed(key) for key in keys):
-            continue  # anybody could have written it: a peer's ledger, too, may name itself as this one
+            continue  # no key of this ledger signed it; another ledger may use this one's name
         if note.size > len(leaves):
-            problems.append(f"a head of row {note.size} was signed, and the ledger ends at row {len(leaves)}")
+            problems.append(f"a head of row {note.size} was signed, but the ledger ends at row {len(leaves)}")
         elif root(leaves[: note.size]) != note.root:
-            problems.append(f"the rows up to {note.size} are not those that were signed as its head")
+            problems.append(f"the rows up to {note.size} differ from the rows that were signed as its head")
         elif (note.size, len(seen)) > (best[0], len(best[1])) and seen:
             best = note.size, seen
     return Countersigned(len(leaves), best[0], best[1], len(witnesses), tuple(dict.fromkeys(problems)))

@@ -1,4 +1,5 @@
-"""Keeps an auditor's keys: one to which disclosures are sealed, one that signs judgements, and the public file of both.
+"""Manages an auditor's keys: one decrypts disclosures, one signs judgements, and a public file contains both public
+keys.
 
 `consilium dispute keys` and the other dispute commands call it. Refuses an ``auditor.json`` that its own signing key
 did not sign.
@@ -72,7 +73,7 @@ def load_auditor(folder: Path) -> tuple[Ed25519PrivateKey, X25519PrivateKey]:
         folder: Folder of the keys.
 
     Returns:
-        The signing key and the key that opens disclosures.
+        The signing key, and the key that decrypts disclosures.
     """
     return load_signing_key(folder / "signing.key"), load_sealing_key(folder / "sealing.key")
 
@@ -96,5 +97,7 @@ def read_auditor(path: Path) -> Auditor:
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput("auditor's keys cannot be read", value=str(path), remedy=remedy) from error
     if not found.is_genuine(signing_public_key(found.signing_key)):
-        raise InvalidInput("auditor's keys", value=str(path), limit="signed by the auditor itself", remedy=remedy)
+        raise InvalidInput(
+            "auditor's keys", value=str(path), limit="a file signed by the auditor itself", remedy=remedy
+        )
     return found

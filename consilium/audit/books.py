@@ -1,7 +1,7 @@
-"""Recomputes every figure in an audited study's ledgers from their rows and the claim, and compares.
+"""Recomputes every figure in an audited study's ledgers from their rows and the claim, and compares the two.
 
-``consilium.audit.run`` calls it. The field ``measured`` of a finding is the worst value of the life. Sums are compared
-to a relative error of 1e-9; budgets are tested to one hundredth.
+``consilium.audit.run`` calls it. A *life* is one complete run of the study. The field ``measured`` of a finding is the
+worst value of the life. Sums are compared to a relative error of 1e-9; budgets are tested to one hundredth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from consilium.audit.sealed import left_of_noise, masked_findings
 from consilium.audit.service import AuditedRelease, Life, Service, frame_of, read_life
 
 _ROUNDING = 1e-9
-_SPARE = 1e-6  # of a release: rounding of a budget for a whole number of releases
+_SPARE = 1e-6  # share of a release, for the rounding of a budget for a whole number of releases
 
 
 def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
-    """Check everything that must hold after a study ran to its end, before more is asked.
+    """Check the ledgers after a study ran to its end, before further queries are asked.
 
     Args:
         service: The study's server and sites.
@@ -47,7 +47,7 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
 
 
 def history_findings(service: Service, life: Life) -> list[Finding]:
-    """Check what must hold in every life, also with lost draws, a stopped server and silent sites.
+    """Check the ledgers after any life, also one with lost draws, a stopped server and silent sites.
 
     Args:
         service: The study's server and sites.
@@ -69,7 +69,7 @@ def history_findings(service: Service, life: Life) -> list[Finding]:
 
 
 def allowed(service: Service) -> dict[str, int]:
-    """Compute how many releases each site's pool has room for: the smallest of its two budgets and the study's plan.
+    """Return the number of releases that each site's pool allows: the minimum of its two budgets and the study's plan.
 
     Args:
         service: The study's server and sites.
@@ -87,13 +87,13 @@ def allowed(service: Service) -> dict[str, int]:
 def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
     """Return the noise added to the sum of the sites' codes in each release, in order.
 
-    In a sealed sum it is the noise left for somebody who knows the shares of t sites, who change with each release and
-    turn.
+    In a sealed sum it is the noise that remains unknown to a party that knows the shares of t sites. These sites change
+    with each release and turn.
 
     Args:
         service: The study's server and sites.
         life: What their ledgers hold.
-        turn: Which sites' shares are known.
+        turn: Number that selects the sites whose shares are known.
 
     Returns:
         int64 arrays of shape [l].
@@ -109,7 +109,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
 
 @dataclass(slots=True)
 class _Account:
-    """What a pool has spent by the audit's own computation, in all studies and in each."""
+    """The spent Σμ² of a pool by the audit's own computation, in all studies and in each."""
 
     limit: float
     by_study: dict[str, float]
@@ -119,7 +119,7 @@ class _Account:
         return sum(self.by_study.values())
 
     def fits(self, cost: float, study: Study, *, within: float) -> bool:
-        """Tell whether one more release fits the pool, and the study's share ``within`` of it."""
+        """Return whether one more release fits the pool's budget and the study's own budget ``within``."""
         room = min(self.limit - self.spent, within - self.by_study.get(study.id, 0.0))
         return cost <= room * (1 + _SPARE)
 
@@ -128,9 +128,10 @@ class _Account:
 
 
 def further_findings(service: Service) -> list[Finding]:
-    """Ask for more after the study's end, and check that exactly what fits is granted.
+    """Ask for more after the study's end, and check that exactly the queries that fit the budgets are answered.
 
-    The same answers again, one query more, a hundredth of the budget more, and queries for another study.
+    It asks for the same answers again, for one query more, for a query that costs a hundredth of a release, and for
+    queries of another study.
 
     Args:
         service: The study's server and sites, after a life.
@@ -177,7 +178,7 @@ def further_findings(service: Service) -> list[Finding]:
 
 
 def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
-    """Check a life in which the last site sealed a code beyond m·R.
+    """Check a life in which the last site sent a code beyond m·R.
 
     The code must be refused, and count as zero if the other sites still form a quorum.
 
@@ -216,7 +217,7 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
 
 
 def _end(service: Service, life: Life, ended: str) -> Finding:
-    """Check that the study ends when its budgets end, and that every site is in all releases its pool has room for."""
+    """Check that the study ends when its budgets end, and that every site is in all releases that its pool allows."""
     room = allowed(service)
     quorum, planned = service.study.privacy.quorum, service.subject.queries
     expected = max((n for n in range(planned + 1) if sum(r >= n for r in room.values()) >= quorum), default=0)
@@ -235,7 +236,7 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
 
 
 def _draws(service: Service, life: Life) -> Finding:
-    """Check that no pool is charged for more draws than fit; a draw is charged with or without an answer."""
+    """Check that no pool is charged for more draws than its budget allows; a draw costs the same without an answer."""
     counts = Counter(site for row in life.charged for site in row.roster)
     room = {
         site.name: floor(
@@ -248,7 +249,7 @@ def _draws(service: Service, life: Life) -> Finding:
 
 
 def _statements(service: Service, life: Life) -> Finding:
-    """Check what each release states (dimension, radius, voters, study), and that no code is missing."""
+    """Check the facts stated in each release (dimension, radius, voters, study), and that no code is missing."""
     subject, wrong = service.subject, 0
     voters = service.study.privacy.voters_per_site
     for release in _own(service, life):
@@ -313,7 +314,7 @@ def _mu(service: Service, life: Life) -> list[Finding]:
 
 
 def _receipts(service: Service, life: Life) -> Finding:
-    """Check that every site has receipts for all its releases, and that the last receipt states what they cost."""
+    """Check that every site has receipts for all its releases, and that the last receipt states their cost."""
     missing = 0
     for site, record in life.sites.items():
         owed = {release.query for release in _own(service, life) if site in release.roster}
@@ -330,7 +331,7 @@ def _own(service: Service, life: Life) -> list[AuditedRelease]:
 
 
 def spent_by_rows(service: Service, life: Life, site: str) -> float:
-    """Sum μ² of everything a site was charged for, including lost draws, from the claim's Δ and the rows' σ.
+    """Return the Σμ² that a site was charged, including lost draws, from the claim's Δ and the rows' σ.
 
     Args:
         service: The study's server and sites.
@@ -345,7 +346,7 @@ def spent_by_rows(service: Service, life: Life, site: str) -> float:
 
 
 def accepted_by_rows(service: Service, life: Life, site: str) -> float:
-    """Sum μ² of everything a site accepted.
+    """Return the Σμ² of everything that a site accepted.
 
     Args:
         service: The study's server and sites.
@@ -359,7 +360,7 @@ def accepted_by_rows(service: Service, life: Life, site: str) -> float:
 
 
 def _expected(service: Service, release: AuditedRelease) -> dict[str, Int64[np.ndarray, "l"]]:
-    """Compute what each site of the roster must have sent."""
+    """Return the code that each site of the roster must have sent."""
     frame, subject, expected = frame_of(service, release), service.subject, {}
     clipped: dict[str, Int64[np.ndarray, "l"]] = {}
     for index, site in enumerate(service.sites):

@@ -158,9 +158,7 @@ def _lines(found: Judgement) -> list[str]:
         "unknown": "its code could not be unmasked: neither it nor all the others disclosed their keys",
     }
     disclosed = {"true": "", "false": "; ITS DISCLOSURE IS FALSE", "none": "; it disclosed nothing"}
-    lines = [
-        f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the honest bound"
-    ]
+    lines = [f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the honest bound"]
     for one in found.findings:
         part = said[one.part] if one.word == "signed" else "it sent nothing"
         lines.append(f"{one.site}: {part}{disclosed[one.disclosure]}")

@@ -259,7 +259,7 @@ keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
         bad = standings([tmp_path])[1]
         assert (bad.why, bad.said) == ("status 3", "error: no room; to fix: make room")
         assert "no room; to fix: make room" in bad.line
-        with pytest.raises(DaemonFailed, match="run already"):
+        with pytest.raises(DaemonFailed, match="are running already"):
             keep_running(tmp_path, [])
         process.kill()
     assert {one.state for one in standings([tmp_path])} == {"stopped"}

@@ -34,7 +34,7 @@ def test_a_foreign_package_ahead_on_the_path_runs_nothing(tmp_path: Path, name: 
     done = run("--version", cwd=tmp_path, first=tmp_path)
     assert done.returncode != 0
     assert "foreign code ran" not in done.stdout
-    assert f"the package {name!r} beside Consilium's" in done.stderr
+    assert f"the package {name!r} is loaded from" in done.stderr
     assert "virtual environment of its own" in done.stderr
 
 

@@ -308,6 +308,6 @@ def test_it_returns_the_hash_of_every_file_and_replaces_only_a_bundle(model: tor
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.tex").write_text("years of work")
-    with pytest.raises(InvalidInput, match="something else"):
+    with pytest.raises(InvalidInput, match="something other than a bundle"):
         export_bundle(other, study=STUDY, model=model, privacy=FACTS)
     assert (other / "thesis.tex").exists()

@@ -192,7 +192,7 @@ def test_verbose_shows_the_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("number", "remedy", "code"),
     [
-        (errno.EACCES, f"user {os.getuid()} runs this", 1),
+        (errno.EACCES, f"give user {os.getuid()}, who runs this", 1),
         (errno.ENOSPC, "make room", 9),
         (errno.EDQUOT, "make room", 9),
         (errno.EIO, "backup", 9),
