@@ -158,7 +158,7 @@ def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_
         app, ["recover", str(world.path), "--key", str(tmp_path / "ledger.key"), "--standing", str(kept)]
     )
     assert done.exit_code == 0, done.output
-    assert f"pool {POOL}: 1 releases that no receipt tells of" in done.stdout
+    assert f"pool {POOL}: 1 releases without a receipt" in done.stdout
     with Ledger.open(world.path, signing_key=key) as ledger:
         assert {pool.pool for pool in ledger.pools()} == {"aachen-mri", "bergen-mri", "cadiz-mri"}
         assert ledger.spent(POOL).releases == 1
