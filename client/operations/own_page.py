@@ -29,7 +29,9 @@ from common.hospital_page import (
 )
 from common.ledger.records import RefusalRecord, ReservationRecord, parse_record
 from common.peers import fingerprint
-from common.site_facts import SiteFacts, SiteStudy
+from common.site_facts import SiteStudy
+from common.witness.memory import FOLDER as WITNESSES
+from common.witness.memory import HeadMemory
 
 MOST_ANSWERS = 50
 """Batches on the page; the ledger has them all."""
@@ -42,7 +44,8 @@ _SAID = {
     OWN: "the mean of this site's own teachers, without those that may have seen a withdrawn patient",
     ADAPTED: "adapted at this site: it has seen patients and must not leave",
 }
-_READ = "`consilium site status`, then docs/ledger.md; nothing is answered until a person has looked into it"
+_READ = "`consilium site status`, then docs/ledger.md"
+_STOPPED = f"{_READ}; nothing is answered until a person has looked into it"
 
 
 class SitesOwnPage(OwnPage):
@@ -65,11 +68,12 @@ class SitesOwnPage(OwnPage):
         with read_books(config) as ledger:
             site = facts_in(ledger, config)
             here = site.study(study.id)
+            stopped = site.doubt is not None or HeadMemory(config.books_dir / WITNESSES).server_forked
             return HospitalFacts(
                 site=site,
                 here=here,
                 study=study.name,
-                state=_state(site, here),
+                state=_state(here, stopped=stopped),
                 sheet=self._sheet(study, listed.patients),
                 answers=_answers(ledger),
                 sealed=view.sealed,
@@ -78,7 +82,7 @@ class SitesOwnPage(OwnPage):
                     OwnPeer(one.peer.site, one.fingerprint, one.standing.value, one.standing is PeerTrust.CONFIRMED)
                     for one in view.peers
                 ),
-                alarms=_alarms(site.alarms, view),
+                alarms=_alarms(site.alarms, view, stopped=stopped),
                 networks=tuple(OwnNetwork(name, _SAID[name]) for name in networks),
                 pause=_command(self._directory, study, ended=here is not None and here.state == "pause"),
                 cases=tuple(number + 1 for number in listed.numbers) if networks else (),
@@ -91,9 +95,12 @@ class SitesOwnPage(OwnPage):
         return self._cases.shown(number)
 
 
-def _state(site: SiteFacts, here: SiteStudy | None) -> str:
-    """Return the state of the study of this directory; None if nobody consented to it."""
-    if site.alarms:
+def _state(here: SiteStudy | None, *, stopped: bool) -> str:
+    """Return the state of the study of this directory: ``alarm`` if an alarm stops every answer.
+
+    ``here`` is None if nobody consented to the study.
+    """
+    if stopped:
         return "alarm"
     if here is None:
         return "unconsented"
@@ -101,15 +108,18 @@ def _state(site: SiteFacts, here: SiteStudy | None) -> str:
     return named.get(here.state, "answering" if here.spending.spend.releases else "joined")
 
 
-def _alarms(contradictions: Sequence[str], view: PeersView) -> tuple[OwnAlarm, ...]:
-    """Contradictions first, then what is wrong with peers; each with its remedy."""
-    found = [OwnAlarm(*_remedied(text), stops=True) for text in contradictions]
+def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) -> tuple[OwnAlarm, ...]:
+    """Return what contradicts the record first, then what is wrong with peers; each with its remedy.
+
+    Two histories of a peer's ledger, or a query that was asked for again, stop no answer.
+    """
+    found = [OwnAlarm(*_remedied(text, stopped=stopped), stops=stopped) for text in contradictions]
     return (*found, *(OwnAlarm(one.text, one.remedy, one.stops) for one in view.problems()))
 
 
-def _remedied(text: str) -> tuple[str, str]:
+def _remedied(text: str, *, stopped: bool) -> tuple[str, str]:
     said, _, remedy = text.partition("; to fix: ")
-    return said, remedy or _READ
+    return said, remedy or (_STOPPED if stopped else _READ)
 
 
 def _answers(ledger: SiteLedger) -> tuple[OwnAnswer, ...]:

@@ -20,6 +20,9 @@ from common.ledger.charges import Spend
 from common.ledger.spending import Spending
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.site_facts import SiteFacts, SiteStudy
+from common.witness.memory import FOLDER as WITNESSES
+from common.witness.memory import HeadMemory
+from common.witness.notes import CheckpointNote, origin_of
 from server.dashboard.hospital import STATES, create_hospital_app
 from server.dashboard.security import HEADERS
 from tests.own_site import make_own_site, page_of, queries_of
@@ -266,3 +269,23 @@ def test_a_study_of_a_pool_is_not_called_answering_because_another_one_is(tmp_pa
     assert (found.state, found.here, found.site.accepted) == ("unconsented", None, 3)
     staff_decisions.consent(site, by="A. Noether", sheet="the sheet")
     assert page_of(site).facts().state == "joined"
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "level"), [("site", "answering", "Warning"), ("server", "alarm", "Critical")]
+)
+def test_a_contradiction_in_a_peers_ledger_stops_nothing_and_one_in_the_servers_everything(
+    tmp_path: Path, role: str, state: str, level: str
+) -> None:
+    site = make_own_site(tmp_path, "answering")
+    memory = HeadMemory(load_site(site).books_dir / WITNESSES)
+    memory.keep_conflict(CheckpointNote(origin_of(role, "a" * 32), 3, bytes(32)))
+    page = page_of(site)
+    found, text = page.facts(), client_of(page).get("/").text
+    assert found.state == state
+    (alarm,) = found.alarms
+    assert "two histories" in alarm.text
+    assert (alarm.stops, "nothing is answered" in alarm.remedy) == (level == "Critical", level == "Critical")
+    assert f'<span class="level">{level}</span>' in text
+    assert f'<span class="tag {STATES[state][0]}">{STATES[state][1]}</span>' in text
+    assert "lower bound" not in text
