@@ -44,7 +44,8 @@ def reopened() -> None:
 
     made = Path.mkdir
     Path.mkdir = lambda path, *given, **named: made(path, *given, **{**named, "exist_ok": True})  # type: ignore[method-assign]
-    dashboard_study.write_phantoms = lambda folder, **_: read_dataset(folder)
+    dashboard_study.write_phantoms = lambda folder, **_: read_dataset(folder)  # 0.2.0 draws them itself
+    dashboard_study.phantoms = lambda folder, cases: read_dataset(folder).cases
     for step in ("create_study", "publish_volumes", "fit_study_codec", "add_site"):
         setattr(dashboard_study.setup, step, there)
 
