@@ -171,7 +171,7 @@ class Federation:
             sealing_key=self.sealing_key,
             events=EventLog(self.events_file, study=self.study.id),
             sampler=self.sampler,
-            retry_pause_s=0.05,
+            retry_pause_s=0.01,
         )
 
     def planned(self) -> tuple[QuerySpec, ...]:

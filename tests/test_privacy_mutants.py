@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,19 @@ SAMPLE = {row.area: row.mutant for row in reversed(ROWS)}
 """The first mutant of every area."""
 
 
+@cache
+def names_in(path: str) -> frozenset[str]:
+    """The names of the tests that a file has."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
 def test_every_mutant_changes_production_and_names_a_test_that_exists() -> None:
     assert len({row.mutant.name for row in ROWS}) == len(ROWS)
     for row in ROWS:
         assert row.mutant.changed() != (ROOT / row.mutant.file).read_text(encoding="utf-8")
         path, _, test = row.mutant.test.partition("::")
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        assert test.partition("[")[0] in tests, row.mutant.name
+        assert test.partition("[")[0] in names_in(path), row.mutant.name
 
 
 def undefined_names(folder: Path) -> set[tuple[str, str]]:

@@ -242,9 +242,14 @@ def chosen(index: int, **options: object) -> Choice:
     return CONFIGURATIONS[index] | {name.replace("__", "."): value for name, value in options.items()}
 
 
-PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3}
-PLAIN = chosen(FAST[0])
-MAC = chosen(FAST[1], PrivateSettings__strategy="dp-mac", PrivateSettings__method="loop", PrivateSettings__chunk=4)
+TWO = {"PrivacyConfig.voters_per_site": 2}
+"""The fewest voters of whom one can move another. Where one silences both, the sum moves by no more than is charged."""
+PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3} | TWO
+THREE = chosen(FAST[0])
+PLAIN = THREE | TWO
+MAC = (
+    chosen(FAST[1], PrivateSettings__strategy="dp-mac", PrivateSettings__method="loop", PrivateSettings__chunk=4) | TWO
+)
 SEALED = chosen(FAST[0], PrivacyConfig__aggregation="sealed-sum", PrivacyConfig__voters_per_site=1)
 
 
@@ -317,11 +322,11 @@ def test_one_voters_failure_that_silences_all_is_found(tmp_path: Path, monkeypat
         except SystemExit:
             return np.zeros(query.mechanism.dimension, dtype=np.int64), "zero-code"
 
-    assert passes(PLAIN, "ends its answer", tmp_path / "true")
+    assert passes(THREE, "ends its answer", tmp_path / "true")
     answer = Worker._answer
     monkeypatch.setattr(Worker, "_code", unguarded)
     monkeypatch.setattr(Worker, "_answer", whole)
-    assert finds(PLAIN, "ends its answer", tmp_path / "fault")
+    assert finds(THREE, "ends its answer", tmp_path / "fault")
 
 
 def test_a_copied_scan_that_stops_a_site_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
