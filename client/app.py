@@ -74,7 +74,19 @@ def answer(message: Message, *, socket: Path) -> Message:
 
 
 def call_worker(socket: Path, body: bytes, *, timeout_s: float) -> bytes:
-    """Send one request to the worker and wait at most ``timeout_s`` seconds for its reply."""
+    """Send one request to the worker and wait for its reply.
+
+    Args:
+        socket: The worker's Unix socket.
+        body: The request.
+        timeout_s: Longest wait in seconds, also for the socket to appear.
+
+    Returns:
+        The reply.
+
+    Raises:
+        grpc.RpcError: If the worker fails or does not reply in time.
+    """
     with grpc.insecure_channel(f"unix:{socket}", options=channel_options()) as channel:
         call = channel.unary_unary(HANDLE)
         return bytes(call(body, timeout=timeout_s, wait_for_ready=True))
@@ -91,7 +103,7 @@ def _timeout_s(body: bytes) -> float:
 
 
 class Abandoned(Exception):
-    """The SuperNode gave a message up before it was complete; nobody waits for an answer."""
+    """The SuperNode abandoned a message before it was complete, so no answer is needed."""
 
 
 class Launcher:
@@ -132,7 +144,7 @@ class Launcher:
         self._newer = ""
 
     def run(self) -> None:
-        """Serve until ``stop`` is set. A failure ends its own task only; an absent SuperNode is waited for."""
+        """Serve until ``stop`` is set. A failure ends only its own task; if the SuperNode is absent, wait for it."""
         away = answered = False
         while not self._stop.is_set():
             try:

@@ -1,10 +1,10 @@
 """Remembers the newest declined offer, so that a replayed offer is not accepted later.
 
-The worker calls it for every offer. An offer states, under the server's signature, when the server made it. The site
-declines two kinds of offer as ``stale``: one older than any delivery can take, and one made no later than an offer the
-site has declined. Neither stops an honest server, which makes a new offer for queries it still needs. The newest
-declined offer is written to a file before it is answered, so a restarted worker knows it. If the file cannot be read,
-the site acts as if it had declined an offer at that moment.
+The worker calls it for every offer. An offer contains the time at which the server made it, under the server's
+signature. The site declines two kinds of offer as ``stale``: one older than the longest possible delivery, and one made
+no later than an offer that the site has declined. Neither rule stops an honest server, which makes a new offer for
+queries it still needs. The newest declined offer is written to a file before the site replies, so a restarted worker
+knows it. If the file cannot be read, the site acts as if it had declined an offer at that moment.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class Declined:
             self._newest = int(1000 * now)
 
     def reason(self, offer: Offer, *, now: float) -> str | None:
-        """Tell why an offer was declined before.
+        """Tell whether an offer must be declined because it is stale or was declined before.
 
         Args:
-            offer: As the server signed it. An offer without a time is always new.
+            offer: The offer that the server signed. An offer without a time is always new.
             now: Seconds since 1970 by this site's clock.
 
         Returns:
-            The reason; None if the offer is new.
+            The reason for declining; None if the offer is new.
         """
         if offer.issued is None:
             return None

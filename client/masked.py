@@ -1,9 +1,9 @@
 """Computes a site's part in a sealed sum: checks the roster, and adds the site's noise share and its masks to its code.
 
-The worker calls it. What leaves is code + round(N(0, s²)) + masks, modulo 2⁶⁴ (:mod:`common.masking`,
-:mod:`common.privacy.shares`). Refuses a roster without this site and its key, a roster below the study's quorum, and
-one with a member whose key nobody here has confirmed: if the server invented members, the sum would be this site's code
-alone.
+The worker calls it. The site sends code + round(N(0, s²)) + masks, modulo 2⁶⁴ (:mod:`common.masking`,
+:mod:`common.privacy.shares`). It refuses a roster without this site and its key, a roster below the study's quorum, and
+one with a member whose key nobody here has confirmed: if the server had invented the other members, the sum would
+reveal this site's code.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str
 
 
 def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str], privacy: PrivacyConfig) -> None:
-    """Refuse a roster over which a sum would not hide this site's code as the study states.
+    """Refuse a roster whose sum would not hide this site's code as the study's terms state.
 
-    A sealed study's quorum always leaves at least two honest sites beside its colluders.
+    A sealed study's quorum is at least its number of colluders plus two honest sites.
 
     Args:
         roster: The roster of the draw.
@@ -54,12 +54,15 @@ def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str],
     """
     least = privacy.quorum
     if me not in roster.sites or len(roster.members) < least:
-        raise Refused("roster", f"a roster of {len(roster.members)} sites, of which {least} with this one are needed")
+        raise Refused(
+            "roster",
+            f"the roster has {len(roster.members)} sites; at least {least} are needed, this site among them",
+        )
     if unknown := unconfirmed(roster, me=me, peers=confirmed):
         raise Refused(
             "unknown-peers",
-            f"the keys of {', '.join(unknown)} were not confirmed here, or did not sign this draw; to fix: `consilium "
-            "site peers`",
+            f"the keys of {', '.join(unknown)} were not confirmed at this site, or did not sign this draw; to fix: "
+            "compare and confirm them with `consilium site peers`",
         )
 
 
@@ -95,7 +98,9 @@ def masked_code(
     private: X25519PrivateKey,
     sampler: Sampler,
 ) -> NDArray[np.uint64]:
-    """Compute the words that a site sends in a sealed sum. To anybody who lacks one of the masks they are uniform.
+    """Compute the masked code that a site sends in a sealed sum.
+
+    For anybody who lacks one of the masks it is uniformly distributed.
 
     Args:
         code: int64 array [l] of norm at most m·R. # sensitive

@@ -380,7 +380,7 @@ class Worker:
     def _masked(self, queries: tuple[QuerySpec, ...], roster: MaskedRoster) -> dict[QuerySpec, NDArray[np.int64]]:
         """Return the queries' codes with this site's noise share, under the roster's masks.
 
-        Each draw has one such message.
+        They are computed and stored once for each draw; a retry gets the stored ones.
         """
         private = self._ledger.mask_key(roster.draw_id)
         make = partial(masked_code, roster=roster, me=self._config.site, private=private, sampler=self._sampler)

@@ -1,15 +1,16 @@
 """Adapts the student to the hospital's own patients, at the hospital; nothing is sent and no budget is spent.
 
 `consilium site adapt` calls it. The student's guarantee is not affected by what a hospital trains from it and keeps.
-The result has no guarantee: its bundle states that it has seen patients and must not leave. Steps:
+The result has no guarantee: its bundle states that it was trained on patients and must not leave. A *way* is one method
+of making the network (:mod:`client.adapting.ways`). Steps:
 
 1. Take the pulled student and the hospital's patients, without withdrawn ones.
-2. With enough patients, train every way on four fifths of them at a time and score it on the rest.
-3. Choose a way by these scores; with fewer patients, by the default.
+2. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
+3. Choose the way with the best score; with fewer patients, take the default way.
 4. Train that way on all patients, and write the bundle and the report.
 
-Refuses a student of another study's grid or labels, one that has seen patients already, and a site without a usable
-labelled case.
+It refuses a student of another study's grid or labels, one that was trained on patients already, and a site without a
+usable labelled case.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ from common.models.bundle import SEEN_WEIGHTS, Bundle
 from common.models.fit import best_device, predict
 
 STRENGTH = 1.0
-"""Strength of the pull: in each step weights go back by rate times strength of the distance to the student."""
+"""Strength of the pull towards the student.
+
+In each step, every weight moves towards the student's weight by learning rate × strength × their difference.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,8 @@ class AdaptOptions:
         student: The student's bundle; by default the pulled one.
         data: Folder of the cases; by default the site's dataset.
         way: The way; None to choose it by the scores.
-        steps: Training steps; by default the study's recipe of its student.
-        learning_rate: Learning rate; by default the study's recipe of its student.
+        steps: Training steps; by default those of the study's recipe for its student.
+        learning_rate: Learning rate; by default that of the study's recipe for its student.
         strength: Strength of the pull toward the student.
         out: Folder into which the bundle's folder is written.
     """
@@ -87,12 +91,14 @@ class AdaptOptions:
 
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int, float], None]]]
-"""Opens a progress display for a number of steps; it yields a function of further steps done and the newest loss."""
+"""Function that opens a progress display for a number of steps.
+
+The display is a context manager. It yields a function of the steps done since its last call, and the newest loss."""
 
 
 @dataclass(slots=True)
 class _Folds:
-    """Each way's Dice of every patient, from a network trained without that patient."""
+    """Each way's Dice of every patient, from a network trained without that patient; ``of`` is each patient's fold."""
 
     of: tuple[int, ...] = ()
     dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -102,17 +108,17 @@ class _Folds:
 
 
 def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
-    """Make the hospital's own network from the student; see the module.
+    """Make the hospital's own network from the student, by the steps in the module's docstring.
 
     Args:
-        options: What to adapt and how.
-        progress: Shows the training.
+        options: The options of `site adapt`.
+        progress: Opens the display of the training's progress.
 
     Returns:
-        What was chosen and why, its figures, and where the bundle and the report lie.
+        The chosen way with the reason, its figures, and the folders of the bundle and the report.
 
     Raises:
-        InvalidInput: As the module says.
+        InvalidInput: If the student does not fit, no case is usable, or the output folder holds something else.
         Refused: If another training or a withdrawal is writing at this site.
     """
     config = load_site(options.site_dir)
@@ -148,12 +154,13 @@ def student_of(directory: Path, study: Study) -> Bundle:
         The student.
 
     Raises:
-        InvalidInput: If it does not fit the study, or has seen patients, since the result's statement would then be
-            wrong.
+        InvalidInput: If it does not fit the study, or was itself trained on patients.
     """
     if (directory / SEEN_WEIGHTS).exists():
         raise InvalidInput(
-            "student to adapt", value=str(directory), limit="one that has not seen patients: not an adapted one"
+            "student to adapt",
+            value=str(directory),
+            limit="a student that was not trained on patients, so no adapted one",
         )
     bundle = load_bundle(directory, study.data.student)
     bundle.network.to(best_device())
@@ -161,7 +168,7 @@ def student_of(directory: Path, study: Study) -> Bundle:
 
 
 def recipe_of(bundle: Bundle, study: Study) -> TrainingConfig:
-    """Return the study's recipe of its student, with the network of the bundle.
+    """Return the study's training recipe for its student, with the network architecture of the bundle.
 
     Args:
         bundle: The student.
@@ -174,7 +181,16 @@ def recipe_of(bundle: Bundle, study: Study) -> TrainingConfig:
 
 
 def recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> TrainingConfig:
-    """Return the recipe of the bundle's student, with steps and learning rate from the options."""
+    """Return the recipe of the bundle's student, with steps and learning rate from the options.
+
+    Args:
+        bundle: The student.
+        study: The study.
+        options: The options of `site adapt`.
+
+    Returns:
+        The recipe.
+    """
     recipe = recipe_of(bundle, study)
     return replace(
         recipe,
@@ -255,12 +271,12 @@ def _cross_validated(patients: Sequence[Patient], make: Callable[..., Networks],
 
 
 def scored(patient: Patient, models: Mapping[Way, torch.nn.Module], terms: Terms) -> dict[Way, tuple[float, ...]]:
-    """Compute one patient's Dice of each structure, averaged over the patient's scans, by each network.
+    """Compute each network's Dice of each structure for one patient, averaged over the patient's scans.
 
     Args:
         patient: The patient.
         models: Network of each way.
-        terms: The adaptation's terms.
+        terms: The settings that all networks have in common.
 
     Returns:
         Dice of each structure, by way.
@@ -287,9 +303,9 @@ def _figures(way: Way, rows: Sequence[Sequence[float]], structures: Sequence[str
 
 
 def _ahead(means: Mapping[Way, Sequence[float]], way: Way, other: Way) -> tuple[float, float | None] | None:
-    """Return the paired difference in Dice over patients, with half of its 95 % interval.
+    """Return the mean paired difference in Dice over patients, with half of its 95 % interval.
 
-    None if nothing can be compared.
+    It is None if no patient has both values.
     """
     return _interval([ours - theirs for ours, theirs in zip(means[way], means[other], strict=True)])
 

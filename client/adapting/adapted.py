@@ -21,12 +21,12 @@ Interval = tuple[float, float | None]
 """A mean and half of its 95 % interval; the half is None for one patient."""
 
 SEEN = (
-    "This network has seen this hospital's patients and has no privacy guarantee: it must not leave the hospital. It "
-    "can be asked what it remembers of them."
+    "This network was trained on this hospital's patients and has no privacy guarantee. It must not leave the "
+    "hospital: information about the patients could be extracted from it."
 )
 
 LESS = 0.0005
-"""Smallest Dice difference below the student or the own network that gives a warning."""
+"""A warning is given if the network's Dice is below the student's or the own network's by more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,11 @@ class Adapted:
         cases: Number of cases.
         folds: Folds of the cross-validation; 0 with too few patients.
         figures: Scores of every way; empty without cross-validation.
-        by_choice: Dice of the choice itself, chosen without the patient it is scored on; the chosen way's own mean is
-            too high because it was chosen on these scores. None if a person named the way.
-        ahead: Paired difference in Dice of the chosen way from the student, and from the hospital's own network.
+        by_choice: Dice of the selection procedure: each patient is scored by the way chosen on the other folds. The
+            chosen way's own mean is biased upwards, because it was chosen on these scores. None if a person named the
+            way.
+        ahead: Paired difference in Dice: the chosen way's minus the student's, and minus that of the hospital's own
+            network.
         student: SHA-256 of the student's weights.
         bundle: The bundle's folder.
         report: The report's folder.
@@ -94,7 +96,7 @@ class Adapted:
 
     @property
     def why(self) -> str:
-        """Why the way was chosen."""
+        """The reason why the way was chosen, in words."""
         if self.forced:
             return "named by --way"
         if self.folds:
@@ -103,16 +105,18 @@ class Adapted:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Reasons not to use the network: it could not be checked, or it scores below its source."""
+        """Reasons not to use the network: it was not checked, or it scores below the student or the own network."""
         found = []
         if not self.folds:
             found.append(
                 f"NOT CHECKED: {self.patients} patient(s) are too few to tell whether this network is better here than "
-                f"the student or a network of your own; cross-validation takes {LEAST_PATIENTS}"
+                f"the student or a network of your own; cross-validation needs at least {LEAST_PATIENTS}"
             )
         for other, difference in self.ahead.items():
             if difference is not None and difference[0] < -LESS:
-                found.append(f"LESS: {WORDS[self.way]} is {-difference[0]:.3f} Dice behind {WORDS[other]}")
+                found.append(
+                    f"LESS: the Dice of {WORDS[self.way]} is {-difference[0]:.3f} below that of {WORDS[other]}"
+                )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -173,17 +177,17 @@ def text(result: Adapted) -> str:
     """
     lines = []
     if result.figures:
-        lines.append(f"Dice over {result.patients} patients, each by networks that had not seen the patient:")
+        lines.append(f"Dice over {result.patients} patients, each by networks trained without the patient:")
         for one in result.figures:
             structures = ", ".join(f"{name} {shown(each)}" for name, each in one.structures.items())
             mark = "*" if one.way is result.way else " "
             lines.append(f"{mark} {one.way:<11} {shown(one.interval):<15} {structures}   {WORDS[one.way]}")
-    lines.append(f"taken: {WORDS[result.way]} ({result.way}); {result.why}")
+    lines.append(f"chosen: {WORDS[result.way]} ({result.way}); {result.why}")
     for other, difference in result.ahead.items():
         if other is not result.way:
-            lines.append(f"ahead of {WORDS[other]}: {shown(difference, sign=True)}, paired over patients")
+            lines.append(f"gain in Dice over {WORDS[other]}: {shown(difference, sign=True)}, paired over patients")
     if result.by_choice is not None:
-        lines.append(f"the choice itself, made without the patient it is scored on: {shown(result.by_choice)}")
+        lines.append(f"Dice if the way is chosen without the patient it is scored on: {shown(result.by_choice)}")
     lines += result.warnings
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")

@@ -1,7 +1,7 @@
 """Defines where a site keeps its adaptations: the bundle, the report, and trainings that a later run resumes.
 
-All files may contain what was learnt from a patient. The module does not import torch, because a withdrawal uses it
-too.
+All files may contain what was learnt from a patient. The module does not import torch, because the command that
+withdraws a patient uses it too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the hospital's own patients for an adaptation: all listed ones, without withdrawn ones.
 
-A scan that cannot be used is reported and left out, and so is a patient without a usable scan. Refuses a site without
-any usable case.
+A scan that cannot be used is reported and left out, and so is a patient without a usable scan. It refuses a site
+without any usable case.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) 
         The dataset and its patients.
 
     Raises:
-        InvalidInput: If the dataset does not fit the study, or as :func:`~client.site.deals.deal_for_training`.
+        InvalidInput: If the dataset does not fit the study, or :func:`~client.site.deals.deal_for_training` refuses its
+            patients.
     """
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     check_labels(dataset, study.data.student)
@@ -95,7 +96,7 @@ def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) 
 
 
 def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> Material:
-    """Read every scan.
+    """Read every scan of the site's patients.
 
     Args:
         own: The site's dataset and patients.

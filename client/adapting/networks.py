@@ -153,7 +153,15 @@ def as_increments(show: OnStep) -> OnStep:
 
 
 def half_way(student: torch.nn.Module, trained: torch.nn.Module) -> torch.nn.Module:
-    """Move a trained network's weights to the middle between it and the student, in place."""
+    """Move a trained network's weights half way towards the student's, in place.
+
+    Args:
+        student: The student.
+        trained: A network of the same architecture; it is changed.
+
+    Returns:
+        ``trained``.
+    """
     begun = student.state_dict()
     with torch.no_grad():
         for name, weights in trained.state_dict().items():

@@ -7,9 +7,10 @@
 3. Train all patients together with a private strategy, beginning from the student.
 4. Record the network, and write its bundle.
 
-A training's guarantee holds for any first weights, so the student's cost and the training's compose; what a patient
-risks in total adds them up (:mod:`common.privacy.patient_guarantee`). Nothing is chosen on patients: no way, no step,
-no rate. Refuses a student that was not pulled and proven, and patients who have paid for a private training already.
+A training's guarantee holds for any initial weights, so the privacy costs of the student and of the training compose
+(:mod:`common.privacy.patient_guarantee` adds up a patient's total). No setting is chosen by scores on patients, since
+that would cost privacy. It refuses a student that was not pulled or is not the signed one, and patients whose budget
+was charged for a private training already.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PrivatelyAdapted:
         bundle: The bundle's folder.
         strategy: The private strategy.
         report: The training's report, with its guarantees.
-        student: What the student had cost, in words.
+        student: The student's own privacy cost, in words.
         problems: Cases left out.
     """
 
@@ -88,12 +89,12 @@ class PrivatelyAdapted:
 
     def to_text(self) -> str:
         """Return the result as text."""
-        lines = [f"{self.bundle}: may leave under"]
-        lines += [f"  each patient of the training: {one}" for one in self.report.guarantees]
-        lines += [f"  and what the student had cost before: {self.student}"]
+        lines = [f"{self.bundle}: this network may leave the hospital, with these guarantees:"]
+        lines += [f"  for each patient of this training: {one}" for one in self.report.guarantees]
+        lines += [f"  of the student that it began from: {self.student}"]
         lines += [f"{len(self.problems)} case(s) left out"] if self.problems else []
         return "\n".join(
-            [*lines, "the charge is in the site's ledger; `consilium site status` adds up what patients risk"]
+            [*lines, "the charge is in the site's ledger; `consilium site status` shows each patient's total"]
         )
 
 
@@ -104,8 +105,8 @@ def adapt_privately(
 
     Args:
         site_dir: The site's directory.
-        private: The strategy and what it may cost.
-        again: Charge patients again who have paid for a private training already.
+        private: The strategy and the budget of the training.
+        again: Charge patients again whose budget was charged for a private training already.
         out: Folder into which the bundle's folder is written; by default in the site's directory.
         progress: Opens the progress display.
 
@@ -113,14 +114,16 @@ def adapt_privately(
         The bundle and its guarantees.
 
     Raises:
-        InvalidInput: As described in the module, before a step is spent.
+        InvalidInput: If the student, the patients, the strategy or the output folder is refused; before any charge.
         Refused: If another training or a withdrawal is in progress at this site.
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
     target = (out or site_dir / FOLDER) / f"{private.strategy}-{NAME}-{config.site}"
     if target.exists() and not _is_ours(target):
-        raise InvalidInput("folder of the adapted network holds something else", value=str(target), remedy="--out")
+        raise InvalidInput(
+            "folder of the adapted network holds something else", value=str(target), remedy="choose another --out"
+        )
     folder = site_dir / STUDENT_DIR / "bundle"
     cost = _proven(site_dir)
     settings = private.settings(begun=True)
@@ -143,7 +146,7 @@ def adapt_privately(
             leaves=True,
         )
         if not task.patients:
-            raise InvalidInput("patients for private training", value=0, limit="one")
+            raise InvalidInput("patients for private training", value=0, limit="at least one")
         task.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         charge_adapted(site_dir, task, again=again, identity=found.dataset.patient_identity)
         with progress(task.steps) as show:
@@ -155,9 +158,9 @@ def adapt_privately(
 
 
 def _proven(site_dir: Path) -> BundlePrivacy:
-    """Return what the pulled student cost; InvalidInput unless the bundle is byte for byte the signed one.
+    """Return the pulled student's privacy cost; raise InvalidInput unless the bundle is byte for byte the signed one.
 
-    A start that had seen patients without a guarantee would make the training's guarantee false.
+    If the student had been trained on patients without a guarantee, the guarantee of this training would be false.
     """
     folder, statement = site_dir / STUDENT_DIR / "bundle", site_dir / STUDENT_DIR / "statement.json"
     try:
@@ -167,20 +170,20 @@ def _proven(site_dir: Path) -> BundlePrivacy:
         raise InvalidInput(
             "student to begin from",
             value=str(folder),
-            limit="one that was pulled",
-            remedy="`consilium site student pull`",
+            limit="a pulled student",
+            remedy="run `consilium site student pull`",
         ) from error
     if sha256_bytes(to_archive(files)) != signed.bundle:
         raise InvalidInput(
             "student's bundle is not the one that the server signed",
             value=str(folder),
-            remedy="`consilium site student pull`",
+            remedy="run `consilium site student pull`",
         )
     return BundlePrivacy.from_json(json.loads(files[PRIVACY]))
 
 
 def _deal(config: SiteConfig) -> str:
-    """Return the id under which the ledger records whom the training was on: all patients of the pool."""
+    """Return the id under which the ledger records the patients of this training, who are all of the pool."""
     return digest("deal-of-adapted", {"pool": config.pool})
 
 
@@ -194,9 +197,9 @@ def _is_ours(directory: Path) -> bool:
 def _write(target: Path, task: VoterTask, result: PrivatelyAdapted, study: Study, site: str) -> None:
     guarantees = "; ".join(result.report.guarantees)
     statement = (
-        f"Trained on patients of {site} with {task.trainer}, which costs each of them {guarantees}. It began from the "
-        f"student of the study {study.name}, which had cost: {result.student}. Where a patient took part in both, both "
-        "hold and add up."
+        f"Trained on patients of {site} with {task.trainer}, with this guarantee for each of them: {guarantees}. The "
+        f"training began from the student of the study {study.name}, whose own guarantee is: {result.student}. For a "
+        "patient who took part in both, the two compose."
     )
     facts = {
         "may_leave": True,

@@ -21,7 +21,7 @@ from common.models.bundle import Bundle
 from common.objects import write_atomically
 
 Unseen = Callable[[int], Bundle]
-"""Returns the taken way's network for a patient's position, trained without the patient if possible."""
+"""Function that returns, by a patient's position, the chosen way's network, trained without the patient if possible."""
 
 
 def write_report(result: Adapted, patients: Sequence[Patient], dice: Sequence[float], *, unseen: Unseen) -> Adapted:
@@ -30,7 +30,7 @@ def write_report(result: Adapted, patients: Sequence[Patient], dice: Sequence[fl
     Args:
         result: The adaptation; ``result.report`` is the folder.
         patients: The patients.
-        dice: Cross-validated Dice of each patient by the taken way; empty with too few patients.
+        dice: Cross-validated Dice of the chosen way for each patient; empty with too few patients.
         unseen: Returns the network that predicts a patient's picture.
 
     Returns:
@@ -55,7 +55,7 @@ def write_report(result: Adapted, patients: Sequence[Patient], dice: Sequence[fl
 
 
 def _shown_patients(dice: Sequence[float]) -> dict[str, int]:
-    """Return the positions of the worst and the best patient; without scores, of the first."""
+    """Return the positions of the patients with the worst and the best score; without scores, of the first patient."""
     ranked = sorted((place for place, value in enumerate(dice) if not math.isnan(value)), key=lambda place: dice[place])
     if not ranked:
         return {"first": 0}

@@ -48,8 +48,8 @@ def write_seen_bundle(
         network: The network.
         result: The adaptation.
         study: The study.
-        bundle: The student from which it was made; its input ranges are kept.
-        recipe: The network's recipe.
+        bundle: The student from which it was made; its input ranges are copied.
+        recipe: The network's training recipe.
 
     Raises:
         InvalidInput: If the folder holds something else.
@@ -137,7 +137,7 @@ def _readme(result: Adapted, study: Study) -> str:
 
 **{SEEN}**
 
-Taken: {WORDS[result.way]}; {result.why}.
+Chosen: {WORDS[result.way]}; {result.why}.
 {warnings}
 {measured}
 `consilium predict IMAGES --model THIS-FOLDER --out predictions` uses it; so does `python -m monai.bundle run

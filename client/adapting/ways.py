@@ -1,7 +1,7 @@
 """Defines the ways to make a network of the hospital's own from the student, and chooses one of them.
 
 ``client.adapting.adapt`` calls it. With enough patients a way is chosen by cross-validation, with fewer it is
-:data:`FEW`. Refuses to choose if no patient has a score.
+:data:`FEW`. It refuses to choose if no patient has a score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.errors import InvalidInput
 
 
 class Way(StrEnum):
-    """A way to make the hospital's network, the simplest first; of two with the same score the earlier one is taken."""
+    """A method to make the hospital's network, the simplest first; of two with the same score the earlier is chosen."""
 
     STUDENT = "student"
     OWN = "own"
@@ -26,12 +26,12 @@ class Way(StrEnum):
 
 
 WORDS = {
-    Way.STUDENT: "the student as it is",
+    Way.STUDENT: "the student, unchanged",
     Way.OWN: "a network of the hospital's own, without the student",
-    Way.TRAINED_ON: "the student, trained on",
-    Way.NEAR: "the student, trained on and held near it",
-    Way.HALF_WAY: "weights half way from the student to the one trained on",
-    Way.AVERAGED: "the mean answer of the own network and the student trained on",
+    Way.TRAINED_ON: "the student, trained further",
+    Way.NEAR: "the student, trained further but kept near its weights",
+    Way.HALF_WAY: "the mean of the student's weights before and after further training",
+    Way.AVERAGED: "the mean prediction of the own network and the student trained further",
 }
 
 TRAININGS: dict[Way, tuple[Way, ...]] = {
@@ -91,14 +91,14 @@ def choose(figures: Mapping[Way, Dice]) -> Way:
     means = {way: mean(figures[way]) for way in Way if way in figures}
     known = {way: value for way, value in means.items() if not math.isnan(value)}
     if not known:
-        raise InvalidInput("cross-validation", limit="one patient with a structure that is drawn or found")
+        raise InvalidInput("cross-validation", limit="at least one patient with a structure in label map or prediction")
     return max(known, key=lambda way: known[way])
 
 
 def by_choice(figures: Mapping[Way, Dice], folds: Sequence[int]) -> list[float]:
-    """Score the choice itself: each patient's Dice by the way that the patients of the other folds would choose.
+    """Score the selection procedure: each patient's Dice is that of the way chosen on the other folds' patients.
 
-    The chosen way's own mean is too high because it was chosen on these scores; this score is not.
+    The chosen way's own mean is biased upwards, because it was chosen on these scores; this score is not.
 
     Args:
         figures: Each way's Dice by patient.

@@ -8,7 +8,7 @@
 * If a session has several images of one contrast, or several label maps, the site's choice decides (:func:`chosen`). If
   several remain, the session is a :class:`Problem`; for an image only if the study needs its contrast.
 
-No subject's files change how another subject is read. Refuses a directory without a case, and tables that contradict
+No subject's files change how another subject is read. It refuses a directory without a case, and tables that contradict
 each other.
 """
 
@@ -81,13 +81,13 @@ class BidsLayout:
             }
             maps = chosen(drawn.get(case, []), self.choice.get("dseg", {}))
             if not images:
-                remedy = "put the image beside it, or look at [bids] in site.toml"
+                remedy = "put the image beside it, or correct [bids] in site.toml"
                 problems.append(Problem(case, f"a label map without an image; to fix: {remedy}"))
             elif len(maps) > 1:
                 problems.append(Problem(case, several("label maps", "dseg", maps)))
             elif case in drawn and not maps:
                 problems.append(
-                    Problem(case, "no label map is the one that [bids.dseg] means; to fix: change it there")
+                    Problem(case, "no label map matches [bids.dseg] in site.toml; to fix: correct [bids.dseg]")
                 )
             else:
                 own = tuple((contrast, file) for contrast, files in images.items() for file in files)
@@ -135,7 +135,7 @@ def several(what: str, contrast: str, files: Sequence[Path]) -> str:
     """Describe why a session is left out, with the entities by which its files differ.
 
     Args:
-        what: What there are several of.
+        what: The plural noun for these files, such as ``label maps``.
         contrast: The contrast, or ``dseg``.
         files: The files.
 
@@ -145,9 +145,9 @@ def several(what: str, contrast: str, files: Sequence[Path]) -> str:
     found = [_entities(path)[0] for path in files]
     keys = sorted({key for one in found for key in one if any(other.get(key) != one[key] for other in found)})
     remedy = (
-        f"say which by its {' or '.join(keys)} in [bids.{contrast}] of site.toml"
+        f"name the one to use by its {' or '.join(keys)} in [bids.{contrast}] of site.toml"
         if keys
-        else "leave one of them there, or list the cases in a cases.csv"
+        else "keep only one of them in the folder, or list the cases in a cases.csv"
     )
     return f"several {what} in one session; to fix: {remedy}"
 
@@ -205,7 +205,7 @@ def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
 def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:
     """Separate the dataset's own tables from those in subjects' folders.
 
-    The latter are returned by session, or by subject if they hold for all its sessions.
+    The latter are returned by session, or by subject if they apply to all its sessions.
     """
     shared: list[Path] = []
     own: dict[str, list[Path]] = defaultdict(list)
@@ -256,7 +256,7 @@ def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int
             known = shared.get(value, name) if shared else name
             if names.setdefault(value, name) != name or known != name:
                 raise InvalidInput(
-                    f"the subject's own table gives label {value} another name than the other table does",
+                    f"the subject's own table and another table give label {value} different names",
                     value=name,
                     remedy="use one name in both, or remove the subject's table",
                 )

@@ -2,9 +2,9 @@
 
 Two editions are known. 2018 to 2021: ``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz``, enhancing tumour is 4.
 From 2023: ``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz``, enhancing tumour is 3; the last number is the visit,
-so two visits are one patient. Labels have the Medical Segmentation Decathlon's names. A case without one of the
-contrasts is refused by the study, unless the site states that it does not have this contrast. Refuses a folder that
-mixes editions.
+so two visits are one patient. Labels have the Medical Segmentation Decathlon's names. A case that lacks a contrast of
+the study is left out, unless the site states that it has this contrast of no patient. It refuses a folder that mixes
+editions.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BratsLayout:
             images = tuple((CONTRASTS[kind], path) for kind, (_, path) in files.items() if kind != "seg")
             label = files["seg"][1] if "seg" in files else None
             if not images:
-                problems.append(Problem(folder.name, "no image beside the label map; to fix: put it back"))
+                problems.append(Problem(folder.name, "no image beside the label map; to fix: put the image back"))
                 continue
             cases.append(Case(folder.name, images[0][1], label, patient=patients[folder.name], channel_files=images))
         if not cases and not problems:

@@ -1,4 +1,4 @@
-"""Examines every case of a dataset as training would, and says whether it is good, odd or broken.
+"""Examines every case of a dataset as training would, and states whether it is good, odd or broken.
 
 `site doctor` calls it. Cases are read one at a time. Beyond what training refuses, cases are compared with each other:
 identical voxels, and structures much larger or smaller than usual. Each verdict carries the case's number in the
@@ -27,8 +27,8 @@ LEAST_CASES_TO_COMPARE = 8
 class CaseVerdict(StrEnum):
     """The verdict on a case.
 
-    GOOD cases are used as they are. ODD cases are used, and something was corrected or looks unusual. BROKEN cases are
-    left out.
+    GOOD cases are used unchanged. ODD cases are used, but something was corrected or is unusual. BROKEN cases are left
+    out.
     """
 
     GOOD = "good"
@@ -62,7 +62,7 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
 
     Args:
         dataset: The dataset.
-        on_case: Called with the cases done and all cases.
+        on_case: Called with the number of cases done and the total.
 
     Returns:
         The dataset, with the cases left out among its problems.

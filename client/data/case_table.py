@@ -4,7 +4,7 @@ Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM s
 each channel; ``label`` (NIfTI, a DICOM Segmentation or an RT Structure Set), ``patient_id`` and ``case_id`` if they are
 known. Paths are relative to the table. Labels are named by ``labels.tsv`` (``index``, ``name``) beside it; without it
 the label maps must use the study's numbers. The structures of an RT Structure Set are matched by their own names.
-Refuses a table without image columns, and one that names the patient of some rows only.
+It refuses a table without image columns, and one that names the patient of some rows only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TableLayout:
     def matches(self, directory: Path) -> bool:
         """Tell whether the directory has a table of cases.
 
-        Beside a ``dataset.json``, a table without any of the known columns is taken as notes and not as a layout.
+        Beside a ``dataset.json``, a table without any of the known columns is not counted, because it may be notes.
 
         Args:
             directory: The dataset's folder.

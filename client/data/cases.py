@@ -1,9 +1,8 @@
 """Opens a site's dataset as ``site.toml`` describes it, and records on which cases its teachers were trained.
 
-The record (``teachers/cases.json``, mode 0600) names the cases left out, with reasons; it must not leave the site. How
-many patients a hospital has, or how many of its files are bad, is a fact about its data that no noise covers. The
-server's operator may therefore be told numbers only (:func:`counts_for_server`), and only if ``[share] case_counts`` is
-true.
+The record (``teachers/cases.json``, mode 0600) names the cases left out, with reasons; it must not leave the site. The
+number of a hospital's patients, or of its unusable files, is a fact about its data that no noise protects. The server's
+operator therefore gets only numbers (:func:`counts_for_server`), and only if ``[share] case_counts`` is true.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from common.stated_budget import StatedBudget
 
 @dataclass(frozen=True, slots=True)
 class CaseRecord(Document):
-    """What became of the cases listed for training.
+    """Which of the cases listed for training were used, and why others were not.
 
     Attributes:
         listed: Number of cases.
@@ -77,14 +76,14 @@ def check_index(config: SiteConfig, data: DataConfig) -> None:
         data: The study's labels, channels and grid.
 
     Raises:
-        InvalidInput: If it does not.
+        InvalidInput: If the index does not fit the study or names no labelled case.
     """
     found = indexed(config.path(config.data), data, config.dataset)
     if not found.labelled:
         raise InvalidInput(
             "the dataset has no labelled case",
             value=str(config.path(config.data)),
-            remedy="give the folder that has images and labels, or say in site.toml how they are laid out",
+            remedy="give the folder that contains images and labels, or describe its layout in site.toml",
         )
 
 
@@ -148,9 +147,9 @@ def load_cases(site_dir: Path) -> CaseRecord:
 
 
 def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:
-    """Warn about a δ that is not small against the number of patients.
+    """Warn about a δ that is not small compared with 1 / the number of patients.
 
-    With unit hospital there is no warning: the number of hospitals is the consortium's to know.
+    With unit hospital there is no warning, because a site does not know the number of hospitals.
 
     Args:
         stated: The budget of a study, or of the site's caps.
@@ -179,7 +178,8 @@ def counts_for_server(site_dir: Path) -> dict[str, object]:
     config = load_site(site_dir)
     if not config.share.case_counts:
         raise Refused(
-            "not-shared", "this site does not share how many cases it has; to fix: case_counts = true in [share]"
+            "not-shared",
+            "this site does not share its number of cases; to fix: set case_counts = true in [share] of site.toml",
         )
     record = load_cases(site_dir)
     return {

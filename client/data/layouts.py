@@ -3,8 +3,8 @@
 Training, `site doctor`, `site consent`, `consilium predict` and `consilium data split` call it.
 
 :func:`open_dataset` finds the layout and reads its index; :func:`match_study` puts channels into the study's order
-and labels into the study's numbers, by name. Neither opens a scan. Refuses a directory of unknown layout, and names
-that are neither the study's nor mapped to it.
+and labels into the study's numbers, by name. Neither opens a scan. It refuses a directory of unknown layout, and names
+that are neither the study's nor mapped to one of the study's.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class DatasetSettings:
     Attributes:
         layout: Name of the layout, or ``auto`` to recognise it.
         patients: Table that names the patient of every case.
-        absent: Channels of the study that the site has of no patient. Its teachers are trained and asked without them.
+        absent: Channels of the study that the site has of no patient. Its teachers are trained and used without them.
         labels: Maps the dataset's label names to the study's.
         channels: Maps the dataset's channel names to the study's.
-        choice: In BIDS, which of several files of one contrast is meant.
+        choice: In BIDS, which of several files of one contrast to use.
     """
 
     layout: str = AUTO
@@ -125,10 +125,10 @@ class DatasetSettings:
 
 
 def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings:
-    """Take the dataset's sections out of a TOML document.
+    """Read the dataset's sections of a TOML document, and remove them from it.
 
     Args:
-        document: The document; ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` are removed from it.
+        document: The document; ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]`` are removed.
         root: Folder to which paths are relative.
 
     Returns:
@@ -188,8 +188,8 @@ def load_names(path: Path) -> DatasetSettings:
 def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
     """Open a site's dataset in the study's terms, with each scan in one patient only.
 
-    An error in the index, which a person wrote, is refused before a scan is opened. A broken scan, or one that occurs
-    twice, stops nothing (:func:`common.data.patients.counted_once`).
+    An error in the index, which a person wrote, is raised before a scan is opened. A broken scan, or one that occurs
+    twice, is only left out (:func:`common.data.patients.counted_once`).
 
     Args:
         directory: The dataset's folder.
@@ -200,7 +200,7 @@ def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettin
         The dataset.
 
     Raises:
-        InvalidInput: As :func:`open_dataset` and :func:`match_study`.
+        InvalidInput: If :func:`open_dataset` or :func:`match_study` refuses the dataset.
     """
     return counted_once(indexed(directory, data, settings))
 
@@ -217,7 +217,7 @@ def indexed(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dat
         The dataset.
 
     Raises:
-        InvalidInput: As :func:`open_dataset` and :func:`match_study`.
+        InvalidInput: If :func:`open_dataset` or :func:`match_study` refuses the dataset.
     """
     dataset = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
     return match_study(dataset, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
@@ -233,7 +233,7 @@ def open_dataset(
         layout: One of :data:`LAYOUTS`, or ``auto``.
         patients: Table of cases and patients; by default ``patients.tsv`` or ``.csv`` in the directory, if there is
             one.
-        choice: In BIDS, which of several files of one contrast is meant.
+        choice: In BIDS, which of several files of one contrast to use.
 
     Returns:
         The dataset.
@@ -249,7 +249,7 @@ def open_dataset(
     if choice:
         if not isinstance(found, BidsLayout):
             raise InvalidInput(
-                "site.toml has a [bids] section and the data are not BIDS",
+                "site.toml has a [bids] section, but the data are not in BIDS layout",
                 value=found.name,
                 remedy="remove the section from site.toml",
             )
@@ -267,7 +267,7 @@ def _detect(directory: Path) -> Layout:
         "the layout of the data directory is not recognised",
         value=str(directory),
         limit="; ".join(f"{layout.name}: {layout.says}" for layout in LAYOUTS.values()),
-        remedy="put a cases.csv with the columns image, label and patient_id into it",
+        remedy="put a cases.csv with the columns image, label and patient_id into the directory",
     )
 
 
@@ -279,11 +279,10 @@ def match_study(
     channels: Mapping[str, str] | None = None,
     absent: Sequence[str] = (),
 ) -> Dataset:
-    """Put a dataset into the study's terms: its labels, and its channels in its order.
+    """Put a dataset into the study's terms: its label numbers, and its channels in its order.
 
-    Names that the study has as well need no mapping; letter case, blanks and other usual names of a contrast do not
-    matter. What concerns a single case, such as a missing contrast or its own label table, becomes a Problem of that
-    case.
+    Names that the study also uses need no mapping; letter case, blanks and common other names of a contrast do not
+    matter. An error that concerns a single case, such as a missing contrast, becomes a Problem of that case.
 
     Args:
         dataset: The dataset.
@@ -331,7 +330,7 @@ def match_study(
 def named_dataset(
     directory: Path, *, layout: str = AUTO, labels: Sequence[str] = (), channels: Sequence[str] = ()
 ) -> Dataset:
-    """Read a dataset in its own terms, before there is a study.
+    """Read a dataset with its own labels and channels, before there is a study.
 
     Args:
         directory: The dataset's folder.
@@ -353,7 +352,7 @@ def named_dataset(
     try:
         return match_study(dataset, terms)
     except InvalidInput as error:  # the original remedy names site.toml and --label-map, which only a site has
-        remedy = "give --labels and --channels as the data have them, in their order; --labels with background first"
+        remedy = "give the data's own names in their order: --labels (background first) and --channels"
         raise InvalidInput(error.what, value=error.value, limit=error.limit, remedy=remedy) from error
 
 
@@ -379,7 +378,7 @@ def _in_order(
 ) -> Case:
     """Return the case with the study's channels in the study's order.
 
-    With ``order`` None, the names of the case's own files decide.
+    If ``order`` is None, channels are matched by the names of the case's own files.
     """
     names = dataset.channels
     if order is None:
@@ -423,7 +422,7 @@ def _label_pairs(
     unknown = [name for name in mapping if comparable(name) not in known]
     if unknown and not any(map(_is_dicom, dataset.cases)):  # an RT Structure Set may have further names
         raise InvalidInput(
-            "label map names a label the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
+            "label map names a label that the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
         )
     pairs = _mapped(table, data, given)
     lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]
@@ -431,7 +430,7 @@ def _label_pairs(
         raise InvalidInput(
             "no label of the dataset is mapped to this label of the study",
             value=lost,
-            remedy="map one to it in [labels] of site.toml, or with --label-map",
+            remedy="map a label of the dataset to it in [labels] of site.toml, or with --label-map",
         )
     return () if all(value == target for value, target in pairs) else pairs
 
@@ -499,7 +498,7 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
     missing = [name for name in data.channels if _contrast(name) not in means]
     if doubled or missing:
         raise InvalidInput(
-            f"channel {doubled[0]} is there twice" if doubled else "a channel of the study is missing from the data",
+            f"channel {doubled[0]} occurs twice" if doubled else "a channel of the study is missing from the data",
             value=names,
             limit=", ".join(data.channels),
             remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",

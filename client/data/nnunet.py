@@ -1,9 +1,8 @@
 """Reads the nnU-Net v2 layout: ``dataset.json``, ``imagesTr/CASE_0000.nii.gz``, ``labelsTr/CASE.nii.gz``.
 
-Each channel is a file of its own.
-
-Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive labels. A case without its label
-or one of its channels is a :class:`Problem` and left out. Refuses files that are not NIfTI.
+Each channel is a separate file. Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive
+labels. A case without its label or one of its channels is a :class:`Problem` and left out. It refuses files that are
+not NIfTI.
 """
 
 from __future__ import annotations
@@ -116,7 +115,8 @@ def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple
         return Problem(name, f"the image of channel {missing[0]} is missing; to fix: put it beside the others")
     if len(files) > len(channels):
         return Problem(
-            name, f"more channel files than the {len(channels)} that dataset.json names; to fix: name it there"
+            name,
+            f"more channel files than the {len(channels)} that dataset.json names; to fix: name all channels there",
         )
     own = tuple((channel, files[number]) for number, channel in enumerate(channels))
     return Case(id=name, image=own[0][1], label=label, channel_files=own if len(own) > 1 else ())
@@ -125,7 +125,7 @@ def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple
 def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the label values, their names, and the regions in nnU-Net's table of labels.
 
-    A value that occurs only within regions is named after the smallest of them: "core without enhancing".
+    A value that occurs only in regions is named after the smallest of these, such as "core without enhancing".
     """
     limit = 'an object that gives every name its number, or the numbers of a region: {"background": 0, "whole": [1, 2]}'
     if not isinstance(table, dict) or len(table) < 2:

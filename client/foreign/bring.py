@@ -1,12 +1,12 @@
 """Adds a hospital's own model as a teacher, or removes it: `consilium site teacher add` and `remove`.
 
 1. Copy the model to a temporary folder, and write its declaration.
-2. Ask it for one made-up volume, confined, with all checks that later answers get.
+2. Have it predict one volume of random noise, confined, with all checks that later answers get.
 3. Record it in the site's ledger.
 4. Put it in the voter's folder.
 
-Refuses a study in which such a teacher may not vote, a file that is no model or would have to be unpickled, and a model
-whose first answer fails a check. Nothing of the site changes before step 3.
+It refuses a study in which such a teacher may not vote, a file that is no model or would have to be unpickled, and a
+model whose first answer fails a check. The site's teachers and ledger do not change before step 3.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _INCOMING = "incoming"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """The options of `site teacher add`. None or empty: as the model states, or else as the study.
+    """The options of `site teacher add`. An option that is None or empty is read from the model, else from the study.
 
     Attributes:
         source: File or folder of the model; None for a command.
@@ -59,14 +59,14 @@ class Brought:
         voter: The voter.
         labels: ``--labels`` as typed.
         channels: ``--channels`` as typed.
-        models: Files that a command is made of.
+        models: Files that belong to a command and are checked before each use.
         reads: Further paths that a command may read.
         activation: How the model's output becomes probabilities.
         intensity: How a TorchScript model's input is normalised.
         spacing_mm: Voxel spacing in mm of a TorchScript model.
-        patch: Window in voxels of a TorchScript model.
-        timeout_s: Seconds for one volume.
-        memory_gib: Memory in GiB for one volume.
+        patch: Sliding window of a TorchScript model, in voxels; empty to predict whole volumes.
+        timeout_s: Longest time for one volume, in seconds.
+        memory_gib: Most memory for one volume, in GiB.
     """
 
     source: Path | None = None
@@ -86,11 +86,11 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The teacher that was added, and what its trial run on a made-up volume showed.
+    """The teacher that was added, with the result of its trial run on a volume of random noise.
 
     Attributes:
         declared: The declaration.
-        shares: Share of each label in the answer to a made-up volume.
+        shares: Share of each label in the prediction for this volume.
         used: The most processes, memory, disk and files that the program used while it computed this answer.
     """
 
@@ -169,7 +169,7 @@ def _write(folder: Path, declared: Declared) -> None:
 
 @contextmanager
 def _incoming(folder: Path) -> Iterator[Path]:
-    """Provide a temporary folder beside the teacher; it is deleted at the end, with anything an earlier crash left."""
+    """Provide an empty temporary folder beside the teacher, also after a crash left one there; delete it at the end."""
     made, incoming = not folder.exists(), folder / _INCOMING
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True, mode=0o700)
@@ -223,9 +223,9 @@ def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[Label
     if not found or not all(name.casefold() in known for name in found.values()):
         raise InvalidInput(
             "labels of the teacher",
-            value=list(found.values()) or "not said",
+            value=list(found.values()) or "no names",
             limit=", ".join(data.labels),
-            remedy=f"say what each output is in turn: --labels {','.join(data.labels)}",
+            remedy=f"name the label of each output channel in order, such as --labels {','.join(data.labels)}",
         )
     return read_labels(",".join(f"{number}={known[name.casefold()]}" for number, name in found.items()))
 
@@ -262,7 +262,7 @@ def _copied(source: Path, target: Path) -> ForeignKind:
         try:
             shutil.copytree(source, target, symlinks=False)
         except OSError as error:
-            limit = "files that can be read, and links that lead to some"
+            limit = "readable files, and links to readable files"
             raise InvalidInput("folder of a teacher cannot be copied", value=str(source), limit=limit) from error
         return ForeignKind.BUNDLE
     remedy = (
@@ -294,7 +294,7 @@ def _check_links(source: Path) -> None:
                 "link in the folder of a teacher",
                 value=path.relative_to(source).as_posix(),
                 limit="a link to a file in the same folder",
-                remedy="copy the folder with `cp -rL` after a look at what its links lead to, and add the copy",
+                remedy="check what its links point to, copy the folder with `cp -rL`, and add the copy",
             )
 
 
@@ -304,13 +304,13 @@ def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
     total = sum(entry.file_size for entry in entries)
     free = shutil.disk_usage(target.parent).free
     if len(entries) > MAX_BUNDLE_FILES or total > free // 2:
-        limit = f"{MAX_BUNDLE_FILES} files, and half of the {free} bytes that are free"
+        limit = f"at most {MAX_BUNDLE_FILES} files, and half of the {free} bytes that are free"
         raise InvalidInput("bundle's zip file", value=f"{len(entries)} files of {total} bytes", limit=limit)
     for entry in entries:
         path = (target / entry.filename.removeprefix(root)).resolve()
         link = stat.S_ISLNK(entry.external_attr >> 16)
         if link or target.resolve() not in path.parents or total > MAX_BUNDLE_BYTES:
-            limit = f"plain files inside the bundle, {MAX_BUNDLE_BYTES} bytes"
+            limit = f"plain files inside the bundle, at most {MAX_BUNDLE_BYTES} bytes in all"
             raise InvalidInput("entry of the bundle's zip file", value=entry.filename, limit=limit)
         path.parent.mkdir(parents=True, exist_ok=True)
         with archive.open(entry) as packed, path.open("wb") as file:

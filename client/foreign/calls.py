@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""The supported machines, with the kernel's number for each."""
+"""The supported machines, with the architecture number by which a seccomp filter recognises each."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
@@ -31,7 +31,7 @@ _OTHER_NUMBERS = 0x40000000  # from here on, x32's second numbering of x86-64's 
 _NAMESPACES = 0x7E020000  # every CLONE_NEW flag that clone takes
 _ADOPTED, _TRACED = 0x8000, 0x2000  # CLONE_PARENT, CLONE_PTRACE
 _PRCTL = (
-    *(2, 3, 15, 16, 21, 22, 23, 27, 29, 30, 38, 39, 40, 47),  # own name, slack, filters and what is only read
+    *(2, 3, 15, 16, 21, 22, 23, 27, 29, 30, 38, 39, 40, 47),  # own name, timer slack, filters, and read-only calls
     *(50, 51, 52, 53, 54, 55, 56, 63, 64, 0x53564D41),  # vector length, speculation, pointer keys, names of memory
 )
 _FCNTL_REFUSED = (8, 10, 15, 1024, 1026, 1031)  # signals to an owner, leases, directory watches, larger pipes
@@ -52,7 +52,14 @@ class Calls:
 
 @cache
 def known_calls(machine: str) -> Calls:
-    """Read the lists of ``calls.toml`` for one of :data:`MACHINES`."""
+    """Read the lists of ``calls.toml`` for a machine.
+
+    Args:
+        machine: One of :data:`MACHINES`.
+
+    Returns:
+        The machine's calls.
+    """
     column = list(MACHINES).index(machine)
     lists = tomllib.loads(Path(__file__).with_name("calls.toml").read_text(encoding="utf-8"))
     own = {
@@ -63,13 +70,13 @@ def known_calls(machine: str) -> Calls:
 
 
 def call_filter(machine: str, *, scoped_signals: bool, group: int) -> bytes:
-    """The filter as the kernel takes it.
+    """Build the seccomp filter, in the form that the kernel takes.
 
     Args:
         machine: One of :data:`MACHINES`.
-        scoped_signals: Whether Landlock keeps signals inside (version 6 and newer). Otherwise a program may signal its
-            own group and first process alone.
-        group: Process id of the program, which is its group's number.
+        scoped_signals: True if Landlock confines signals to the program's own processes (version 6 and newer).
+            Otherwise the filter lets the program signal only its own process group and its first process.
+        group: Process id of the program, which is also the id of its process group.
 
     Returns:
         Instructions of eight bytes each.

@@ -4,7 +4,7 @@ Three mechanisms of the Linux kernel confine it, none of which needs a privilege
 path), seccomp (only the calls in :mod:`client.foreign.calls`), and resource limits. No call reaches another process of
 the same user. The parent counts processes, memory and files of all its processes together
 (:mod:`client.foreign.watch`). Beyond a limit, or when time is up, the whole process group is killed; no process can
-leave the group. Refuses to run on a kernel without Landlock or seccomp. Source: landlock(7), seccomp(2).
+leave the group. It refuses to run on a kernel without Landlock or seccomp. Source: landlock(7), seccomp(2).
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ MAX_PROCESSES = 64
 MORE_TASKS = 1024
 """Threads a program may add to those its user has at the start. For root only MAX_PROCESSES applies."""
 SCRATCH_BYTES = 256 << 20
-"""Bytes a program may always write, for its libraries' caches and the answers to small volumes."""
+"""Number of bytes that a program may always write, for its libraries' caches and the answers to small volumes."""
 LOOK_EVERY_S = 0.1
 _LAST_WORDS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a program and all its children may use together.
+    """Limits on what a program and all its children may use together.
 
     Attributes:
         reads: Paths they may read.
         writes: Paths they may write; the first is their home.
-        timeout_s: Seconds.
-        memory_gib: Memory in GiB.
-        disk_bytes: Bytes of files.
+        timeout_s: Longest run time, in seconds.
+        memory_gib: Most memory, in GiB.
+        disk_bytes: Most bytes of written files.
     """
 
     reads: tuple[str, ...]
@@ -82,7 +82,7 @@ def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Pa
         log: File for its output, which the program itself cannot reach.
 
     Returns:
-        The most it used at once, measured every :data:`LOOK_EVERY_S` seconds and at its end.
+        The peak of each resource it used, measured every :data:`LOOK_EVERY_S` seconds and at its end.
 
     Raises:
         DaemonFailed: If it ends with another status than 0, exceeds its time, or uses more than allowed. The message
@@ -115,19 +115,25 @@ def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Pa
         finally:
             _end_group(process)
     if over:
-        raise DaemonFailed(f"the teacher's program was ended: {over}; to fix: {_REMEDY}")
+        raise DaemonFailed(f"the teacher's program exceeded a limit and was killed: {over}; to fix: {_REMEDY}")
     if status is None:
-        raise DaemonFailed(f"the teacher's program was ended after {within.timeout_s} s; to fix: --timeout")
+        raise DaemonFailed(
+            f"the teacher's program did not end within {within.timeout_s} s and was killed; to fix: allow more time "
+            "with --timeout"
+        )
     if status != 0:
-        raise DaemonFailed(f"the teacher's program ended with {status}: {_last_words(log)}")
+        raise DaemonFailed(f"the teacher's program ended with status {status}; its last output: {_last_words(log)}")
     return used
 
 
-_REMEDY = "--memory for memory; else have it use fewer processes, write less and delete what it no longer needs"
+_REMEDY = (
+    "allow more memory with --memory; for another limit, change the program so that it uses fewer processes or writes "
+    "less"
+)
 
 
 def _watched(process: subprocess.Popen[bytes], within: Confinement, log: Path) -> tuple[int | None, Usage, str]:
-    """Return the exit status (None if time was up), the most it used, and which limit was exceeded."""
+    """Return the exit status (None if time was up), the peak use of each resource, and which limit was exceeded."""
     written, most = [*map(Path, within.writes)], within.most
     deadline, peak = time.monotonic() + within.timeout_s, Usage()
     while True:
@@ -159,7 +165,7 @@ def _last_words(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * _LAST_WORDS))
         text = file.read().decode("utf-8", "replace")
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[-_LAST_WORDS:] or "it said nothing"
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[-_LAST_WORDS:] or "none"
 
 
 def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
@@ -178,11 +184,13 @@ def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise InvalidInput("output of the teacher's program", value=path.name, limit="a file it wrote") from error
+        raise InvalidInput("output of the teacher's program", value=path.name, limit="a plain file") from error
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-            raise InvalidInput("output of the teacher's program", value=path.name, limit=f"a file of {most} bytes")
+            raise InvalidInput(
+                "output of the teacher's program", value=path.name, limit=f"a plain file of at most {most} bytes"
+            )
         return file.read(most + 1)
 
 
@@ -254,7 +262,9 @@ def _limit(within: Confinement) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: cpu,
         resource.RLIMIT_DATA: memory,
-        resource.RLIMIT_FSIZE: min(MAX_FILE_BYTES, within.disk_bytes + (1 << 20)),  # above the quota, so it shows
+        resource.RLIMIT_FSIZE: min(
+            MAX_FILE_BYTES, within.disk_bytes + (1 << 20)
+        ),  # above the quota, so that the check finds it
         resource.RLIMIT_NOFILE: 1024,
         resource.RLIMIT_NPROC: tasks_of_user() + MORE_TASKS,
         resource.RLIMIT_MSGQUEUE: 0,

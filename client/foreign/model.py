@@ -2,8 +2,8 @@
 
 :mod:`client.foreign.teacher` starts it, confined, because it runs code that came with the model (a bundle's
 expressions, a TorchScript's graph). Of a bundle it uses ``network_def``, ``preprocessing`` and ``inferer``. Handlers,
-which could unpickle files, are ignored, and weights are read as tensors only. Refuses a model whose output has another
-shape than declared.
+which could unpickle files, are ignored, and weights are read as tensors only. It refuses a model whose output has
+another shape than declared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,17 @@ INTENSITY: Mapping[Intensity, Callable[[], list[Any]]] = {
 
 
 def find_config(bundle: Path) -> Path:
-    """Find a bundle's inference workflow."""
+    """Find a bundle's inference workflow.
+
+    Args:
+        bundle: The bundle's folder.
+
+    Returns:
+        The configuration file.
+
+    Raises:
+        InvalidInput: If there is none.
+    """
     for name in ("inference", "evaluate"):
         for ending in ("json", "yaml", "yml"):
             if (path := bundle / "configs" / f"{name}.{ending}").is_file():
@@ -53,7 +63,17 @@ def find_config(bundle: Path) -> Path:
 
 
 def find_weights(bundle: Path) -> Path:
-    """Find a bundle's model: TorchScript, or weights for its network."""
+    """Find a bundle's model: TorchScript, or weights for its network.
+
+    Args:
+        bundle: The bundle's folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        InvalidInput: If there is none.
+    """
     for name in ("model.ts", "model.pt"):
         if (path := bundle / "models" / name).is_file():
             return path
@@ -61,7 +81,7 @@ def find_weights(bundle: Path) -> Path:
 
 
 def answer(declared: Declared, model: Path, image: Path) -> MetaTensor:
-    """Predict one volume, on the voxels the model works on.
+    """Predict one volume, on the voxel grid that the model's preprocessing produces.
 
     Args:
         declared: The teacher's declaration.
@@ -127,7 +147,7 @@ def _bundle(declared: Declared, model: Path, image: Path, device: torch.device) 
         parser[name] = value
     missing = [name for name in ("network_def", "preprocessing") if name not in parser.get()]
     if missing:
-        raise InvalidInput("the bundle's workflow has no", value=missing, limit="network_def and preprocessing")
+        raise InvalidInput("the bundle's workflow lacks parts", value=missing, limit="network_def and preprocessing")
     weights = find_weights(model)
     if weights.suffix == ".ts":
         network: torch.nn.Module = torch.jit.load(str(weights), map_location=device)

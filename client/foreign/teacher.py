@@ -1,8 +1,8 @@
 """Asks a teacher that the hospital already has, and checks its files before and its output after every volume.
 
-The worker calls it. The volume is written as NIfTI on its own voxels; the program returns NIfTI on any voxels, as a
-label map in its own numbers or as class probabilities. Refuses an output of another shape, number of classes, range or
-place, and files that differ from those declared.
+The worker calls it. The volume is written as NIfTI on its own grid; the program returns NIfTI on any grid, as a label
+map in its own numbers or as class probabilities. It refuses an output of another shape, number of classes, range or
+position, and files that differ from those declared.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from common.data.volume import Volume, volume_from_bytes
 from common.errors import InvalidInput
 
 LEAST_COVERED = 0.1
-"""Least share of the scan that an output must cover; below it, the output is taken to lie elsewhere."""
+"""Least share of the scan that an output must cover. With less, its affine is assumed to be wrong."""
 PROBABILITY_SLACK = 1e-2
 KEPT_BYTES = 1 << 29
-"""Bytes of answers kept in memory, because a joint query asks about the same volumes in every round."""
+"""Largest size of the answers kept in memory, which joint queries need again: all rounds are about the same volumes."""
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +86,18 @@ class ForeignTeacher:
         return made
 
     def check_files(self) -> None:
-        """Refuse a file that is not the one declared."""
+        """Check that every file of the teacher has the declared hash.
+
+        Raises:
+            InvalidInput: If one does not.
+        """
         found = hashes(self.folder, [Path(name) for name in self.declared.files])
         changed = sorted(name for name, hash_ in self.declared.files.items() if found.get(name) != hash_)
         if changed:
             raise InvalidInput(
                 "the teacher's file differs from the one on record",
                 value=changed[0],
-                remedy="put it back, or `consilium site teacher add` it again",
+                remedy="put the file back, or add the teacher again with `consilium site teacher add`",
             )
 
     def ask(self, volume: bytes) -> Float[np.ndarray, "k x y z"]:
@@ -127,7 +131,7 @@ class ForeignTeacher:
             content: The volume as NIfTI.
 
         Returns:
-            Class probabilities, float32 [k, x, y, z], and the most used at once.
+            Class probabilities, float32 [k, x, y, z], and the peak use of each resource.
 
         Raises:
             InvalidInput: If the files or the output are refused.
@@ -252,7 +256,15 @@ def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
 
 
 def scratch_bytes(volume: Volume, *, outputs: int) -> int:
-    """Return how many bytes a program may write for one volume: sixteen float32 answers, plus a constant."""
+    """Return how many bytes a program may write for one volume: sixteen float32 answers, plus a constant.
+
+    Args:
+        volume: The volume.
+        outputs: Number of the program's output channels.
+
+    Returns:
+        Number of bytes.
+    """
     return SCRATCH_BYTES + 16 * 4 * max(outputs, len(volume.image)) * math.prod(volume.native_shape)
 
 
@@ -299,8 +311,8 @@ def on_grid(found: Scan, volume: Volume, labels: Mapping[int, int], *, classes: 
         Float32 [k, x, y, z] that sums to 1 over k. # sensitive
 
     Raises:
-        InvalidInput: For undeclared numbers, another number of channels, values that are no probabilities, or an output
-            that does not lie on the scan.
+        InvalidInput: For undeclared label numbers, another number of channels, values that are no probabilities, or an
+            output that covers too little of the scan.
     """
     array = np.asarray(found.array, dtype=np.float32)
     if not np.isfinite(array).all():
@@ -321,10 +333,10 @@ def on_grid(found: Scan, volume: Volume, labels: Mapping[int, int], *, classes: 
     share = float((covered * scanned).sum() / max(float(scanned.sum()), 1.0))
     if share < LEAST_COVERED:
         raise InvalidInput(
-            "share of the scan that the teacher's output lies on",
+            "share of the scan that the teacher's output covers",
             value=round(share, 3),
             limit=f"{LEAST_COVERED} or more",
-            remedy="have the program keep the affine of its input",
+            remedy="change the program so that its output has the affine of its input",
         )
     result = np.clip(placed, 0, 1)
     result[0] += np.maximum(1 - result.sum(axis=0), 0)
@@ -338,7 +350,9 @@ def _one_hot(array: Float[np.ndarray, "x y z"], labels: Mapping[int, int], class
     unknown = [float(value) for value in values if value not in labels]
     if unknown:
         limit = ", ".join(map(str, sorted(labels)))
-        raise InvalidInput("value in the teacher's label map", value=unknown[:5], limit=limit, remedy="--labels")
+        raise InvalidInput(
+            "value in the teacher's label map", value=unknown[:5], limit=limit, remedy="correct --labels"
+        )
     result = np.zeros((classes, *array.shape), np.float32)
     for value in values:
         result[labels[int(value)]][array == value] = 1

@@ -1,8 +1,8 @@
 """Measures what a confined program and its children use together: processes, memory and files.
 
 ``client.foreign.confined`` calls it. The kernel limits single processes or users; it limits a group of processes only
-by a control group, which an ordinary user cannot create. Therefore the parent counts. Deleted files that are still open
-count as well.
+by a control group, which an ordinary user cannot create. The parent process therefore measures the group itself.
+Deleted files that are still open count as well.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Usage:
 def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
     """Measure what a process group uses.
 
-    Shared pages are first counted in every process, which is quick; the exact count is made only if that exceeds the
-    limit.
+    Shared pages are first counted in every process, which is quick. Only if this sum exceeds the limit, shared pages
+    are counted once, which is slow.
 
     Args:
         group: Id of the process group.
@@ -103,7 +103,7 @@ def tasks_of_user() -> int:
     """Count the threads of this user's processes, as far as they are visible.
 
     Returns:
-        Their number.
+        Number of threads.
     """
     own, total = os.getuid(), 0
     for entry in _processes():

@@ -1,9 +1,9 @@
 """Stores a site's codes, and the masked words of a sealed sum, before any of them leaves the site.
 
-Part of :class:`client.ledger.site_ledger.SiteLedger`; the worker calls it between computing and sending. Each query has
-one stored code. Each *draw* of a sealed sum, which is one attempt at it, has one masked message. A retry sends the
-stored bytes. Refuses a second code for a query, a code beyond the clipping norm, and a second message under the same
-masks.
+It is part of :class:`client.ledger.site_ledger.SiteLedger`; the worker calls it between computing and sending. Each
+query has one stored code. Each *draw*, one attempt at a sealed sum, has one masked message; its *words* are the masked
+code, integers modulo 2⁶⁴. A retry sends the stored bytes. It refuses a second code for a query, a code beyond the
+clipping norm, and a second message under the same masks.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class KeepsCodes(SiteFile):
         Args:
             query_id: Id of an accepted query.
             code: int64 array of shape [l] in grid steps, of ℓ2 norm at most m·R.
-            outcome: The site's word for how the code was obtained, such as the reason for a zero code. It never
-                leaves the site.
+            outcome: How the code was obtained, in one word, such as ``zero-code``. It never leaves the site.
             teachers: Digest from :meth:`state_teachers` of the teachers that computed the code; empty if they are
                 unknown.
             computed_at: Number of ledger rows when the computation began.
@@ -75,13 +74,13 @@ class KeepsCodes(SiteFile):
             if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
                 raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
             if not within(code, bound_int=mechanism.site_radius_int):
-                raise InvalidInput("norm of a code", limit=f"{mechanism.site_radius_int} grid steps, m·R")
+                raise InvalidInput("norm of a code", limit=f"at most m·R = {mechanism.site_radius_int} grid steps")
             if computed_at is not None and self._books.teachers.last_withdrawal > computed_at:
                 return False
             data = code.astype("<i8").tobytes()
             if self._books.teachers.code_stands(query_id):
                 if self._code_record(query_id).code_sha256 != sha256_bytes(data):
-                    raise InvalidInput(f"code of query {query_id[:12]}", limit="the one already stored")
+                    raise InvalidInput(f"code of query {query_id[:12]}", limit="the code that is already stored")
                 return True
             record = CodeRecord(query_id, mechanism.dimension, outcome, sha256_bytes(data), teachers)
             self._append(record, payload=(query_id, data))
@@ -145,15 +144,15 @@ class KeepsCodes(SiteFile):
 
         Raises:
             Refused: ``old-draw`` if the draw's key was disclosed to an auditor, or if :data:`KEYS_A_CHARGE` keys for
-                each charged release exist already. Without this limit a server could fill the disk for free, by
-                offering one draw under ever new batches.
+                each charged release exist already. Without this limit a server could fill the site's disk without any
+                charge, by offering one draw under ever new batches.
         """
         of = draw.batch, draw.number
         with self._writing():
             if self._books.sealed.is_disclosed(*of):
                 raise Refused(
                     "old-draw",
-                    "the mask key of this draw was disclosed to an auditor, so nothing is masked with it again",
+                    "the mask key of this draw was disclosed to an auditor, so this site does not use it again",
                 )
             if of not in self._books.sealed.nonces:
                 if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
@@ -202,7 +201,7 @@ class KeepsCodes(SiteFile):
         code, share = self.code(query.id), share_std(query.mechanism, sites=len(roster.members))
         if self._books.sealed.is_disclosed(roster.batch, roster.draw):
             raise Refused(
-                "old-draw", "the mask key of this draw was disclosed to an auditor, so nothing is masked with it again"
+                "old-draw", "the mask key of this draw was disclosed to an auditor, so this site does not use it again"
             )
         if code is None:
             raise Refused("no-code", f"query {query.id[:12]} has no code to mask")

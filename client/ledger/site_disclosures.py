@@ -1,8 +1,8 @@
 """Hands the mask key of one draw to an auditor, and records this before, with its cost.
 
-The recorded cost is what the pool would have spent in addition if the auditor passed the key on. `consilium site
-disclose` calls it. Refuses a draw in which this site sent nothing, a draw masked by a version that did not record its
-batch, and a draw whose code contains a patient who was withdrawn since.
+`consilium site disclose` calls it. A *draw* is one attempt at a sealed sum. The recorded cost is the additional μ² that
+the pool would have spent if the auditor passed the key on. It refuses a draw in which this site sent nothing, a draw
+masked by a version that did not record its batch, and a draw whose code contains a patient who was withdrawn since.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DisclosedDraw:
         roster: Id of the draw's roster.
         draw: Study, server ledger, batch and number of the draw.
         queries: Number of queries masked with the draw's key.
-        mu_squared: Growth of the pool's Σμ² if the auditor passed the key on.
+        mu_squared: Increase of the pool's Σμ² if the auditor passed the key on.
         if_told: The pool's guarantee in that case, by its own accountant.
     """
 
@@ -59,9 +59,9 @@ class KeepsDisclosures(SiteFile):
     def look_at_draw(self, named: str) -> DisclosedDraw:
         """Compute what the disclosure of a draw would reveal; record nothing.
 
-        With the key, the auditor sees each query's code q behind this site's own noise share only: N(q, s²·I), which
-        costs μ² = (Δ/s)² in addition to the charge of the sum. All queries masked with the draw's key count, whatever
-        their roster.
+        With the key, the auditor can compute each query's code q plus this site's own noise share: N(q, s²·I). This
+        costs μ² = (Δ/s)² in addition to the charge of the sum. All queries masked with the draw's key count, under any
+        roster.
 
         Args:
             named: Id of the draw's roster, or at least its first twelve digits.
@@ -107,7 +107,7 @@ class KeepsDisclosures(SiteFile):
     def disclose(self, named: str, *, auditor: str) -> tuple[DisclosedDraw, X25519PrivateKey]:
         """Record that a draw's mask key goes to an auditor, and return the key.
 
-        # the key is sensitive: together with the site's words it reveals the code and the noise share
+        # sensitive: together with the site's masked code, the key reveals the code plus the noise share
 
         Args:
             named: Id of the draw's roster, or at least its first twelve digits.
@@ -117,8 +117,8 @@ class KeepsDisclosures(SiteFile):
             The draw with its cost, and the private mask key.
 
         Raises:
-            InvalidInput: As :meth:`look_at_draw`.
-            Refused: As :meth:`look_at_draw`.
+            InvalidInput: If ``named`` does not identify exactly one draw, or ``auditor`` is no key.
+            Refused: ``old-draw`` or ``withdrawn``, for the reasons in :meth:`look_at_draw`.
         """
         check_hash(auditor)
         shown = self.look_at_draw(named)

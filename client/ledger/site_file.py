@@ -1,7 +1,8 @@
 """Writes a site's ledger file, keeps its standing beside it, and charges a restored copy for the rows it lost.
 
-Base class of :class:`client.ledger.site_ledger.SiteLedger`. The standing is a small file that no backup contains; it
-shows when the ledger is an older copy. Refuses standings of another ledger, and standings that show no loss.
+It is the base class of :class:`client.ledger.site_ledger.SiteLedger`. The *standing* is a small file that no backup
+contains; it records the newest row and all totals, and so shows whether the ledger is an older copy. It refuses
+standings of another ledger, and standings that show no loss.
 """
 
 from __future__ import annotations
@@ -59,15 +60,16 @@ class SiteFile(OpenLedger[SiteBooks]):
     def charge_lost(self, standing: SiteLedgerStanding | None, *others: SiteLedgerStanding) -> Spend:
         """Charge a restored older copy for the rows it lost, and pause every study.
 
-        1. With standings of the lost files, charge what they spent since the last row they share with this ledger.
-           Charges this ledger made since that row stay as well.
+        1. For each standing of a lost file, charge what it counts after the last row that it shares with this ledger.
+           Charges that this ledger made itself after that row stay as well.
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.
-        3. Record again the withdrawals of patients, and of studies for good, that a standing knows.
+        3. Record again the withdrawals of patients, and the final withdrawals from studies, that a standing lists.
         4. End the alarms.
 
-        Later receipts for lost acceptances count against this charge until it is used up; one beyond it is an alarm. A
-        query that a standing knows as accepted without a receipt is covered by the charge if it is offered again.
+        Later receipts for lost acceptances are deducted from this charge until it is used up; a receipt beyond it
+        raises an alarm. If a query that a standing lists as accepted without a receipt is offered again, the charge
+        covers it.
 
         Args:
             standing: Standing of the lost file; None if there is none.
@@ -118,11 +120,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         return RestoredRecord(pool, studies, books.declared.queries_per_day, pending=(), kept_row=0)
 
     def _beyond(self, standing: SiteLedgerStanding) -> RestoredRecord:
-        """Return the charge for what this ledger has lost.
-
-        The standing and this ledger have their first rows in common. The charge is what the standing says was spent
-        after the last row in common.
-        """
+        """Return the charge for the rows that a standing counts after the last row that it shares with this ledger."""
         fork, today = self._fork(standing), self._chain.today
         before = self._at(fork)
         return RestoredRecord(
@@ -156,7 +154,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         lost: list[SiteLedgerStanding] = []
         for one in sorted(standings, key=lambda one: one.head.seq, reverse=True):
             if one.head.ledger_id != self.ledger_id:
-                raise InvalidInput("standing", value=one.head.ledger_id, limit=f"of this ledger, {self.ledger_id}")
+                raise InvalidInput("ledger of the standing", value=one.head.ledger_id, limit=self.ledger_id)
             if self.covers(one.position) or any(one.position in later.positions() for later in lost):
                 continue
             if unknown := sorted(one.studies.keys() - self._books.studies.keys()):
@@ -195,7 +193,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         """Run one write transaction; on any exception, keep nothing and read the totals from the file again.
 
         The standing is written after every change, so that an older copy cannot undo what is on record. During the
-        recovery of an older copy the existing standing is kept until everything it knows is charged.
+        recovery of an older copy the existing standing is kept until everything it counts is charged.
         """
         try:
             with self._chain.transaction():

@@ -2,15 +2,15 @@
 
 The worker, the site's commands and the audits open it. Rules:
 
-1. A query is charged here when the site accepts it, from the query's own mechanism, and stays charged even if no
-   release follows. The server's word about what was spent is never used.
+1. A query is charged here when the site accepts it. The charge is computed from the query's own mechanism, never taken
+   from the server, and it stays even if no release follows.
 2. A code is stored before it leaves, and every retry sends the stored code.
 3. Acceptance is refused beyond the pool's lifetime cap, the study's budget or the daily cap; for a study not consented
    to, paused or withdrawn; and after a receipt that contradicts the record.
 
 The file contains codes, which are sensitive, so only its owner can read it and its signing key. It contains no name,
-image or label of a patient. Withdrawing a patient deletes every code stored before; a code asked for again is computed
-anew without that patient's voter. Threads must share an instance under a lock of the caller's.
+image or label of a patient. Withdrawing a patient deletes every code stored before; a code that is requested again is
+computed without that patient's voter. An instance is not thread-safe: threads that share one need a lock.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return terms.id
 
     def decide(self, study_id: str, decision: str) -> None:
-        """Pause, resume or withdraw from a study. No release already made is recalled by this.
+        """Pause, resume or withdraw from a study. This does not undo releases that were made already.
 
         Args:
             study_id: Id of a study this site consented to.
@@ -173,10 +173,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         with self._writing():
             if self._books.paused.get(study_id) == "withdraw":
                 raise InvalidInput(
-                    "decision", value=decision, limit="no further decision, because the site withdrew for good"
+                    "decision", value=decision, limit="no further decision, because this site has withdrawn for good"
                 )
             if study_id not in self._books.studies:
-                raise InvalidInput("study", value=study_id, limit="the id of a study this site consented to")
+                raise InvalidInput("study", value=study_id, limit="the id of a study that this site consented to")
             self._append(DecisionRecord(study_id, decision))
 
     def take_sealing_key(self, sealing_key: str, *, replaces: str) -> None:
@@ -194,7 +194,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
                 self._append(SealingKeyRecord(sealing_key, replaces))
 
     def stopped(self, study_id: str) -> str | None:
-        """Tell why nothing may leave for a study now.
+        """Return the reason why this site may not answer a study now.
 
         The file is read again at each call, so a pause by another process stops a running worker.
 
@@ -253,16 +253,16 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     ) -> None:
         """Accept a batch: charge every query in it that was not accepted before, or refuse the whole batch.
 
-        A query accepted before costs nothing when it is offered again. A query that a receipt shows as released is
-        refused, because a server with an intact ledger never asks for it again; after :meth:`recover` it is accepted
-        and charged anew, since its answer will be drawn anew. In a sealed sum each draw is charged: a later draw of the
-        same query is accepted, an earlier one is not, and a receipt does not close the query.
+        A query accepted before is not charged again when it is offered again. A query that a receipt shows as released
+        is refused, because a server with an intact ledger never asks for it again. After :meth:`recover` it is accepted
+        and charged again, since the server will draw new noise for it. In a sealed sum each draw is charged: a later
+        draw of the same query is accepted, an earlier one is not, and a receipt does not close the query.
 
         Args:
             study_id: Id of the study.
             queries: The queries of the batch.
-            ledger: Id of the server's ledger; the codes go to no other. Empty: not compared.
-            sealing_key: The server's key, in hex, to which the codes will be sealed. Empty: not compared.
+            ledger: Id of the server's ledger. Codes are sent for this ledger only; if empty, it is not compared.
+            sealing_key: The server's key, in hex, to which the codes will be sealed; if empty, it is not compared.
             draw: Number of the draw in a sealed sum; None otherwise.
 
         Raises:
@@ -273,7 +273,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         """
         with self._writing():
             refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key, draw=draw)
-        if refusal is not None:  # raised outside: the refusal row is committed
+        if refusal is not None:  # raised outside the transaction, so that the row of the refusal is committed
             raise refusal
 
     def _reserve(
@@ -318,9 +318,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return None
 
     def refuse(self, study_id: str, queries: Sequence[QuerySpec], reason: str) -> None:
-        """Record that the site's policy declined an offer before the ledger was asked.
-
-        There is at most one row for each day and reason.
+        """Record that the site's policy declined an offer; at most one row for each day and reason.
 
         Args:
             study_id: Id of the study.
@@ -340,20 +338,20 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         amounts: tuple[str, str] = ("", ""),
     ) -> Refused:
         books = self._books
-        said = (study_id, reason, self._chain.today) in books.refusals  # one row a day for a reason, for any queries
+        said = (study_id, reason, self._chain.today) in books.refusals  # one row for each day and reason suffices
         again = reason == "released-before" and any(
             books.reservations.receipted[query] not in books.asked_again for query in queries
         )
         if again or not said:
             self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
-        return Refused(word, f"the site's ledger declines {len(queries)} queries ({reason})")
+        return Refused(word, f"the site's ledger declines {len(queries)} queries; reason: {reason}")
 
     def accepted(
         self, query_id: str, *, study_id: str, ledger: str, sealing_key: str, draw: int | None = None
     ) -> QuerySpec:
         """Return the accepted query for which a server now requests the code.
 
-        An acceptance from before ledger id and sealing key were recorded is compared by study only.
+        Old acceptances, recorded without ledger id and sealing key, are compared by study only.
 
         Args:
             query_id: Id of the query.
@@ -378,21 +376,21 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         ):
             raise Refused("not-accepted", f"query {query_id[:12]} was never accepted at this site for this server")
         if draw != reservation.draw or (draw is not None and not self._books.draw_stands(reservation, draw)):
-            raise Refused("not-accepted", f"the draw asked for of query {query_id[:12]} is not the one accepted")
+            raise Refused("not-accepted", f"another draw of query {query_id[:12]} was accepted than is requested")
         if draw is None and not self._books.awaits_release(query_id):
-            raise Refused("released-before", f"query {query_id[:12]} was released, as its receipt shows")
+            raise Refused("released-before", f"a receipt shows that query {query_id[:12]} was released already")
         return self._query(reservation)
 
     # --- reading
 
     def spent(self, study_id: str | None = None) -> Spend:
-        """Return what the pool has spent, by the site's own account.
+        """Return what the pool has spent according to this ledger.
 
         Args:
-            study_id: Limit the sum to this study, under the study's protection; None for all studies.
+            study_id: Count only this study, under the study's protection; None for all studies.
 
         Returns:
-            Σμ² and the number of releases.
+            Σμ² and the numbers of releases and coordinates.
         """
         self._catch_up()
         return self._books.spent() if study_id is None else self._books.spent_in(study_id)
@@ -400,13 +398,13 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     def facts(
         self, site: str, *, present: Iterable[Sequence[str]] | None = None, conflicts: Sequence[str] = ()
     ) -> SiteFacts:
-        """Return every figure of this ledger, for all texts about the site.
+        """Return every figure of this ledger, for all reports about the site.
 
         Args:
             site: The site's name.
-            present: The teachers present in each directory, as in :meth:`trainings`; None for an account that leaves
-                out trainings and consents, which take longer to read.
-            conflicts: What other parties' ledgers contradict; added to :meth:`alarms`.
+            present: The teachers present in each directory, as in :meth:`trainings`. None leaves out trainings and
+                consents, which take longer to read.
+            conflicts: Contradictions with the ledgers of other parties; added to :meth:`alarms`.
 
         Returns:
             The figures.
@@ -437,7 +435,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         try:
             return next(query for query in found if query.id == reservation.query_id)
         except StopIteration:
-            raise LedgerCorrupt("the row is not the one that accepted the query", row=reservation.seq) from None
+            raise LedgerCorrupt("this row does not contain the query that it accepted", row=reservation.seq) from None
 
     def _consents(self) -> dict[str, list[str]]:
         """Return who consented to each study and when, one sentence each."""

@@ -1,6 +1,6 @@
 """Records the other hospitals whose keys a person at this site has compared with them.
 
-`consilium site peers` writes it and the worker reads it before a sealed sum. Refuses keys for a study not consented
+`consilium site peers` writes it and the worker reads it before a sealed sum. It refuses keys for a study not consented
 to, this site's own name or key, and one key for two sites.
 """
 
@@ -39,7 +39,7 @@ class KeepsPeers(SiteFile):
         self._note_peer(PeerRecord(study_id, site, key=""))
 
     def peers(self, study_id: str) -> dict[str, str]:
-        """Return the confirmed keys of a study, including what other processes recorded since.
+        """Return the confirmed keys of a study, including those that other processes recorded meanwhile.
 
         Args:
             study_id: Id of the study.

@@ -1,7 +1,8 @@
 """Checks each of the server's receipts against the site's own record, and stores it.
 
-The worker and `site recover` call it. A signed receipt that contradicts the record is stored as evidence and stops
-every answer until a person ends the alarm. Refuses receipts without the server's signature, and receipts after a gap.
+The worker and `site recover` call it. A signed receipt that contradicts the record raises an *alarm*: it is stored as
+evidence, and the site answers nothing until a person ends the alarm. It refuses receipts without the server's
+signature, and receipts after a gap.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class KeepsReceipts(SiteFile):
                 ended the alarm that this receipt raised.
         """
         if not receipt.is_genuine(public_key):
-            raise InvalidInput("receipt", limit="signed by the server's key", remedy="ask the consortium for its key")
+            raise InvalidInput(
+                "receipt with a wrong signature",
+                limit="receipts signed by the server's key",
+                remedy="ask the consortium for its key",
+            )
         problem: LedgerCorrupt | Refused | None = None
         with self._writing():
             books = self._books
@@ -90,10 +95,10 @@ class KeepsReceipts(SiteFile):
             self._append(RecoveryRecord(ledger_id))
 
     def alarms(self) -> tuple[str, ...]:
-        """Return everything that contradicts the record.
+        """Return everything that contradicts this ledger.
 
         A signed contradiction stops every answer. A request for a query that was already released is declined and
-        listed here as well: it is the first sign of a restored server, before that server has signed anything.
+        listed here as well, because it may be the first sign that the server's ledger was rolled back.
 
         Returns:
             One sentence for each server ledger concerned, and one if this file is an older copy; empty if all is well.
@@ -101,8 +106,8 @@ class KeepsReceipts(SiteFile):
         self._catch_up()
         contradicted = (alarm.problem for alarm in self._books.alarms.values())
         asked = (
-            f"row {row}: queries were asked for again that ledger {ledger} released by its own receipts: it was rolled "
-            "back, or an old message arrived late"
+            f"row {row}: the server asked again for queries that ledger {ledger} has released, as its receipts show: "
+            "that ledger was rolled back, or an old message arrived late"
             for ledger, row in self._books.asked_again.items()
             if ledger not in self._books.alarms
         )
@@ -125,7 +130,7 @@ class KeepsReceipts(SiteFile):
             ledger_id: Id of the server's ledger.
 
         Returns:
-            Row and hash; (0, zeros) without a receipt, and after a recovery until the restored ledger sends one.
+            Row and hash; (0, zeros) if there is no receipt, and after a recovery until the restored ledger sends one.
         """
         self._catch_up()
         known = self._books.known.get(ledger_id)

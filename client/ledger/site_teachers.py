@@ -1,8 +1,9 @@
 """Records a site's teachers: what each training may spend, which teachers a worker loaded, and which patients left.
 
 Training, withdrawal and the worker call it. A *deal* assigns patients to voters; each patient has a slot in it. A
-patient appears as a keyed hash only, never by name. Withdrawing a patient deletes every code stored before.
-Refuses a training's end without its beginning, a patient in two slots, and two runs that draw the same steps.
+patient is recorded as a keyed hash, never by name. A training step is *drawn* when its random batch and noise are
+drawn. Withdrawing a patient deletes every code stored before. It refuses a training's end without its beginning, a
+patient in two slots, and two runs that draw the same steps.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class KeepsTeachers(SiteFile):
     def withdraw_patient(
         self, *, slot: int, voter: int, subject: str, weights: str | None, deal: str | None = None
     ) -> None:
-        """Record that a patient left, and delete every stored code, since it may contain the patient's vote.
+        """Record that a patient was withdrawn, and delete all stored codes, which may contain the patient's vote.
 
-        A patient withdrawn before adds no row. Releases already made stay made and charged; nothing can recall them.
+        A patient withdrawn before adds no row. Earlier releases cannot be undone, and stay charged.
 
         Args:
             slot: The patient's slot.
@@ -84,7 +85,7 @@ class KeepsTeachers(SiteFile):
         Args:
             training_id: Id of the training.
             steps: Number of steps that count as drawn from now on.
-            after: Number of steps on record as the caller knows it.
+            after: Number of steps that the caller expects on record.
 
         Raises:
             Refused: ``training-busy`` if another number is on record: another run is drawing the same steps.
@@ -94,13 +95,13 @@ class KeepsTeachers(SiteFile):
             if self._drawn(training_id) != after:
                 raise Refused(
                     "training-busy",
-                    "another run is spending the steps of this training; to fix: wait for it, then run the command "
+                    "another run is working on the same training; to fix: wait until it ends, then run the command "
                     "again",
                 )
             self._append(DrawnRecord(training_id, steps))
 
     def drawn(self, training_id: str) -> int:
-        """Return how many steps of a private training count as drawn; never fewer than were really drawn.
+        """Return how many steps of a private training count as drawn, at least as many as really were.
 
         All planned steps count once the training is finished, and also if this ledger was restored after the training
         began, because rows may be lost then.
@@ -120,7 +121,7 @@ class KeepsTeachers(SiteFile):
     def _drawn(self, training_id: str) -> int:
         books = self._books.teachers
         if training_id not in books.trainings:
-            raise InvalidInput("training", value=training_id[:12], limit="one on record since it began")
+            raise InvalidInput("training", value=training_id[:12], limit="a training whose beginning is on record")
         _, training = books.trainings[training_id]
         if training.event is not None and (self.lost_rows_since(training_id) or books.made(training_id)):
             return training.event.steps
@@ -151,7 +152,7 @@ class KeepsTeachers(SiteFile):
         return self._books.teachers.made(training_id)
 
     def record_deal(self, deal: str, seats: Mapping[int, str], *, voters: int) -> None:
-        """Record the patient of each slot, before any training on them. Seats on record already add no row.
+        """Record the patient of each slot, before any training on them. Slots on record already add no row.
 
         Args:
             deal: Name of the deal.
@@ -209,13 +210,13 @@ class KeepsTeachers(SiteFile):
             dealt: Digest of the deal on which it was planned.
 
         Raises:
-            InvalidInput: If the training is not on record, since then no event is charged for it, or if ``dealt`` is
-                not the deal on record.
+            InvalidInput: If the training is not on record, so that nothing is charged for it, or if ``dealt`` is not
+                the deal on record.
         """
         check_hash(served)
         with self._writing():
             if training_id not in self._books.teachers.trainings:
-                raise InvalidInput("training", value=training_id[:12], limit="one on record since it began")
+                raise InvalidInput("training", value=training_id[:12], limit="a training whose beginning is on record")
             _, training = self._books.teachers.trainings[training_id]
             record = TrainedRecord(training_id, training.voter, served, dealt)
             if self._books.teachers.is_news(record):
@@ -224,7 +225,8 @@ class KeepsTeachers(SiteFile):
     def record_foreign(self, voter: int, served: str, *, brought: str) -> None:
         """Record that the hospital added this voter's teacher from elsewhere. A teacher on record already adds no row.
 
-        After a patient's withdrawal, a new record states on a person's word that the patient is not in this teacher.
+        If a patient was withdrawn before, the new record means that a person states this teacher does not contain the
+        patient.
 
         Args:
             voter: The voter.
@@ -252,7 +254,7 @@ class KeepsTeachers(SiteFile):
     def brought_votes(self, voter: int, served: str) -> bool:
         """Tell whether a teacher from elsewhere was added after the last withdrawal of a patient.
 
-        One added earlier may contain that patient and must not vote.
+        A teacher added earlier may contain that patient and must not vote.
 
         Args:
             voter: The voter.
@@ -267,7 +269,7 @@ class KeepsTeachers(SiteFile):
     def was_trained(self, voter: int, served: str, *, deal: str) -> bool:
         """Tell whether a training on record made this teacher, for this voter and on this deal.
 
-        Two voters for which this holds share no patient, because a deal seats each patient once.
+        Two voters for which this is true share no patient, because a deal gives each patient one slot.
 
         Args:
             voter: The voter.
@@ -334,11 +336,9 @@ class KeepsTeachers(SiteFile):
         return training_id in self._books.teachers.trainings
 
     def trainings(self, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
-        """Return every training on record, and which of them were used for answers.
+        """Return every training on record, which of them were used, and whether a teacher of unknown origin was used.
 
-        The result also says whether a teacher of unknown origin was used.
-
-        A training counts as used if its teacher computed a code, was loaded by the newest worker, or lies in one of the
+        A training counts as used if its teacher computed a code, was loaded by the newest worker, or is in one of the
         given directories. If rows may be lost, this is unknown. A private training counts once for each teacher it
         made, since a second teacher comes from steps that were drawn again.
 
@@ -388,10 +388,10 @@ class KeepsTeachers(SiteFile):
         return self._books.teachers.may_vote(voter, served, deal=deal)
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
-        """Return the voters that lost a patient after a row: models loaded before must not vote any more.
+        """Return the voters that lost a patient after a row. Models loaded before that row must not vote for them.
 
-        A teacher added from elsewhere before the last withdrawal is included for any voter, since it may contain the
-        patient.
+        Voters with a teacher added from elsewhere before the last withdrawal are included, since that teacher may
+        contain any patient.
 
         Args:
             after: Row number.

@@ -88,7 +88,7 @@ FILLING = {
 
 
 def test_a_swarm_of_processes_is_ended_together(folder: Path) -> None:
-    with pytest.raises(DaemonFailed, match=r"ended: \d+ processes, allowed 64; to fix: "):
+    with pytest.raises(DaemonFailed, match=r"killed: \d+ processes, allowed 64; to fix: "):
         run(folder, SWARM)
 
 

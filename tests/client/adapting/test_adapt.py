@@ -265,7 +265,7 @@ def test_the_bundle_says_in_name_and_statement_that_it_has_seen_patients(result:
         metadata["description"],
         *((result.bundle / name).read_text() for name in ("docs/README.md", "LICENSE")),
     ):
-        assert "has seen this hospital's patients" in text
+        assert "trained on this hospital's patients" in text
         assert "must not leave" in text
     assert "guaranteed" not in metadata["description"]  # the student's (ε, δ) is not this network's
 
@@ -292,7 +292,7 @@ def test_nothing_is_sent_and_no_budget_is_spent(few: Path, monkeypatch: pytest.M
 
 def test_an_adapted_network_is_never_the_student_of_another(few: Path) -> None:
     bundle = adapted(few).bundle
-    with pytest.raises(InvalidInput, match="has not seen patients"):
+    with pytest.raises(InvalidInput, match="was not trained on patients"):
         adapted(few, student=bundle)
 
 

@@ -333,7 +333,7 @@ def test_two_label_maps_that_nothing_tells_apart_are_left_to_a_table(tmp_path: P
     root = make_bids(tmp_path / "set")
     save(root / "derivatives/auto/sub-b/ses-1/anat/sub-b_ses-1_dseg.nii.gz", 1)
     (problem,) = match_study(open_dataset(root), DATA).problems
-    assert "leave one of them there, or list the cases in a cases.csv" in problem.reason
+    assert "keep only one of them in the folder, or list the cases in a cases.csv" in problem.reason
 
 
 def test_two_images_of_a_contrast_the_study_does_not_use_stop_nobody(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_the_sites_choice_says_which_of_several_label_maps_is_meant(tmp_path: Pa
 def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     root = make_bids(tmp_path / "bids")  # whether anybody has a T3w is a matter of data, which refuse nothing
     assert open_dataset(root, choice={"T3w": {"run": "1"}}) == open_dataset(root)
-    with pytest.raises(InvalidInput, match="not BIDS"):
+    with pytest.raises(InvalidInput, match="not in BIDS layout"):
         open_dataset(make_msd(tmp_path / "msd"), choice={"T1w": {"run": "1"}})
     for text in ("bids = 3\n", "[bids]\nT1w = 1\n", "[bids.T1w]\nrun = 1\n"):
         (tmp_path / "names.toml").write_text(text)
