@@ -1,10 +1,9 @@
 """Starts and watches a site's processes: SuperNode, launcher, and teacher worker.
 
-The SuperNode connects to the server, the launcher passes messages on, and the worker has data and models.
-
-`consilium site up` calls it. The SuperNode runs in process isolation: it starts no app code and hands its tasks
-only to the launcher, which shares a secret with it. SuperNode and launcher know the worker's socket, but not where
-data or models are. Refuses to start a node without TLS or without its own key.
+`consilium site up` calls it. The SuperNode connects to the server, the launcher passes its messages on, and the worker
+has data and models. The SuperNode runs in process isolation: it starts no app code and hands its tasks only to the
+launcher, which shares a secret with it. SuperNode and launcher know the worker's socket, but not where data or models
+are. It refuses to start a node without TLS or without its own key.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class SiteNode:
         root_certificates: Certificate of the study's authority.
         keys: The node's keys.
         socket: The worker's Unix socket.
-        port: Free loopback port for the node's own use.
+        port: Free loopback port at which the SuperNode hands out its tasks.
 
     Raises:
         InvalidInput: If the name or port is invalid, or a file is missing.
@@ -131,7 +130,7 @@ class Refusal:
 def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s: float = 60.0) -> DaemonSpec:
     """Describe how to start a site's SuperNode, with the study's authority as its only TLS root and its own key.
 
-    It is ready when SuperLink has told it its node id. It waits for a :func:`launcher` to take its messages.
+    The process is ready when SuperLink has assigned its node id. It waits for a :func:`launcher` to take its messages.
 
     Args:
         node: The node.
@@ -164,10 +163,9 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
-    """Describe how to start the launcher, which takes the SuperNode's messages to the worker.
+    """Describe how to start the launcher, which passes the SuperNode's messages to the worker.
 
-    It runs the site's installed code only. Start it after the SuperNode: it is ready when the SuperNode has answered
-    it.
+    It runs the site's installed code only. Start it after the SuperNode: it is ready when it has reached the SuperNode.
 
     Args:
         node: The node.
@@ -207,7 +205,7 @@ def node_id(node: SiteNode, *, since: int = 0) -> int | None:
         since: Byte of the log from which to read.
 
     Returns:
-        The id; None before it connected.
+        The id; None if the node has not connected yet.
     """
     for line in _log_text(node, since).splitlines():
         if _CONNECTED in line and (word := line.rpartition(_CONNECTED)[2].strip()).isdigit():
@@ -352,18 +350,25 @@ def was_let_in(site_dir: Path) -> bool:
 
 
 _REFUSALS = {
-    "unknown-key": "the server does not know this site's key, or knows it no more; to fix: send request.json to the "
-    "consortium if you were not admitted; after a revocation ask about it: a revoked key is never admitted again",
-    "clock": "the server refuses this site's clock; to fix: set it, best by NTP",
+    "unknown-key": "the server does not know this site's key, or has revoked it; to fix: if you were not admitted yet, "
+    "send request.json to the consortium; else ask the consortium, since a revoked key is never admitted again",
+    "clock": "the server refuses this site because its clock is wrong; to fix: set the clock, for example by NTP",
     "2001": "the server does not know this node; to fix: ask the consortium whether you are admitted",
     "2004": "the server does not know this node; to fix: ask the consortium whether you are admitted; after a crash of "
-    "this machine it is let in again within a minute",
+    "this machine, wait a minute: the server then admits the node again",
 }
 """For each refusal of the gateway or SuperLink, an explanation for the hospital."""
 
 
 def explain_supernode(text: str) -> str:
-    """Explain from a SuperNode's log, which contains nothing about cases, why it ended."""
+    """Explain why a SuperNode ended, from its log, which contains nothing about cases.
+
+    Args:
+        text: The log since the SuperNode's start.
+
+    Returns:
+        The reason in words, with a remedy where one is known.
+    """
     if answer := _API_ERROR.search(text):
         word = answer[2].removeprefix("refused:").strip()
         return _REFUSALS.get(word) or _REFUSALS.get(answer[1]) or f"the server answered: {answer[0].strip()[:200]}"
@@ -424,8 +429,8 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
         The evidence.
 
     Raises:
-        DaemonFailed: If it is admitted, still trying after ``timeout_s``, or ends for another reason. It is stopped in
-            every case.
+        DaemonFailed: If it is admitted, is still trying after ``timeout_s``, or ends for another reason. In every case
+            the process is stopped.
     """
     started, start = time.monotonic(), _log_size(node)
     daemon = group.begin(supernode(node, max_retries=3))
@@ -442,7 +447,7 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
     text = _log_text(node, start)
     code, answer = _EXIT_CODE.search(text), _API_ERROR.search(text)
     if code is None or answer is None:
-        raise DaemonFailed(f"the node {node.site!r} ended without an answer from SuperLink; its log is {node.log}")
+        raise DaemonFailed(f"the node {node.site!r} ended without an answer from SuperLink; see its log, {node.log}")
     return Refusal(
         exit_status=status,
         exit_code=int(code[1]),

@@ -17,7 +17,7 @@ from common.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """The options of `site doctor`; None stands for what ``site.toml`` says.
+    """The options of `site doctor`. An option that is None is read from ``site.toml``.
 
     Attributes:
         site_dir: The site's directory; None to check data only.
@@ -41,7 +41,7 @@ def look(options: DoctorOptions, *, on_case: Callable[[int, int], None]) -> list
 
     Args:
         options: What to check.
-        on_case: Called with the cases done and all cases.
+        on_case: Called with the number of cases done and the total.
 
     Returns:
         The findings.

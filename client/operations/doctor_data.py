@@ -45,7 +45,7 @@ def check_data(
         settings: How the data are read.
         stated: The study's budget, whose δ is compared with the number of patients; None to skip this.
         pictures: Directory for a picture of each case that is not good but can be shown; None for no pictures.
-        on_case: Called with the cases done and all cases.
+        on_case: Called with the number of cases done and the total.
 
     Returns:
         The findings; a single failure if the dataset cannot be used at all.
@@ -89,8 +89,8 @@ def _doubled(pair: Doubled) -> Checkup:
     return Checkup(
         "patients",
         State.FAIL,
-        "one scan under two patients, who count as a group of two",
-        "take one of them out, or give both one patient in patients.csv",
+        "one scan occurs under two patients, so the guarantee for one patient does not cover this person",
+        "take one of the two out, or give both the same patient in patients.csv",
         subject=f"{pair.same_as}, {pair.case}",
     )
 
@@ -128,7 +128,7 @@ def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
 
 
 def _failure(check: str, error: InvalidInput) -> Checkup:
-    """Report an error without its value, which may name a case and is shown on the terminal only."""
+    """Report an error without its value, which may name a case; the value is shown on the terminal only."""
     text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
     return Checkup(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
 

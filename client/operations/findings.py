@@ -22,7 +22,8 @@ NEEDS_REPAIR = 8
 class State(StrEnum):
     """The state of a finding.
 
-    OK means that nothing is wrong, NOTE that it works but somebody should know, FAIL that it must be repaired.
+    OK means that nothing is wrong, NOTE that the site works but somebody should know of the finding, and FAIL that it
+    must be repaired.
     """
 
     OK = "ok"
@@ -54,7 +55,7 @@ class Checkup:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return self.state is State.OK
 
 

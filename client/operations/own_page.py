@@ -1,4 +1,4 @@
-"""Reads what a hospital's own page shows from the site's directory: books, peers, alarms, networks, cases.
+"""Reads what a hospital's own page shows from the site's directory: budget, peers, alarms, networks, cases.
 
 Reads only: nothing is written, charged, sent or fetched. A case is predicted in memory when somebody asks for it
 (:mod:`client.operations.own_cases`).
@@ -34,18 +34,18 @@ from common.witness.memory import FOLDER as WITNESSES
 from common.witness.memory import HeadMemory
 
 MOST_ANSWERS = 50
-"""Batches on the page; the ledger has them all."""
+"""Largest number of batches on the page; the ledger contains all of them."""
 
 Sheet = Callable[[Study, int | None], str]
-"""Returns the consent sheet of a study; the number is that of the site's patients, None if it is not known."""
+"""Function that returns a study's consent sheet, from the study and the site's number of patients (None if unknown)."""
 
 _SAID = {
     STUDENT: "the study's student, as it was pulled",
     OWN: "the mean of this site's own teachers, without those that may have seen a withdrawn patient",
     ADAPTED: "adapted at this site: it has seen patients and must not leave",
 }
-_READ = "`consilium site status`, then docs/ledger.md"
-_STOPPED = f"{_READ}; nothing is answered until a person has looked into it"
+_READ = "read `consilium site status` and docs/ledger.md"
+_STOPPED = f"{_READ}; the site answers nothing until a person ends the alarm"
 
 
 class SitesOwnPage(OwnPage):
@@ -53,7 +53,7 @@ class SitesOwnPage(OwnPage):
 
     Args:
         site_dir: The site's directory.
-        sheet: Gives the consent sheet's text.
+        sheet: Returns the consent sheet's text.
     """
 
     def __init__(self, site_dir: Path, *, sheet: Sheet) -> None:

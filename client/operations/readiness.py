@@ -39,11 +39,11 @@ MIN_FREE_BYTES = 2 << 30
 MIN_GPU_BYTES = 2 << 30
 TIMEOUT_S = 15.0
 RENEW_DAYS = 21
-"""A certificate valid for fewer days gives a note."""
-_RENEW = "the consortium renews it: `consilium provision renew`"
+"""A certificate that is valid for fewer days than this gives a note."""
+_RENEW = "ask the consortium to renew it with `consilium provision renew`"
 _NOT_NOW = (
-    "if that is not the time, set the clock, best by NTP; if it is, the certificate is the server's{proxy}, and "
-    f"{_RENEW}"
+    "if this time is wrong, set the clock, for example by NTP; if it is right, the certificate of the server{proxy} "
+    f"has to be renewed: {_RENEW}"
 )
 _NO_OBJECT = "/public/" + "0" * 64
 
@@ -54,16 +54,18 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     Args:
         directory: The site's directory.
         now: Time; by default the current time.
-        starting: The daemons are about to start: they are not checked, and nothing slow is loaded.
+        starting: True if the daemons are about to start. Then they are not checked, and nothing slow is loaded.
 
     Returns:
-        The findings, in the order in which an administrator would look.
+        The findings, in the order in which an administrator should read them.
     """
     now = now or datetime.now(UTC)
     try:
         config = load_site(directory)
     except ConsiliumError as error:
-        return (Checkup("site.toml", State.FAIL, str(error), "correct it, or `consilium site init` from the kit"),)
+        return (
+            Checkup("site.toml", State.FAIL, str(error), "correct it, or run `consilium site init` with the kit again"),
+        )
     findings = [
         Checkup("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
         _keys(directory / "node" / "keys"),
@@ -86,7 +88,7 @@ def _data(config: SiteConfig) -> Checkup:
         check_data_folder(path)
         check_index(config, joined_study(config).data)
     except InvalidInput as error:
-        remedy = error.remedy or "put it back, or correct `data` in site.toml"
+        remedy = error.remedy or "put the data back, or correct `data` in site.toml"
         return Checkup("data", State.FAIL, str(error).removesuffix(f"; to fix: {error.remedy}"), remedy)
     return Checkup("data", State.OK, str(path))
 
@@ -95,20 +97,20 @@ def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL}.get(one.state, State.NOTE)
-        remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
+        remedy = {"ended": f"see {one.log}", "stopped": "run `consilium site up`"}.get(one.state, "")
         found.append(Checkup("daemon", state, one.line, remedy))
-    return found or [Checkup("daemons", State.NOTE, "none was started yet", "`consilium site up`")]
+    return found or [Checkup("daemons", State.NOTE, "none was started yet", "run `consilium site up`")]
 
 
 def _keys(folder: Path) -> Checkup:
     if not (folder / "node").exists():
-        return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up anew")
+        return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up again")
     try:
         public = read_node_public_key(create_node_keys(folder).public)  # both keys exist, so this only compares them
     except (ConsiliumError, OSError) as error:
-        return Checkup("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up anew")
-    whose = f"its owner's and the group {(folder / 'node').group()}'s" if shared(folder) else "its owner's alone"
-    return Checkup("keys", State.OK, f"the node key {node_fingerprint(public)} is {whose}")
+        return Checkup("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up again")
+    whose = f"its owner and the group {(folder / 'node').group()}" if shared(folder) else "its owner only"
+    return Checkup("keys", State.OK, f"the node key {node_fingerprint(public)} is readable by {whose}")
 
 
 def _authority(config: SiteConfig, now: datetime) -> Checkup:
@@ -122,9 +124,9 @@ def _authority(config: SiteConfig, now: datetime) -> Checkup:
 
 def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> Checkup:
     if until < now:
-        return Checkup(check, State.FAIL, f"{what} ran out on {until:%Y-%m-%d}", remedy)
+        return Checkup(check, State.FAIL, f"{what} expired on {until:%Y-%m-%d}", remedy)
     if until - now < timedelta(days=RENEW_DAYS):
-        return Checkup(check, State.NOTE, f"{what} is valid until {until:%Y-%m-%d} only", remedy)
+        return Checkup(check, State.NOTE, f"{what} is only valid until {until:%Y-%m-%d}", remedy)
     return Checkup(check, State.OK, f"{what} is valid until {until:%Y-%m-%d}")
 
 
@@ -141,7 +143,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
     seen: list[datetime] = []
 
     class Noting(ssl.SSLSocket):
-        """A TLS socket that notes until when the server's certificate is valid."""
+        """A TLS socket that records the date until which the server's certificate is valid."""
 
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
@@ -160,7 +162,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
         return [_unreachable(error, way, proxy=proxy_name(proxy))]
     findings = [
         Checkup("network", State.OK, way),
-        _valid("certificate", "the server's, for which the kit's authority vouches,", seen[-1], now, remedy=_RENEW),
+        _valid("certificate", "the server's certificate, signed by the kit's authority,", seen[-1], now, remedy=_RENEW),
         _clock(date, now),
     ]
     match status, word:
@@ -171,7 +173,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
         case 401, "clock":
             pass  # the clock's own finding reports it
         case _:
-            remedy = "is something else answering at this address?"
+            remedy = "check whether another service answers at this address"
             findings.append(Checkup("admission", State.FAIL, f"answer {status} {word}".strip(), remedy))
     return findings
 
@@ -182,19 +184,25 @@ def _unknown(config: SiteConfig) -> Checkup:
         return Checkup(
             "admission",
             State.FAIL,
-            "the server knows this site's key no more: it was revoked",
-            "ask the consortium why; a key that was revoked is never admitted again",
+            "the server has revoked this site's key",
+            "ask the consortium why; a revoked key is never admitted again",
         )
     try:
         words = read_request(config.root / "request.json").fingerprint
-        remedy = f"send request.json to the consortium and read out {words}; were you admitted, ask about it"
+        remedy = f"send request.json to the consortium and read out {words}; if already admitted, ask about it"
     except ConsiliumError:
-        remedy = "`consilium site init` again, as before, and send its request.json; were you admitted, ask about it"
+        remedy = "run `consilium site init` as before and send its request.json; if already admitted, ask about it"
     return Checkup("admission", State.FAIL, "the server does not know this site's key", remedy)
 
 
 def proxy_name(proxy: str) -> str:
-    """Return host and port of a proxy's address, without a password in it.
+    """Return host and port of a proxy's address, without user and password.
+
+    Args:
+        proxy: The proxy's URL.
+
+    Returns:
+        ``host:port``.
 
     >>> proxy_name("http://ward:secret@proxy.hospital.example:3128")
     'proxy.hospital.example:3128'
@@ -211,22 +219,28 @@ def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
                 seen = f"{what}, by this machine's clock of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
                 seen += f", through the proxy {proxy}" if proxy else ""
                 return Checkup(
-                    "certificate", State.FAIL, seen, _NOT_NOW.format(proxy=f" or {proxy}'s" if proxy else "")
+                    "certificate", State.FAIL, seen, _NOT_NOW.format(proxy=f" or of {proxy}" if proxy else "")
                 )
             if "match" in what or "valid for" in what:
-                return Checkup("certificate", State.FAIL, what, "use the server's address as the kit has it")
-            remedy = "if a proxy of yours inspects TLS, append its authority to node/ca.crt; else ask for a new kit"
+                return Checkup("certificate", State.FAIL, what, "use the server's address from the kit")
+            remedy = (
+                "if your own proxy inspects TLS, append the certificate of its authority to node/ca.crt; else ask for "
+                "a new kit"
+            )
             return Checkup("certificate", State.FAIL, f"{what}, through the proxy {proxy}" if proxy else what, remedy)
         case socket.gaierror():
-            return Checkup("network", State.FAIL, f"{way}: unknown name", "ask for it in your DNS, or set HTTPS_PROXY")
+            remedy = "have the server's name added to your DNS, or set HTTPS_PROXY"
+            return Checkup("network", State.FAIL, f"{way}: unknown name", remedy)
         case ConnectionRefusedError() if proxy:
-            return Checkup("network", State.FAIL, f"{way}: the proxy refused", f"is {proxy} up, and HTTPS_PROXY right?")
+            remedy = f"check that {proxy} is running, and that HTTPS_PROXY is right"
+            return Checkup("network", State.FAIL, f"{way}: the proxy refused the connection", remedy)
         case ConnectionRefusedError():
-            return Checkup("network", State.FAIL, f"{way}: refused", "is the server up? Else open this port outbound")
+            remedy = "ask the consortium whether the server is running; if it is, open this port outbound"
+            return Checkup("network", State.FAIL, f"{way}: connection refused", remedy)
         case TimeoutError():
             return Checkup("network", State.FAIL, f"{way}: no answer", "open this port outbound, or set HTTPS_PROXY")
         case OSError() if "Tunnel connection failed" in str(reason):
-            return Checkup("network", State.FAIL, f"{way}: {reason}", f"let {proxy} pass CONNECT to this address")
+            return Checkup("network", State.FAIL, f"{way}: {reason}", f"allow CONNECT to this address at {proxy}")
         case _:
             remedy = "check HTTPS_PROXY" if proxy else "open this port outbound, or set HTTPS_PROXY"
             return Checkup("network", State.FAIL, f"{way}: {type(reason).__name__}", remedy)
@@ -236,22 +250,25 @@ def _clock(date: str, now: datetime) -> Checkup:
     try:
         ahead_s = (now - parsedate_to_datetime(date)).total_seconds()
     except ValueError:
-        return Checkup("clock", State.FAIL, "the answer has no date", "is something else answering at this address?")
+        remedy = "check whether another service answers at this address"
+        return Checkup("clock", State.FAIL, "the answer has no date", remedy)
     if -MAX_AGE_S < ahead_s < MAX_LEAD_S:
         return Checkup("clock", State.OK, f"within {abs(ahead_s):.0f} s of the server's")
     word = "ahead of" if ahead_s > 0 else "behind"
-    return Checkup("clock", State.FAIL, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, best by NTP")
+    return Checkup(
+        "clock", State.FAIL, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, for example by NTP"
+    )
 
 
 def _disk(directory: Path) -> Checkup:
     if not os.access(directory, os.W_OK):
         return Checkup(
-            "disk", State.FAIL, f"user {os.getuid()} cannot write here", "run it as the user who has the site"
+            "disk", State.FAIL, f"user {os.getuid()} cannot write here", "run the command as the site's own user"
         )
     free = shutil.disk_usage(directory).free
     found = f"{free / 2**30:.1f} GiB free"
     if free < MIN_FREE_BYTES:
-        return Checkup("disk", State.FAIL, found, f"make room: at least {MIN_FREE_BYTES >> 30} GiB")
+        return Checkup("disk", State.FAIL, found, f"free at least {MIN_FREE_BYTES >> 30} GiB")
     return Checkup("disk", State.OK, found)
 
 
@@ -265,7 +282,7 @@ def check_teachers(config: SiteConfig) -> None:
         InvalidInput: If no teacher was trained or added.
     """
     if not _has_teachers(config):
-        raise InvalidInput("teachers", limit="at least one", remedy="`consilium site train`: none is trained yet")
+        raise InvalidInput("teachers", value=0, limit="at least one", remedy="run `consilium site train`")
 
 
 def _has_teachers(config: SiteConfig) -> bool:
@@ -280,7 +297,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     """
     folder = config.path("teachers")
     if not _has_teachers(config):
-        return Checkup("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
+        return Checkup("teachers", State.FAIL, "none is trained yet", "run `consilium site train`")
     if not load:
         return Checkup("teachers", State.OK, "trained")
     from client.records.declared import has_foreign
@@ -297,10 +314,12 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
         remedy = getattr(error, "remedy", None)
         said = str(error).removesuffix(f"; to fix: {remedy}")
         return Checkup(
-            "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then `consilium site train`"
+            "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then run `consilium site train`"
         )
     brought = sum(has_foreign(folder, voter) for voter in range(voters))
-    loaded = f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others vote zero"
+    loaded = (
+        f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others send the zero code"
+    )
     if not found.problems:
         return Checkup("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
@@ -312,7 +331,7 @@ def _peers(directory: Path) -> list[Checkup]:
     try:
         view = look(directory)
     except (ConsiliumError, OSError) as error:
-        return [Checkup("peers", State.FAIL, str(error), "`consilium site peers` once the site's directory is whole")]
+        return [Checkup("peers", State.FAIL, str(error), "restore the site's files, then run `consilium site peers`")]
     if not view.sealed:
         return []
     found = [Checkup("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
@@ -328,7 +347,7 @@ def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Checkup:
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < MIN_GPU_BYTES:
         return Checkup(
-            "graphics memory", State.FAIL, text, "end what else uses the GPU, or hide it: CUDA_VISIBLE_DEVICES="
+            "graphics memory", State.FAIL, text, "end other programs on the GPU, or hide it with CUDA_VISIBLE_DEVICES="
         )
     return Checkup("graphics memory", State.OK, text)
 

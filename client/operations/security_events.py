@@ -1,8 +1,8 @@
 """Turns a site's records into security events: rows of its ledger, its worker's log, starts and ends of its daemons.
 
+`site up --log-to` starts it as a program, which follows a site's directory and sends the events to the given targets.
 From a row only the fields of the schema are used (:mod:`common.security_log.events`): no slot, no patient's hash, no
-note, no code, and nothing about a case. Run as a program, it follows a site's directory and sends events to the given
-targets.
+note, no code, and nothing about a case.
 """
 
 from __future__ import annotations

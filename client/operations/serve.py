@@ -1,12 +1,14 @@
 """Serves the teacher worker over gRPC on a Unix socket, from a site's directory, until it is stopped.
 
+`consilium site up` starts it as a program. Steps:
+
 1. Read the site's policy and study, and open its ledger; consent must be on record.
 2. Record what counts as a patient, and record withdrawals again that the ledger lacks.
 3. Load the teachers, and leave out voters that may not vote.
 4. Record the loaded teachers.
 5. Answer messages through :class:`client.worker.Worker`.
 
-The text of a refusal stays at the site: the caller learns only that it was refused, or that something failed.
+The text of an error stays at the site: the caller learns only that the message was refused, or that the worker failed.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ REPLY_TICK_S = 1.0
 
 
 class TeacherVoters:
-    """The voters of a site, as the worker asks them.
+    """A site's voters, through which the worker gets their predictions.
 
     Args:
         teachers: The trained teachers.
@@ -124,7 +126,7 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     before = os.umask(0o117 if shared(socket.parent) else 0o177)
     try:
         if server.add_insecure_port(f"unix:{socket}") == 0:
-            raise InvalidInput("worker socket", value=str(socket), limit="a path of at most 100 bytes, writable")
+            raise InvalidInput("worker socket", value=str(socket), limit="a writable path of at most 100 bytes")
         server.start()
     finally:
         os.umask(before)
@@ -148,8 +150,8 @@ def open_worker(
         The worker.
 
     Raises:
-        InvalidInput: Without consent on record; for an added teacher that is not on record or may not vote in this
-            study; and as :func:`~client.site.deals.check_trained`.
+        InvalidInput: If no consent is on record, if an added teacher is not on record or may not vote in this study, or
+            if :func:`~client.site.deals.check_trained` refuses a trained teacher.
     """
     config = load_site(directory)
     study = joined_study(config)
@@ -197,9 +199,9 @@ def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, Fore
     for voter, teacher in found.items():
         if not ledger.is_foreign(voter, teacher.declared.served):
             raise InvalidInput(
-                "declaration of a teacher is not the one on record",
+                "the declaration of an added teacher differs from the one on record",
                 value=f"voter {voter}",
-                remedy="`consilium site teacher add` it again",
+                remedy="add the teacher again with `consilium site teacher add`",
             )
     silent = {voter for voter, teacher in found.items() if not ledger.brought_votes(voter, teacher.declared.served)}
     for voter in silent:
@@ -210,8 +212,8 @@ def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, Fore
 def _state_identity(ledger: SiteLedger, directory: Path) -> None:
     """Record what counts as a patient, from the last training's record of cases.
 
-    If that record cannot be read, nothing stops: it describes patients' files, and the training itself was recorded
-    before.
+    If that record cannot be read, the worker starts all the same: the record describes patients' files, and the
+    training itself is on record in the ledger.
     """
     if not has_trained(directory):
         return
@@ -240,9 +242,9 @@ def run_worker(directory: Path, *, socket: Path) -> None:
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT: ``python -m client.operations.serve --site-dir DIR --socket PATH``."""
-    parser = argparse.ArgumentParser(description="Consilium's teacher worker")
-    parser.add_argument("--site-dir", type=Path, required=True)
-    parser.add_argument("--socket", type=Path)
+    parser = argparse.ArgumentParser(description="Serve a site's teachers to its node")
+    parser.add_argument("--site-dir", type=Path, required=True, help="the site's directory")
+    parser.add_argument("--socket", type=Path, help="Unix socket; by default worker.sock in the site's directory")
     arguments = parser.parse_args()
     try:
         run_worker(arguments.site_dir, socket=arguments.socket or arguments.site_dir / "worker.sock")

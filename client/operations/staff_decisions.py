@@ -1,8 +1,8 @@
 """Carries out decisions of a hospital's staff: consent, pause, a patient's withdrawal, alarms, comparing heads.
 
 The site's commands call it. Every decision is a row of the site's own ledger and takes effect at once in a running
-worker. A withdrawn patient's name is in no row: the ledger has the slot, the voter and a hash whose key stays with the
-teachers. Refuses a study the site never consented to, and a case that never had a slot.
+worker. No row contains a withdrawn patient's name: the ledger contains the slot, the voter and a keyed hash whose key
+is stored with the teachers. It refuses a study the site never consented to, and a case that never had a slot.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class Withdrawal:
     """What :func:`withdraw_patient` did.
 
     Attributes:
-        places: The patient's slot in each deal; it is empty now, and its voter silent until retrained.
+        places: The patient's slot in each deal. The slot is empty now, and its voter does not vote until it is
+            retrained.
         directories: The directories of the pool.
-        releases: Releases already made, which cannot be recalled.
-        repeated: The patient was withdrawn before.
+        releases: Number of releases already made, which cannot be undone.
+        repeated: True if the patient was withdrawn before.
         adapted: Adapted bundles that may contain the patient.
     """
 
@@ -89,13 +90,13 @@ def consent(directory: Path, *, by: str, sheet: str) -> Study:
 
 
 def check_name(by: str) -> None:
-    """Refuse a text that is no person's name to be recorded.
+    """Refuse a text that cannot be recorded as a person's name.
 
     Args:
         by: The text.
 
     Raises:
-        InvalidInput: Unless it has 1 to 200 printable characters.
+        InvalidInput: If it is blank, longer than 200 characters, or contains control characters.
     """
     if not by.strip() or len(by) > 200 or plain(by) != by:
         raise InvalidInput("--by", value=by, limit="a name of 1 to 200 printable characters")
@@ -118,7 +119,7 @@ def has_consented(directory: Path) -> bool:
 
 
 def check_consent(directory: Path) -> None:
-    """Refuse a site without consent to its study on record.
+    """Raise an error if no consent to the study of a site's directory is on record.
 
     Args:
         directory: The site's directory.
@@ -155,8 +156,8 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
 
     1. Lock all directories of the pool, so that no training runs.
     2. Record the withdrawal, which deletes every stored code.
-    3. Mark the training of the patient's voter as withdrawn; the voter is silent until `consilium site train` ran
-       again.
+    3. Mark the training of the patient's voter as withdrawn. The voter does not vote until `consilium site train` is
+       run again.
     4. Empty the slot.
     5. Mark adapted bundles as containing a withdrawn patient.
 
@@ -215,7 +216,7 @@ def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> W
 
 
 def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
-    """Return the teachers' directories of those sites whose patients this file deals."""
+    """Return the teachers' directories of the sites that use this slots file."""
     return [
         directory / "teachers"
         for directory in directories
@@ -276,16 +277,18 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
         if beside is not None and ledger.forgotten() is not None:
             found[beside.resolve()] = SiteLedgerStanding.load(beside)
         if found and charge_all:
-            raise InvalidInput("--charge-all", limit=f"only without a standing; {kept} tells the exact sum")
+            raise InvalidInput("--charge-all", limit=f"only if the standing is lost; {kept} shows the exact sum")
         if not found and not charge_all:
             raise InvalidInput(
                 "standing of the lost ledger",
                 value=str(kept),
                 limit="a standing newer than this copy of the ledger",
-                remedy="by what lies here nothing is lost; after a rollback of the whole machine give a standing "
-                "that was kept elsewhere with --standing; if there is none, --charge-all counts all that is left"
+                remedy="the standing beside this ledger shows no loss; if the whole machine was rolled back, give a "
+                "standing that was kept elsewhere with --standing, or count all remaining budget as spent with "
+                "--charge-all"
                 if beside is not None
-                else "give the lost file's with --standing; if it is lost too, --charge-all counts all that is left",
+                else "give the lost ledger's standing with --standing; if it is lost too, --charge-all counts all "
+                "remaining budget as spent",
             )
         spent = ledger.charge_lost(*(found.values() or (None,)))
         HeadMemory(config.books_dir / WITNESSES).forget(origin_of("site", ledger.ledger_id))
@@ -295,22 +298,26 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
 def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
     """Replace the server's sealing key in ``site.toml``. The worker reads it when it starts.
 
-    The change is recorded first. Codes of queries accepted for the old key may then be sealed to the new one; a key
-    that was put into ``site.toml`` in any other way gets no such codes.
+    The change is recorded first. Codes of queries accepted for the old key may then be sealed to the new one. If a key
+    is put into ``site.toml`` in any other way, such codes are not sealed to it.
 
     Args:
         directory: The site's directory.
         notice: The server's signed notice.
 
     Returns:
-        Whether anything changed.
+        True if the key changed.
 
     Raises:
         InvalidInput: Unless a signing key in ``site.toml`` signed the notice and it replaces the key that is there.
     """
     server = load_site(directory).server
     if not any(notice.is_genuine(key) for key in server.signing_public_keys):
-        raise InvalidInput("notice of a sealing key", limit="signed by a key in site.toml", remedy="ask the consortium")
+        raise InvalidInput(
+            "notice of a sealing key with a wrong signature",
+            limit="a notice signed by a key in site.toml",
+            remedy="ask the consortium for the notice",
+        )
     if server.sealing_key == notice.sealing_key:
         return False
     if server.sealing_key not in notice.replaces:
@@ -329,7 +336,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
     if found != 1:
         raise InvalidInput(
             "sealing_key in site.toml",
-            limit="a line that holds nothing else",
+            limit='exactly one line of the form sealing_key = "…"',
             remedy="change the key in site.toml by hand",
         )
     write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777)
@@ -361,7 +368,7 @@ def heads(directory: Path) -> dict[str, object]:
 
 
 def receipt_lines(directory: Path) -> Iterator[str]:
-    """Yield this site's receipts, including contradicting ones, for another site to compare or for a recovery.
+    """Yield this site's receipts, including contradicting ones, for a comparison by another site or for a recovery.
 
     Args:
         directory: The site's directory.
@@ -375,7 +382,7 @@ def receipt_lines(directory: Path) -> Iterator[str]:
 
 
 def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
-    """Compare every row of a server's ledger that this site and another one were shown.
+    """Compare the rows of a server's ledger in this site's receipts with those in another site's receipts.
 
     Args:
         directory: The site's directory.
@@ -385,8 +392,7 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
         Number of receipts compared.
 
     Raises:
-        LedgerCorrupt: If the server showed different rows (the first one is named), or a receipt is not signed by a key
-            in ``site.toml``.
+        LedgerCorrupt: If the rows differ (``row`` is the first), or a receipt is not signed by a key in ``site.toml``.
     """
     keys = load_site(directory).server.signing_public_keys
     for receipt in theirs:
@@ -396,8 +402,8 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
         fork = first_fork(ledger.receipts(), theirs)
     if fork is not None:
         raise LedgerCorrupt(
-            f"the server showed the two sites different ledgers under the id {fork[0]}; keep both files as evidence, "
-            "pause the study, and talk to each other before the server's operator",
+            f"the server showed the two sites different ledgers under the id {fork[0]}; to fix: keep both files as "
+            "evidence, pause the study, and talk to the other site before you talk to the server's operator",
             row=fork[1],
         )
     return len(theirs)
@@ -408,7 +414,9 @@ def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
     config = load_site(directory)
     if not config.ledger_file.exists():
         raise InvalidInput(
-            "site ledger", value=str(config.ledger_file), remedy="start the site once: `consilium site serve`"
+            "the site ledger does not exist yet",
+            value=str(config.ledger_file),
+            remedy="consent to the study with `consilium site consent`",
         )
     with open_books(config) as ledger:
         yield config, ledger

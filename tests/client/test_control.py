@@ -89,7 +89,7 @@ def test_withdrawing_is_for_good_and_a_study_is_found_by_name_or_id(fed) -> None
 def test_a_decision_about_a_site_that_never_ran_says_what_to_do(fed, tmp_path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "site.toml").write_text(fed.site_toml("new", "new"))
-    assert "consilium site serve" in str(site("pause", "test", "--site-dir", tmp_path / "new").exception)
+    assert "consilium site consent" in str(site("pause", "test", "--site-dir", tmp_path / "new").exception)
 
 
 # --- allow-lists and keys

@@ -457,7 +457,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     office.other("consilium provision revoke trial west")
     request = office._words("provision approve trial", (("north", "west"),))
     doctor = CliRunner().invoke(app, ["site", "doctor", "--site-dir", str(road.site("west"))])
-    assert "it was revoked" in doctor.stdout
+    assert "has revoked this site's key" in doctor.stdout
     assert "was revoked" in office.wrong(re.sub(r"SHA256:\S+", fingerprint_of(road, "west"), request))
 
 

@@ -157,7 +157,7 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     assert "expired" in world.finding("certificate").text
     assert "provision renew" in world.finding("certificate").remedy
     assert "by this machine's clock of 20" in world.finding("certificate").text
-    assert world.finding("certificate").remedy.startswith("if that is not the time, set the clock")
+    assert world.finding("certificate").remedy.startswith("if this time is wrong, set the clock")
 
     authority = create_authority(world.workspace.authority_dir)
     early = issue_server_certificate(
@@ -174,7 +174,7 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     mine = create_authority(world.workspace.authority_dir)
     named = issue_server_certificate(mine, tmp_path / "y", names=["else.example"])
     world.present(named.certificate, named.key)
-    assert "as the kit has it" in world.finding("certificate").remedy
+    assert "address from the kit" in world.finding("certificate").remedy
 
 
 @pytest.mark.parametrize(
