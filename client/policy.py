@@ -2,8 +2,8 @@
 
 The worker and all commands of a site read it. The policy contains caps, allow-lists by hash and the server's keys. An
 offer is decided before any inference, from the offer, the consented study, the policy and the site's own ledger.
-Patients' data are never used, so participation reveals nothing about them. Refuses unknown keys in the file, and every
-query that is not what the consented study describes.
+Patients' data are never used, so participation reveals nothing about them. It refuses unknown keys in the file, and
+every query that differs from what the consented study describes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEDGER_FILE = "site-ledger.sqlite"
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a site knows of the server. It comes with the startup kit and never over Flower.
+    """What a site knows of the server. These values come with the startup kit, never over Flower.
 
     Attributes:
         sealing_key: X25519 public key, in hex, to which codes are sealed.
@@ -68,7 +68,7 @@ class ServerFacts:
         host, _, port = self.superlink.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise InvalidInput(
-                "server.superlink", value=self.superlink, limit="HOST:PORT", remedy="the kit's kit.json has it"
+                "server.superlink", value=self.superlink, limit="HOST:PORT", remedy="copy it from the kit's kit.json"
             )
         if not self.objects_url.startswith("https://"):
             raise InvalidInput("server.objects_url", value=self.objects_url, limit="an https:// address")
@@ -120,7 +120,7 @@ class Caps(StatedBudget):
 
 @dataclass(frozen=True, slots=True)
 class AllowLists:
-    """Content hashes of what the site accepts, a restriction beyond its consent to the study.
+    """Content hashes of what the site accepts, as a further restriction besides its consent to the study.
 
     An empty list allows everything that the study uses.
 
@@ -166,11 +166,11 @@ class AllowLists:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What a site lets the server's operator know beyond its answers. By default it is nothing.
+    """What a site lets the server's operator know besides its answers; by default nothing.
 
     Attributes:
         case_counts: If true, `site cases --for-server` prints how many cases the training used and left out.
-        status: If true, every reply to receipts carries the site's state (``client.worker.shared_status``).
+        status: If true, every reply to receipts contains the site's status report (``client.worker.shared_status``).
     """
 
     case_counts: bool = False
@@ -186,9 +186,10 @@ class SiteConfig:
         pool: Permanent name of the patient pool, to which budgets belong.
         data: Folder of the dataset.
         study: File of the study that the site consented to.
-        books: Directory, relative to this one, that keeps the pool's books: its ledger with the key and the standing
-            (the file that shows if the ledger is an older copy), the pool's name and caps, and which patient belongs to
-            which voter. A site that joined another study of its pool names that pool's directory here.
+        books: Directory, relative to this one, that contains the pool's *books*: its ledger with the key and the
+            standing (the file that shows if the ledger is an older copy), the pool's name and caps, and the deal of
+            patients to voters. If a pool takes part in several studies, the directories of later studies name the
+            first one here.
         server: What the site knows of the server.
         caps: The pool's own limits.
         allow: Hashes of the studies, codecs and volumes that this site accepts.
@@ -215,7 +216,7 @@ class SiteConfig:
         if not self.holder:
             object.__setattr__(self, "holder", self.site)
         check_name(self.site, what="site in site.toml")
-        check_name(self.holder, what="site that holds the books")
+        check_name(self.holder, what="site that keeps the pool's books")
         check_pool(self.pool, what="pool in site.toml")
 
     def path(self, name: str) -> Path:
@@ -241,7 +242,7 @@ class SiteConfig:
 
     @property
     def joined(self) -> bool:
-        """Whether another directory keeps this site's ledger."""
+        """True if another directory keeps this site's ledger."""
         return self.books != "."
 
 
@@ -252,7 +253,7 @@ def is_site(directory: Path) -> bool:
         directory: The directory.
 
     Returns:
-        True if one of the files exists; the others were then lost and must be restored.
+        True if one of the files exists. If others are missing, they were lost and must be restored.
     """
     return any((directory / name).exists() for name in ("site.toml", "request.json", LEDGER_FILE))
 
@@ -296,9 +297,7 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
         limit = ", ".join(sorted(known))
         if unknown:
             raise InvalidInput("unknown key", value=unknown[0], limit=limit, remedy=meant(unknown[0], known))
-        raise InvalidInput(
-            "keys that are missing", value=missing, limit=limit, remedy="put them back, as the kit had them"
-        )
+        raise InvalidInput("keys that are missing", value=missing, limit=limit, remedy="copy them from the kit")
     server = read_section(ServerFacts, document.pop("server"), where="server")
     owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
@@ -310,7 +309,7 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
 
 
 def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Return pool, caps and holder from the ``site.toml`` that ``books`` names; empty without ``books``."""
+    """Return pool, caps and holder from ``site.toml`` in the directory ``books``; empty if there is no ``books``."""
     books = document.get("books", ".")
     if not isinstance(books, str) or books == ".":
         return {}
@@ -318,14 +317,14 @@ def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
     if stated:
         raise InvalidInput(
             f"{' and '.join(stated)} in site.toml beside books",
-            limit=f"stated in {books}/site.toml alone",
-            remedy="take them out here; the caps are the pool's, whatever the study",
+            limit=f"these keys only in {books}/site.toml",
+            remedy="remove them here; all studies of a pool have the same caps",
         )
-    with parsing("books in site.toml", value=books, limit="the directory that keeps the books"):
+    with parsing("books in site.toml", value=books, limit="the directory that contains the pool's ledger"):
         owner = load_site(directory / books)
     if owner.joined:
         raise InvalidInput(
-            "books in site.toml", value=books, limit="the directory that keeps the books itself, not one that joined"
+            "books in site.toml", value=books, limit="the directory that contains the pool's ledger itself"
         )
     return {"pool": owner.pool, "caps": owner.caps, "holder": owner.site}
 
@@ -398,6 +397,6 @@ def _review_query(query: QuerySpec, consent: Consent) -> str:
         mechanism.radius_int == consent.radius_int
         and mechanism.voters_per_site == study.privacy.voters_per_site
         and mechanism.colluders == consent.colluders
-        and mechanism.noise_std == consent.noise_std  # larger noise would cost less, and buy many more codes
+        and mechanism.noise_std == consent.noise_std  # with more noise a query costs less, so more could be asked
     )
     return "accepted" if sound else "wrong-mechanism"

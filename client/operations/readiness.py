@@ -97,9 +97,9 @@ def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL}.get(one.state, State.NOTE)
-        remedy = {"ended": f"see {one.log}", "stopped": "run `consilium site up`"}.get(one.state, "")
+        remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
         found.append(Checkup("daemon", state, one.line, remedy))
-    return found or [Checkup("daemons", State.NOTE, "none was started yet", "run `consilium site up`")]
+    return found or [Checkup("daemons", State.NOTE, "none was started yet", "`consilium site up`")]
 
 
 def _keys(folder: Path) -> Checkup:
@@ -297,7 +297,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     """
     folder = config.path("teachers")
     if not _has_teachers(config):
-        return Checkup("teachers", State.FAIL, "none is trained yet", "run `consilium site train`")
+        return Checkup("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
     if not load:
         return Checkup("teachers", State.OK, "trained")
     from client.records.declared import has_foreign
@@ -314,7 +314,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
         remedy = getattr(error, "remedy", None)
         said = str(error).removesuffix(f"; to fix: {remedy}")
         return Checkup(
-            "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then run `consilium site train`"
+            "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then `consilium site train`"
         )
     brought = sum(has_foreign(folder, voter) for voter in range(voters))
     loaded = (

@@ -1,7 +1,7 @@
 """Defines what a hospital declares about a teacher it adds: its kind, labels, channels and limits.
 
 The declaration is a file (``foreign.json``) beside the model; a hash over both is in the site's ledger.
-``client.foreign`` writes it, the worker reads it before it loads a teacher. Refuses labels and channels that are not
+``client.foreign`` writes it, the worker reads it before it loads a teacher. It refuses labels and channels that are not
 the study's, and a declaration that does not name every label of the study.
 """
 
@@ -71,8 +71,8 @@ class Declared(Document):
         labels: The study's label for each output of the model.
         channels: The study's channels in the order in which the model takes them.
         files: SHA-256 by path; paths are relative to the teacher's folder, or absolute.
-        timeout_s: Seconds that one volume may take.
-        memory_gib: Memory in GiB that one volume may take.
+        timeout_s: Longest time for one volume, in seconds.
+        memory_gib: Most memory for one volume, in GiB.
         activation: How the model's output becomes probabilities.
         intensity: How a TorchScript model's input is normalised. A bundle states this itself.
         spacing_mm: Voxel spacing in mm that a TorchScript model expects; empty for a bundle or a command.
@@ -119,7 +119,7 @@ class Declared(Document):
         Raises:
             InvalidInput: If the file cannot be read or is not a declaration.
         """
-        what, remedy = "declaration of a teacher cannot be read", "`consilium site teacher add` it again"
+        what, remedy = "declaration of a teacher cannot be read", "add the teacher again: `consilium site teacher add`"
         with parsing(what, value=str(path), remedy=remedy):
             return cls.from_json(parse_json(path.read_bytes(), what=what, value=str(path), remedy=remedy))
 
@@ -142,8 +142,8 @@ class Declared(Document):
         if missing or len({one.output for one in self.labels}) != len(self.labels):
             raise InvalidInput(
                 "labels of a teacher",
-                value=missing or "an output twice",
-                limit=f"every one of {', '.join(data.labels)}",
+                value=f"without {', '.join(missing)}" if missing else "an output named twice",
+                limit=f"all of {', '.join(data.labels)}, each output once",
             )
         return {one.output: data.labels.index(one.label) for one in self.labels}
 
@@ -162,7 +162,7 @@ def has_foreign(teachers: Path, voter: int) -> bool:
         voter: The voter's number.
 
     Returns:
-        True if a declaration lies in the voter's folder.
+        True if the voter's folder contains a declaration.
     """
     return (voter_directory(teachers, voter) / DECLARED).exists()
 
@@ -182,7 +182,7 @@ def check_unit(study: Study) -> None:
     """
     if study.privacy.unit is not Unit.HOSPITAL:
         raise InvalidInput(
-            "unit of the study, for a teacher that was not trained by slots",
+            "unit of the study, for a teacher that was added and not trained here",
             value=str(study.privacy.unit),
             limit=str(Unit.HOSPITAL),
             remedy="train teachers with `consilium site train`, or take part in a study of unit hospital",

@@ -1,17 +1,17 @@
 """Records each step of a private training on disk before the step draws anything.
 
-The trainers in ``client.training.private`` spend their steps here. The journal is one text file: a header with the
-planned event, then one line for each step, each flushed to disk.
+The trainers in ``client.training.private`` call it before each step. To *draw* a step is to sample its batch and its
+noise. The journal is one text file: a header with the planned event, then one line for each step, each flushed to disk.
 
-* A run that dies within a step finds the step's line when it starts again and counts the step as spent, so a training
-  never draws more steps than planned.
+* If a run dies within a step, the next run finds the step's line and counts the step as spent, so a training never
+  draws more steps than planned.
 * A line is written under the file's lock, and only by a run that knows every earlier line. Two runs together therefore
   never exceed the plan.
 * A restored backup of the file may be older than the last step drawn. The site's ledger is therefore told of each step
   before it is drawn (:class:`Witness`), and a step that the ledger knows counts as spent even if the file lacks it.
 
-Refuses to continue under another plan, on other data, or beside another run. What was spent stays spent: a new training
-needs its own directory and its own charge.
+It refuses to continue under another plan, on other data, or beside another run. Spent steps stay charged: a new
+training needs its own directory and its own charge.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class TrainingPlan:
 class Witness(Protocol):
     """Counts a training's drawn steps outside its journal, so that an old copy of the journal is noticed.
 
-    Refuses a run that does not know all steps another run has drawn.
+    It refuses a run that does not know all steps that another run has drawn.
     """
 
     @property
     def drawn(self) -> int:
-        """The number of steps that count as drawn; never fewer than were really drawn."""
+        """The number of steps that count as drawn, at least as many as really were."""
         ...
 
     def claim(self, steps: int) -> None:
@@ -113,7 +113,7 @@ class TrainingJournal:
         identity: Hash of data, recipe and trainer; a journal is continued only under the same one.
         spent: Steps spent so far.
         key: 32 random bytes from which the training's id in the ledger is derived.
-        witness: Where steps are counted as well, outside this file; None for nowhere.
+        witness: Counts the steps outside this file as well; None to count them only here.
     """
 
     plan: TrainingPlan
@@ -153,7 +153,7 @@ class TrainingJournal:
                 sync_directory(path.parent)
                 return journal
             first, whole, steps = text.partition("\n")
-            remedy = f"what this training spent stays charged; for another one {ANOTHER_DIRECTORY}"
+            remedy = f"this training stays charged; for another training {ANOTHER_DIRECTORY}"
             try:
                 header = checked_fields(json.loads(first), {"identity": str, "key": str, "plan": dict, "schema": int})
                 key = bytes.fromhex(str(header["key"]))
@@ -170,7 +170,7 @@ class TrainingJournal:
                     value=path.name,
                     remedy=remedy,
                 )
-            if steps and not steps.endswith("\n"):  # a torn line is a step that may have been drawn: it counts
+            if steps and not steps.endswith("\n"):  # the step of an incomplete line may have been drawn: count it
                 _append(descriptor, "\n")
                 steps += "\n"
             return cls(plan, path, identity, spent=steps.count("\n"), key=key)
@@ -228,14 +228,14 @@ class TrainingJournal:
         if text.count(b"\n") != 1 + self.spent or not text.endswith(b"\n"):
             raise Refused(
                 "training-busy",
-                "another run is spending the steps of this training; to fix: wait for it, then run the command again",
+                "another run is working on the same training; to fix: wait until it ends, then run the command again",
             )
 
     @property
     def event(self) -> TrainingEvent:
-        """The privacy event to charge so far: the planned event, with the steps already drawn in place of all steps.
+        """The privacy event so far: the planned event, but with the number of steps already drawn.
 
-        The plan's other releases (``releases``) count from the start as if all had been made.
+        All of the plan's other releases (``releases``) are included, even before they are made.
         """
         plan = self.plan.event
         return TrainingEvent(plan.sampling, plan.rate, plan.noise_multiplier, self.spent, plan.releases)
@@ -245,7 +245,7 @@ def training_id_of(key: bytes) -> str:
     """Return the id under which the site's ledger charges a training.
 
     Args:
-        key: The journal's random key. A new journal has a new key, and so is charged as a new training.
+        key: The journal's random key. A new journal has a new key, so it is charged as a new training.
 
     Returns:
         SHA-256 in hex over the key.

@@ -1,8 +1,7 @@
 """Lets only one process at a time change a site's teachers, by a lock on their directory.
 
-Every command that trains, adds, adapts or withdraws holds the lock while it works.
-
-A second holder is refused at once. The kernel releases the lock when its holder exits or dies.
+Every command that trains, adds, adapts or withdraws holds the lock while it works. If another process holds it, the
+command is refused at once. The kernel releases the lock when its holder exits or dies.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def writing(teachers: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise Refused(
                 "busy",
-                f"another `site train` or `site withdraw-patient` is writing in {teachers}; to fix: wait for it",
+                f"another `site train` or `site withdraw-patient` is writing in {teachers}; to fix: wait until it ends",
             ) from error
         yield
     finally:

@@ -11,22 +11,23 @@ Training, withdrawal and the ledger of the site's teachers use the stored slots.
    with an empty slot, which the next new patient takes.
 5. All other new patients get new slots at the end.
 
-So no patient is ever in two voters. Refuses a number of voters other than the one dealt for.
+No patient is therefore ever in two voters. It refuses another number of voters than that of the stored deal.
 
-A restored backup of this file may be older than the newest deal. The site's ledger has the hash of the patient in every
-slot, and :meth:`Slots.following` updates the file from it before use. The file alone contains the names and the key.
+A restored backup of this file may be older than the newest deal. The site's ledger contains the hash of the patient in
+every slot, and :meth:`Slots.following` updates the file from it before use. Only the file contains the names and the
+key.
 
 **Why one patient moves one voter.** Names are sorted and then shuffled uniformly (:func:`by_os`). Let patient x be
 replaced by y. Sorting gives y another rank than x, so the sorted lists of the two worlds differ by a permutation σ of
 ranks. If π is uniform then π·σ is uniform, so the deal with y has the same distribution as the deal with x in which y
 takes x's slot and nobody else moves. Under this coupling the two worlds differ in one voter only. The argument needs a
-shuffle that nobody chose: with a known seed, π·σ is another deal than π, and among 23 patients in four voters one
-exchange moves up to 16 other patients to another voter. A seed is therefore for synthetic data only (:func:`by_seed`).
+shuffle that is random: with a fixed seed, π·σ is another deal than π, and among 23 patients in four voters one exchange
+moves up to 16 other patients to another voter. A seed is therefore for synthetic data only (:func:`by_seed`).
 The number of slots is public; a missing patient is an empty slot. A patient who is renamed between two deals counts as
 one who leaves and one who joins, in two slots; if the old name is withdrawn first, the new name takes the emptied slot.
 
-The stored ``seed`` seeds the voters' trainings (first weights, order, augmentation). It is drawn without looking at
-names or scans and need not be secret, because the bound on a patient's influence holds for each of its values.
+The stored ``seed`` is that of the voters' trainings (initial weights, order, augmentation). It is drawn independently
+of names and scans. It need not be secret, because the bound on a patient's influence holds for each of its values.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.reading import parse_json
 
-ANOTHER_DIRECTORY = "set one up with `consilium site join --from`, which keeps this pool's books"
-"""The remedy in errors where teachers cannot be trained again in their directory: a new one that keeps the ledger."""
+ANOTHER_DIRECTORY = "set up a directory with `consilium site join --from`, which uses this pool's ledger"
+"""The remedy if teachers cannot be trained again in their directory: a new directory that uses the same ledger."""
 
 SLOTS_SCHEMA = 2
 MAX_SEED = 1 << 62
 _EMPTY, _UNKNOWN = "#withdrawn-", "#unknown-"
 
 Shuffle = Callable[[Sequence[str]], Sequence[str]]
-"""Takes sorted names and returns them in the order in which they are dealt."""
+"""Function that takes sorted names and returns them in the order in which they are dealt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,11 @@ class Slots(Document):
             InvalidInput: If a case occurs twice in ``order``.
         """
         if len(set(self.order)) != len(self.order):
-            raise InvalidInput("slots file", limit="each case in exactly one slot")
+            raise InvalidInput("slots file in which a case has two slots", limit="one slot for each case")
 
     @property
     def deal(self) -> str:
-        """The name of this deal in the site's ledger; a hash that tells nothing about the patients."""
+        """The name of this deal in the site's ledger: a hash that reveals nothing about the patients."""
         return digest("deal", {"key": self.key})
 
     def subject(self, case: str) -> str:
@@ -185,14 +186,14 @@ class Slots(Document):
     def following(self, seats: Mapping[int, str], *, gone: Mapping[str, int], names: Iterable[str]) -> Slots:
         """Update these slots to what the site's ledger has on record.
 
-        A patient whom the ledger has in a slot is put there, under the name that matches the hash; without a matching
-        name the slot is marked as taken. A patient whom the ledger has in another slot, or as withdrawn, leaves an
-        empty slot. Entries that the ledger does not know stay as they are: they belong to a deal that was not recorded
-        yet.
+        Each patient is put into the slot that the ledger states, under the name that matches the hash; if no name
+        matches, the slot is marked as taken. If the ledger states another slot for a patient of this file, or a
+        withdrawal, the patient's old slot becomes empty. Entries that the ledger does not contain are not changed: they
+        belong to a deal that is not recorded yet.
 
         Args:
             seats: The patient's keyed hash by slot, from the ledger.
-            gone: By keyed hash of a withdrawn patient, the slot.
+            gone: The slot of each withdrawn patient, by keyed hash.
             names: Names of cases in the dataset, to match against hashes.
 
         Returns:
@@ -263,7 +264,7 @@ def by_os(names: Sequence[str]) -> Sequence[str]:
 
 
 def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
-    """Return a shuffle that is fixed by a seed; for synthetic data and tests only (see the module).
+    """Return a shuffle that a seed determines; for synthetic data and tests only (see the module's docstring).
 
     Args:
         seed: The seed.
@@ -302,7 +303,7 @@ def deal(
     new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
     bad = next((name for name in new if name.startswith((_EMPTY, _UNKNOWN))), None)
     if bad is not None:
-        raise InvalidInput("case", value=bad, limit=f"a name without {_EMPTY} or {_UNKNOWN} before it", remedy="rename")
+        raise InvalidInput("case", value=bad, limit=f"names not beginning with {_EMPTY} or {_UNKNOWN}", remedy="rename")
     shuffled = list(shuffle(new))
     order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
     return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
@@ -333,10 +334,10 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
         raise InvalidInput("patients for training", value=0, limit="at least one")
     if before is not None and before.voters != voters:
         raise InvalidInput(
-            "voters per site", value=voters, limit=f"the {before.voters} dealt before", remedy=ANOTHER_DIRECTORY
+            "voters per site", value=voters, limit=f"{before.voters}, as in the stored deal", remedy=ANOTHER_DIRECTORY
         )
     if before is not None and seed not in (None, before.seed):
-        raise InvalidInput("seed of the slots", value=seed, limit="the one dealt with before", remedy=ANOTHER_DIRECTORY)
+        raise InvalidInput("seed of the slots", value=seed, limit="the stored deal's seed", remedy=ANOTHER_DIRECTORY)
     if seed is not None:
         slots = deal(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
     else:

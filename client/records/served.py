@@ -1,7 +1,7 @@
 """Computes the hashes that identify the teachers a site would answer with, without loading a model.
 
-The ledger and `site status` compare them with the trainings on record. Refuses nothing: a teacher that cannot be loaded
-has the empty hash, and one that cannot be read has a hash that matches no training.
+The ledger and `site status` compare them with the trainings on record. A teacher that cannot be loaded has the empty
+hash; one that this process may not read has a hash that matches no training. It raises no errors.
 """
 
 from __future__ import annotations

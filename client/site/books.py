@@ -1,11 +1,14 @@
 """Opens a patient pool's ledger, finds the deals of its patients to voters, and lists the sites that share them.
 
-A *deal* assigns the pool's patients to voters. The *books* of a pool are its ledger, with key and standing, and
-its deals. The *standing* is a small file beside a ledger that shows if the ledger is an older copy.
-The worker and all commands of a site call it. A site that takes part in several studies has a directory for each. One
-directory keeps the ledger and the deals; the others joined it and are listed there in ``joined.json``. Refuses a ledger
-other than the one the consortium was told of, and a new ledger where the old one is missing, since it would start with
-nothing spent.
+The worker and all commands of a site call it. Terms:
+
+* A *deal* assigns the pool's patients to voters.
+* The *standing* is a small file beside a ledger that shows if the ledger is an older copy.
+* The *books* of a pool are its ledger, with key and standing, and its deals.
+
+A site that takes part in several studies has a directory for each. One directory contains the books; the others joined
+it and are listed there in ``joined.json``. It refuses another ledger than the one that the join request names, and a
+new ledger if the old one is missing, since a new one would start with nothing spent.
 """
 
 from __future__ import annotations
@@ -36,14 +39,14 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
 
     Args:
         config: The site's policy.
-        restored: The ledger is an older copy that is recovered next.
+        restored: True if the ledger is an older copy that the caller recovers next.
 
     Returns:
         The ledger.
 
     Raises:
         InvalidInput: If the ledger named in this site's join request is missing, or another one is in its place.
-        LedgerCorrupt: As :meth:`SiteLedger.open`.
+        LedgerCorrupt: If the ledger is damaged, or an older copy and not ``restored``.
     """
     path, stated = config.ledger_file, _stated_ledger(config)
     remedy = _BACK
@@ -54,7 +57,7 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     if stated not in (None, found):
         ledger.close()
         raise InvalidInput(
-            "ledger of the pool", value=found, limit=f"{stated}, as the consortium was told", remedy=remedy
+            "ledger of the pool", value=found, limit=f"{stated}, which the join request names", remedy=remedy
         )
     return ledger
 
@@ -75,23 +78,23 @@ def joined_study(config: SiteConfig) -> Study:
         The study.
 
     Raises:
-        InvalidInput: If it is not the study for which the join request was signed. A ``study.toml`` that was exchanged
-            later would be a consent that nobody gave.
+        InvalidInput: If it is not the study for which the join request was signed. Nobody at the site would have
+            consented to a ``study.toml`` that was exchanged later.
     """
     study, request = load_study(config.path(config.study)), _request(config)
     if request is not None and request.study != study.id:
         raise InvalidInput(
             "study of this site",
             value=study.id[:16],
-            limit=f"{request.study[:16]}, which it asked to join",
-            remedy="put the kit's study.toml back; to consent to the other, read `consilium study show --for-site` "
-            "and send `consilium site request` anew",
+            limit=f"{request.study[:16]}, which its join request names",
+            remedy="put the kit's study.toml back; to join the other study, read `consilium study show --for-site` "
+            "and send a new request with `consilium site request`",
         )
     return study
 
 
 def consent_missing(study: Study) -> InvalidInput:
-    """Make the error for a study to which nobody at this site has consented.
+    """Return the error for a study to which nobody at this site has consented.
 
     Args:
         study: The study.
@@ -100,9 +103,8 @@ def consent_missing(study: Study) -> InvalidInput:
         The error.
     """
     return InvalidInput(
-        f"consent to study {study.name}",
-        limit="on record before this site answers anything",
-        remedy="`consilium site consent`, which shows what is asked and who answers for it",
+        f"no consent to study {study.name} is on record",
+        remedy="read and consent with `consilium site consent`; before that, this site answers nothing",
     )
 
 
@@ -127,7 +129,7 @@ def read_books(config: SiteConfig) -> SiteLedger:
         The ledger.
 
     Raises:
-        InvalidInput: If it is missing; a site has one from its join request on.
+        InvalidInput: If it is missing.
     """
     if not config.ledger_file.exists():
         raise InvalidInput("the pool's ledger is missing", value=str(config.ledger_file), remedy=_BACK)
@@ -153,13 +155,13 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
 
     Args:
         books: The directory that keeps the ledger.
-        absent_ok: Leave out missing directories, for a caller that only reads.
+        absent_ok: Leave out missing directories instead of raising; for callers that only read.
 
     Returns:
         The directories.
 
     Raises:
-        InvalidInput: If a directory is missing, because what must hold in all of them could not be done there.
+        InvalidInput: If a directory is missing, because a change that concerns all of them could not be made there.
     """
     found = [books]
     for name in _joined(books):
@@ -168,7 +170,7 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
             if absent_ok:
                 continue
             raise InvalidInput(
-                "a directory that shares these books is missing",
+                "a directory that shares this pool's ledger is missing",
                 value=str(directory),
                 remedy=f"restore it; if it was deleted for good, remove its line from {books / JOINED}",
             )
@@ -190,7 +192,7 @@ def note_joined(books: Path, directory: Path) -> None:
 
 
 def forget_joined(books: Path, directory: Path) -> None:
-    """Remove a directory that holds no site from the list.
+    """Remove a directory that contains no site any more from the list.
 
     Args:
         books: The directory that keeps the ledger.
@@ -207,8 +209,8 @@ def _joined(books: Path) -> tuple[str, ...]:
     if not path.exists():
         return ()
     what = "list of joined sites cannot be read"
-    with parsing(what, value=str(path), remedy="restore it"):
-        names = parse_json(path.read_bytes(), what=what, value=str(path), remedy="restore it")
+    with parsing(what, value=str(path), remedy="restore the file"):
+        names = parse_json(path.read_bytes(), what=what, value=str(path), remedy="restore the file")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidInput("list of joined sites", value=str(path), limit="a list of directories")
     return tuple(names)

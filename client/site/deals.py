@@ -2,10 +2,10 @@
 
 A *deal* assigns a pool's patients to voters. Each patient has a numbered *slot* in it, and each slot belongs to one
 voter. Training, withdrawal and the worker call this module. A slots file contains the patients' names, and the key
-under which the ledger hashes them; the ledger has the patient of every slot, and every withdrawal, as keyed hashes. A
+under which they are hashed. The ledger contains the patient of every slot, and every withdrawal, as keyed hashes. A
 file restored from a backup is updated from the ledger before use, so no patient moves to another voter and no withdrawn
-patient returns. Refuses to deal if a patient was withdrawn under a key that is now lost. In a study of unit patient it
-also refuses a teacher that was trained on another deal.
+patient returns. It refuses to deal if a patient was withdrawn under a key that is now lost. In a study of unit patient
+it also refuses a teacher that was trained on another deal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from common.privacy.mechanism import Unit
 def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozenset[str]:
     """Update the study's slots file from the pool's ledger, and return the listed patients who were withdrawn.
 
-    It is called before patients are dealt, under the lock of the teachers. A pool without a ledger has nothing to
-    compare with.
+    It is called before patients are dealt; the caller holds the lock of the teachers. If the pool has no ledger yet,
+    the file is not updated.
 
     Args:
         config: The site's policy.
@@ -41,7 +41,7 @@ def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozense
         Names of those who were withdrawn.
 
     Raises:
-        InvalidInput: As :func:`withdrawn` and :func:`~client.site.books.open_books`.
+        InvalidInput: If a slots file that identifies a withdrawn patient is missing, or the ledger cannot be opened.
     """
     if not config.ledger_file.exists():
         return withdrawn(config.books_dir, None, patients)
@@ -55,7 +55,7 @@ def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozense
 
 
 def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
-    """Record withdrawals that the slots files know and the ledger, restored from an older copy, does not.
+    """Record withdrawals that the slots files contain but the ledger, restored from an older copy, lacks.
 
     Args:
         books: The directory that keeps the ledger.
@@ -71,7 +71,16 @@ def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
 
 
 def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
-    """Update a slots file from the ledger (:meth:`Slots.following`), and return the slots."""
+    """Update a slots file from the ledger (:meth:`Slots.following`).
+
+    Args:
+        path: The slots file.
+        ledger: The ledger.
+        names: Names of the listed patients.
+
+    Returns:
+        The updated slots.
+    """
     stored = load_slots(path)
     slots = as_on_record(stored, ledger, names=names)
     if slots != stored:
@@ -106,7 +115,8 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
         Names of those who were withdrawn.
 
     Raises:
-        InvalidInput: If a patient was withdrawn from a deal whose file is missing: only its key identifies the patient.
+        InvalidInput: If a patient was withdrawn from a deal whose file is missing, because only the key in that file
+            identifies the patient.
     """
     files = tuple(deals(books).values())
     rows = () if ledger is None else ledger.withdrawn_patients()
@@ -120,15 +130,15 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
             raise InvalidInput(
                 "the slots file that identifies withdrawn patients is missing",
                 value=str(books / "teachers"),
-                limit="the file whose key tells who they are",
-                remedy="put back any copy of its slots*.json, however old: it is brought up to date from the ledger",
+                limit="the file with the key under which these patients are hashed",
+                remedy="put back any copy of slots*.json, even an old one: it is updated from the ledger",
             )
     gone = in_files | {row.subject for _, row in rows}
     return frozenset(name for name in patients if any(slots.subject(name) in gone for slots in files))
 
 
 def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:
-    """Return the deals of the trainings recorded before a row: an older version's withdrawal does not name its deal."""
+    """Return the deals of all trainings before a row, because withdrawals by older versions do not name their deal."""
     return set() if ledger is None else set(ledger.deals_of_trainings(before=row))
 
 
@@ -150,7 +160,7 @@ def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
             "the slots file contradicts the site's ledger",
             value=slots_file(config).name,
             limit=str(error),
-            remedy="`consilium site train`, which brings it up to date",
+            remedy="run `consilium site train`, which updates the file",
         ) from error
 
 
@@ -171,7 +181,7 @@ def dealt(config: SiteConfig) -> str | None:
 
 
 def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
-    """Refuse, with unit patient, a teacher that no recorded training on this pool's deal made.
+    """With unit patient, refuse a teacher that was not made by a recorded training on this pool's deal.
 
     With unit patient, one patient may influence one voter only, which holds because patients are dealt before any
     training. Weights put in by hand, or trained on another deal, may have seen every patient.
@@ -193,20 +203,27 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
         raise InvalidInput(
             "the site's ledger has no training on record for these teachers",
             value=", ".join(f"voter {voter}" for voter in strange),
-            limit="in a study of unit patient, teachers of `consilium site train` on this pool's deal of patients, "
-            "as the ledger has it",
-            remedy="`consilium site train`, which keeps those whose patients are the same; a teacher from elsewhere "
-            "can take part in a study of unit hospital",
+            limit="in a study of unit patient, teachers that `consilium site train` trained on the deal of patients "
+            "in the ledger",
+            remedy="run `consilium site train`, which trains only the voters whose patients changed; a teacher from "
+            "elsewhere can take part in a study of unit hospital",
         )
 
 
 def deal_of(config: SiteConfig) -> str:
-    """Return the name of the study's deal in the ledger; empty if nobody was dealt."""
+    """Return the name of the study's deal in the ledger.
+
+    Args:
+        config: The site's policy.
+
+    Returns:
+        The name; empty if no patient was dealt yet.
+    """
     return load_slots(path).deal if (path := slots_file(config)).exists() else ""
 
 
 def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str]) -> frozenset[int]:
-    """Return the voters whose trained teacher may have seen a withdrawn patient.
+    """Return the voters whose teacher may have been trained on a withdrawn patient.
 
     Args:
         config: The site's policy.
@@ -225,15 +242,15 @@ def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str])
 def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, ...]]:
     """Return the teachers that workers would use if they started now, for every directory of the pool.
 
-    A missing directory serves nothing. A private training that was started but is not in the ledger, because its row
-    was lost, counts as a teacher of no training on record.
+    A missing directory has no teachers. A private training that was started but whose row the ledger has lost counts as
+    a teacher without a training on record.
 
     Args:
         config: The site's policy.
         ledger: The ledger.
 
     Returns:
-        For each directory the hash of every voter's teacher; empty for a voter that would be silent.
+        For each directory the hash of every voter's teacher; empty for a voter that would not vote.
     """
     found = []
     for directory in site_directories(config.books_dir, absent_ok=True):

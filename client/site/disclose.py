@@ -1,7 +1,7 @@
 """Discloses one draw of a sealed sum to an auditor: recorded in the site's ledger, then sealed to the auditor's key.
 
-`consilium site disclose` calls it. Refuses what the site's ledger refuses to disclose
-(:mod:`client.ledger.site_disclosures`), and an output file that exists.
+`consilium site disclose` calls it. A disclosure contains the site's mask key of the draw. It refuses what the site's
+ledger refuses to disclose (:mod:`client.ledger.site_disclosures`), and an output file that exists.
 """
 
 from __future__ import annotations
@@ -71,7 +71,22 @@ def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetim
 def sealed_disclosure(
     config: SiteConfig, ledger: SiteLedger, draw: str, *, auditor: str, now: datetime
 ) -> tuple[DisclosedDraw, SealedDisclosure]:
-    """Record the disclosure and seal it; return also what it reveals."""
+    """Record the disclosure of a draw, sign it and seal it to the auditor.
+
+    Args:
+        config: The site's policy.
+        ledger: The site's ledger.
+        draw: Id of the draw's roster, or at least its first twelve digits.
+        auditor: The auditor's sealing key, X25519 in 64 hex digits.
+        now: Time in the disclosure.
+
+    Returns:
+        The draw with its cost, and the sealed disclosure.
+
+    Raises:
+        InvalidInput: For a draw in which this site sent nothing.
+        Refused: If a patient was withdrawn since, or an earlier version made the draw.
+    """
     shown, private = ledger.disclose(draw, auditor=auditor)
     peers = tuple(Peer(site, key) for site, key in sorted(ledger.peers(shown.draw.study).items()))
     said = Disclosure(config.site, shown.roster, auditor, _hex(private), peers, format_time(now))

@@ -191,7 +191,7 @@ def test_files_laid_by_hand_are_refused_by_the_worker_of_a_study_of_unit_patient
     shutil.copytree(site, other, ignore=shutil.ignore_patterns("site-ledger*"))
     patient(other)
     consent(other, by="Ada", sheet="")
-    with pytest.raises(InvalidInput, match="not trained by slots"):
+    with pytest.raises(InvalidInput, match="added and not trained here"):
         open_worker(other)
 
 

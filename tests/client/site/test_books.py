@@ -227,14 +227,14 @@ def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
     )
     text = (joined / "site.toml").read_text()
     (joined / "site.toml").write_text(text.replace('books = "../.."', 'books = "../../../fresh"'))
-    with pytest.raises(InvalidInput, match="as the consortium was told"):
+    with pytest.raises(InvalidInput, match="which the join request names"):
         open_books(load_site(joined))
     for suffix in ("sqlite", "key"):
         shutil.copy(tmp_path / "fresh" / f"site-ledger.{suffix}", north / f"site-ledger.{suffix}")
     with pytest.raises(LedgerCorrupt, match="of another ledger"):
         open_books(load_site(north))
     shutil.copy(tmp_path / "fresh" / "site-ledger.standing", north / "site-ledger.standing")
-    with pytest.raises(InvalidInput, match="as the consortium was told"):
+    with pytest.raises(InvalidInput, match="which the join request names"):
         open_books(load_site(north))
 
 

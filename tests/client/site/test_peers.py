@@ -314,10 +314,10 @@ def test_a_study_file_exchanged_after_the_request_is_no_consent(world: World) ->
     for terms in ({"aggregation": "open"}, {"colluders": 0}, {"spare_draws": 3}):
         other = replace(study, privacy=replace(study.privacy, **terms))
         (north / "study.toml").write_text(render_study(other))
-        with pytest.raises(InvalidInput, match="which it asked to join"):
+        with pytest.raises(InvalidInput, match="which its join request names"):
             open_worker(north)
         take(north, replace(world.listed, study=other.id))
-        with pytest.raises(InvalidInput, match="which it asked to join"):
+        with pytest.raises(InvalidInput, match="which its join request names"):
             confirm(north, "south", fingerprint(world.key("south")))
         (failed,) = (one for one in check_site(north) if one.check == "data")
         assert (failed.state, "site request" in failed.remedy) == (State.FAIL, True)

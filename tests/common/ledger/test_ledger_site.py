@@ -496,7 +496,7 @@ def test_a_released_query_is_declined_when_it_is_asked_again_and_charged_again_a
         with pytest.raises(Refused) as refused:
             site.ledger.reserve(world.study.id, queries(1, 2))
         assert refused.value.reason == "paused"
-    assert "asked for again" in site.ledger.alarms()[0]
+    assert "asked again for" in site.ledger.alarms()[0]
     assert site.ledger.stopped(world.study.id) is None, "an old message that arrives late stops nobody"
     site.ledger.reserve(world.study.id, queries(2))
     site.ledger.recover(world.ledger.ledger_id)

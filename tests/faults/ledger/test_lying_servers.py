@@ -178,7 +178,7 @@ def test_a_server_that_drops_its_last_rows_and_asks_again_gets_no_second_noise(f
         fed.core().run(fed.transport)
     assert {event["reason"] for event in fed.events("offer-answered")[-3:]} == {"ledger-contradicted"}
     assert (fed.ledger.row_count, [voters.calls for voters in fed.voters.values()]) == (rows, calls)
-    assert all("asked for again" in ledger.alarms()[0] for ledger in fed.site_ledgers.values())
+    assert all("asked again for" in ledger.alarms()[0] for ledger in fed.site_ledgers.values())
 
 
 def test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(

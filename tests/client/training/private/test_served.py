@@ -236,7 +236,7 @@ def test_for_unit_patient_no_worker_starts_on_a_teacher_that_no_training_under_t
     shutil.rmtree(voter_directory(hospital.site / "teachers", 1))  # a voter without a teacher votes zero
     hospital.serve()
     (hospital.site / "teachers" / "slots.json").unlink()
-    with pytest.raises(InvalidInput, match="on this pool's deal of patients"):
+    with pytest.raises(InvalidInput, match="on the deal of patients"):
         hospital.serve()
 
 
