@@ -1,15 +1,16 @@
 """Sets up a site from the consortium's startup kit: its directory, node key, policy and copy of the study.
 
-`consilium site init` and `site join` call it.
+`consilium site init` and `site join` call it. Steps:
 
 1. Check the kit, the data folder and the registry of pools.
 2. Create the directory with node key, certificate, study and ``site.toml``.
 3. Create the pool's ledger for its first study, or join the existing one for a further study.
 4. Write the request to the consortium.
 
-Repeating a set-up changes nothing and completes an interrupted one; a failed one leaves nothing behind. Refuses a
-directory that holds another site, missing data, an incomplete kit, and a second ledger for a pool, or for data, that
-this machine has a ledger for. The node's private key is made here and never leaves; the consortium gets the public key.
+Repeating a set-up changes nothing and completes an interrupted one; a failed one leaves nothing behind. It refuses a
+directory that contains another site, missing data, an incomplete kit, and a second ledger for a pool or for data that
+already have a ledger on this machine. The node's private key is made here and never leaves; the consortium gets the
+public key.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from common.reading import parse_json, parsing, read_text
 REQUEST = "request.json"
 MAX_KIT_BYTES = 1 << 20
 START = "start.pt"
-"""File of the public start, in the kit and in a site's directory."""
+"""File of the public start (a network trained on public data alone), in the kit and in a site's directory."""
 MAX_KIT_FILE_BYTES = 512 << 20
 """Largest file in a kit, enough for the largest network's weights."""
 
@@ -84,7 +85,7 @@ class SiteKit:
                 f"startup kit{wrong}",
                 value=str(directory),
                 limit="a folder with kit.json, ca.crt, study.toml",
-                remedy="unpack what the consortium sent, and give its folder; or ask for a new kit",
+                remedy="unpack the kit that the consortium sent, and give its folder; or ask for a new kit",
             ) from error
         return cls(facts, certificate, study, start_file=start)
 
@@ -100,7 +101,7 @@ def start_file(directory: Path) -> Path | None:
         directory: The site's directory.
 
     Returns:
-        The file; None if the kit held none.
+        The file; None if the kit contained none.
     """
     path = directory / START
     return path if path.is_file() else None
@@ -114,17 +115,17 @@ def study_start(directory: Path, study: Study) -> Path | None:
         study: Its study.
 
     Returns:
-        The file; None where the study has no public start, or teachers of another network than it.
+        The file; None if the study has no public start.
 
     Raises:
-        InvalidInput: If the study names weights, as the consent sheet says, and the site's file is another or missing.
+        InvalidInput: If the study names weights that teachers begin from, and the site's file is missing or differs.
     """
     _check_start(directory / START, study)
     return start_file(directory)
 
 
 def _check_start(path: Path, study: Study) -> None:
-    """InvalidInput unless ``path`` holds the weights that the study names, if teachers begin from any."""
+    """Raise InvalidInput if the study names weights that teachers begin from, and ``path`` does not contain them."""
     named = study.start.weights
     if not named or not study.one_network:
         return
@@ -133,7 +134,7 @@ def _check_start(path: Path, study: Study) -> None:
         raise InvalidInput(
             f"{START}, the network that teachers begin from",
             value=found,
-            limit=f"{named}, as the study says",
+            limit=f"{named}, which the study names",
             remedy="ask the consortium for a new startup kit",
         )
 
@@ -156,7 +157,7 @@ def create_site(
         The request.
 
     Raises:
-        InvalidInput: As described in the module.
+        InvalidInput: If the data, the kit, the directory or the pool is refused (see the module's docstring).
     """
     registry = registry or Registry.of_user()
     check_data_folder(data)
@@ -206,13 +207,11 @@ def join_site(
     forget_joined(books, directory)  # an earlier set-up was interrupted
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
-        raise InvalidInput(
-            "the pool's ledger is missing", value=str(first.ledger_file), remedy="put it back in its place"
-        )
+        raise InvalidInput("the pool's ledger is missing", value=str(first.ledger_file), remedy="put it back")
     open_books(load_site(books)).close()  # an older copy of the ledger is refused here
     text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    note_joined(books, directory)  # first, so that a withdrawal reaches this directory too
+    note_joined(books, directory)  # before anything else, so that a withdrawal reaches this directory too
     try:
         request = _lay_out(directory, kit, text)
     except BaseException:
@@ -225,16 +224,23 @@ def join_site(
 
 
 def _folder_name(study: str) -> str:
-    """Return a study's name if it can name a folder; the name comes from outside."""
+    """Return a study's name if it can be a folder's name; it comes from outside the site."""
     if study.startswith(".") or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in study):
-        raise InvalidInput("folder named for the study", value=study, limit="letters and digits", remedy="--site-dir")
+        raise InvalidInput(
+            "the study's name cannot be a folder's name",
+            value=study,
+            limit="letters, digits, - _ and .",
+            remedy="name a folder with --site-dir",
+        )
     return study
 
 
 def _check_not_joined(books: Path, study: Study) -> None:
     for directory in site_directories(books):
         if load_study(load_site(directory).path("study.toml")).id == study.id:
-            raise InvalidInput("study has a directory at this site already", value=str(directory), remedy="use that")
+            raise InvalidInput(
+                "the study has a directory at this site already", value=str(directory), remedy="use that directory"
+            )
 
 
 def check_data_folder(data: Path) -> None:
@@ -244,23 +250,25 @@ def check_data_folder(data: Path) -> None:
         data: The folder.
 
     Raises:
-        InvalidInput: If so.
+        InvalidInput: If the folder does not exist or cannot be read.
     """
     if not data.is_dir():
         raise InvalidInput(
-            "folder of the dataset", value=str(data), limit="a folder that is there", remedy="check the path"
+            "folder of the dataset", value=str(data), limit="an existing folder", remedy="check the path"
         )
     if not os.access(data, os.R_OK | os.X_OK):
-        limit = f"one that user {os.getuid()} can read"
-        raise InvalidInput("folder of the dataset", value=str(data), limit=limit, remedy="give that user the folder")
+        limit = f"a folder that user {os.getuid()} can read"
+        raise InvalidInput(
+            "folder of the dataset", value=str(data), limit=limit, remedy="let that user read the folder"
+        )
 
 
 def _check_new(directory: Path) -> None:
     if (directory / "site.toml").exists():
         raise InvalidInput(
-            "directory already holds a site",
+            "the directory already contains a site",
             value=str(directory),
-            remedy="choose another one; for another study of the same patients `consilium site join`",
+            remedy="choose another directory; for another study of the same patients, run `consilium site join`",
         )
 
 
@@ -292,7 +300,7 @@ def _lay_out(directory: Path, kit: SiteKit, text: str) -> JoinRequest:
 
 
 def new_request(directory: Path) -> JoinRequest:
-    """Write the site's request to the consortium with the present state of its ledger; an earlier one is replaced.
+    """Write the site's request to the consortium, with the current state of its ledger, in place of an earlier one.
 
     Args:
         directory: The site's directory.
@@ -314,7 +322,7 @@ def new_request(directory: Path) -> JoinRequest:
 def _site_toml(
     kit: SiteKit, *, data: str, pool: str | None = None, caps: PrivacyConfig | None = None, books: str | None = None
 ) -> str:
-    """Write a site's policy: with ``pool`` and its first ``caps``, or with ``books``, where both are stated."""
+    """Return the text of ``site.toml``, either with ``pool`` and ``caps``, or with the directory of ``books``."""
     whose = {"pool": pool} if books is None else {"books": books}
     values: dict[str, dict[str, object]] = {
         "": {"schema": SITE_SCHEMA, "site": kit.facts.site, **whose, "data": data, "study": "study.toml"},
@@ -335,9 +343,11 @@ def _site_toml(
             "relation": caps.relation,
             "queries_per_day": 1000,
         }
-    lines = ["# A hospital's policy. Everything here is the site's own to change; the server cannot."]
+    lines = ["# A hospital's policy. Only the site can change it; the server cannot."]
     if books is not None:
-        lines.append("# The caps are the pool's, for all its studies: they stand where its books lie.")
+        lines.append(
+            "# The pool's caps hold for all its studies; they are in site.toml of the directory named by books."
+        )
     for section, table in values.items():
         lines += ["", *(f"# {line}" for line in _SAID[section].splitlines()), f"[{section}]"] if section else []
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
@@ -345,36 +355,37 @@ def _site_toml(
 
 
 _SAID = {
-    "server": "The consortium's keys and address, as the startup kit had them. Change them on its word alone.",
-    "caps": "The most this pool may ever spend, over all studies, by the site's own ledger; the server's may be less.\n"
-    "queries_per_day bounds what one day can ask.",
+    "server": "The consortium's keys and address, from the startup kit. Change them only if the consortium says so.",
+    "caps": "The most this pool may ever spend, over all studies. The site's own ledger enforces it; the server's may\n"
+    "be lower. queries_per_day is the most queries that the site accepts in a day.",
 }
 _MORE = """
-# What follows is as if it were not there. Take the # away to use it.
+# The lines below have no effect. Remove the # to use them.
 
-# How the data are read. Layouts: msd, nnunet, bids, table; found by itself. patients: a table of whose scan is whose.
+# How the data are read. Layouts: msd, nnunet, bids, table, brats; auto recognises it. patients: a table that names each
+# case's patient.
 # [dataset]
 # layout = "auto"
 # patients = "patients.csv"
 
-# This site's names = the study's names, where they differ.
+# This site's names = the study's names, if they differ.
 # [labels]
 # "left hippocampus" = "anterior"
 # [channels]
 # "T1" = "MRI"
 
-# BIDS: which of several files of one contrast is meant.
+# BIDS: which of several files of one contrast to use.
 # [bids.T1w]
 # acq = "mprage"
 
-# SHA-256 this site restricts itself to, beyond its consent to the study. An empty list allows what the study implies.
+# SHA-256 of the only studies, codecs and volumes that this site accepts. An empty list allows all that the study uses.
 # [allow]
 # studies = []
 # codecs = []
 # volumes = []
 
-# What the server's operator may know beyond the answers: how many cases were used and left out; what the site's own
-# ledger has spent of its cap, its alarms and version, whenever receipts come.
+# What the server's operator may know besides the answers. case_counts: the numbers of cases used and left out. status:
+# what the site's ledger has spent of its cap, its alarms and its version, sent with every reply to receipts.
 # [share]
 # case_counts = false
 # status = false

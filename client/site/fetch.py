@@ -2,8 +2,8 @@
 
 The worker and `site student pull` call it. Requests are signed with the site's node key. An interrupted download
 continues where it stopped, also after a restart. If the cache is full, the objects unused for longest are deleted; they
-are fetched again when needed. Refuses an object with another SHA-256, a server certificate that the site's own root did
-not sign, and redirects to another address.
+are fetched again when needed. It refuses an object with another SHA-256, a server certificate that the authority in the
+startup kit did not sign, and redirects to another address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from common.pki import load_node_key
 from common.student_statement import MAX_STATEMENT_BYTES
 
 MAX_CACHE_BYTES = 32 << 30
-"""Largest size of the cache with the object being fetched; a thousand volumes of 32 MiB fit."""
+"""Largest size of the cache, including the object being fetched; a thousand volumes of 32 MiB fit."""
 
 TIMEOUT_S = 30.0
 TRIES = 5
@@ -42,7 +42,7 @@ OnBytes = Callable[[int], None]
 
 
 class NotThere(InvalidInput):
-    """The server answers that it does not have the object."""
+    """The server answered that it does not have the object."""
 
 
 class PublicObjects:
@@ -102,11 +102,11 @@ class PublicObjects:
             return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
         except NotThere as error:
             raise InvalidInput(
-                "this study has no student yet", remedy="pull again once the consortium's run has ended"
+                "this study has no student yet", remedy="pull again when the consortium's run has ended"
             ) from error
 
     def peers(self, study_id: str) -> Peers:
-        """Fetch the server's list of a study's sites and keys. It is shown to people, and proves nothing.
+        """Fetch the server's list of a study's sites and keys. It is only shown to people; no key is trusted by it.
 
         Args:
             study_id: Id of the study.
@@ -129,7 +129,7 @@ class PublicObjects:
         return data
 
     def _make_room(self, *, keep: Path) -> None:
-        """Delete the objects unused for longest until the largest possible object fits; ``keep`` is being fetched."""
+        """Delete the objects unused for longest until the largest possible object fits, but never ``keep``."""
         found = []
         for path in self._cache.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process of this site may delete as well
@@ -161,7 +161,7 @@ class PublicObjects:
                     ) from error
                 if remaining == 0 or status == 401 or 300 <= status < 400:
                     what = f"public object cannot be fetched ({_reason(error)})"
-                    raise InvalidInput(what, value=path, remedy="`consilium site doctor`") from error
+                    raise InvalidInput(what, value=path, remedy="run `consilium site doctor`") from error
                 time.sleep(PAUSE_S)
 
     def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
@@ -174,7 +174,7 @@ class PublicObjects:
             with partial.open("ab" if reply.status == 206 else "wb") as stream:
                 while chunk := reply.read(CHUNK_BYTES):
                     if stream.tell() + len(chunk) > limit:
-                        raise InvalidInput("public object", value=path, limit=f"{limit} bytes")
+                        raise InvalidInput("size of a public object", value=path, limit=f"at most {limit} bytes")
                     stream.write(chunk)
                     on_bytes(stream.tell())
             if reply.length:  # some announced bytes were not received

@@ -1,6 +1,6 @@
 """Writes ``node/link.json``: the values of ``site.toml`` that a site's node needs.
 
-The node's process may not read ``site.toml`` itself.
+`site init` and `site up` call it. The node's process may run as another user, who must not read ``site.toml`` itself.
 """
 
 from __future__ import annotations

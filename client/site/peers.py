@@ -1,9 +1,9 @@
 """Keeps what this site was told about the other hospitals' keys, and which of them a person here has confirmed.
 
-`consilium site peers` and the worker call it. A site hears of keys in three ways, and trusts none of them: the
-consortium's list in a file, its list from the network, and the peers named in offers. A key is trusted when a person
-here has compared its fingerprint with that hospital itself; this is a row of the site's own ledger. Refuses to confirm
-a key whose fingerprint was neither given nor shown.
+`consilium site peers` and the worker call it. A site receives keys in three ways, and trusts none of them: the
+consortium's list in a file, its list from the network, and the peers named in offers. A key is trusted only after a
+person here has compared its fingerprint with that hospital itself; this is recorded in the site's own ledger. It
+refuses to confirm a key whose fingerprint was neither given nor shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from common.peers import Peer, Peers, fingerprint, has_fingerprint, read_peers, 
 from common.reading import parse_json
 
 LISTED, OFFERED = "peers.json", "peers-offered.json"
-"""Files in a site's directory: the consortium's newest list, and the peers named in offers. Neither proves anything."""
+"""Files in a site's directory: the consortium's newest list, and the peers named in offers. Neither makes a key
+trusted."""
 MAX_OFFERED = 1024
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class KnownPeer:
     Attributes:
         peer: Site and key.
         standing: How this site judges the key.
-        heard: Where this site heard of it.
+        heard: The sources from which this site received the key.
     """
 
     peer: Peer
@@ -60,7 +61,7 @@ class KnownPeer:
 
     @property
     def fingerprint(self) -> str:
-        """The key's fingerprint, as it is read out."""
+        """The key's fingerprint, which people read out to compare it."""
         return fingerprint(self.peer.key)
 
 
@@ -69,7 +70,7 @@ class PeerProblem:
     """A problem with peers.
 
     Attributes:
-        stops: It stops answers, or may be an attack.
+        stops: True if the problem stops answers, or may be an attack.
         text: The problem.
         remedy: What to do.
     """
@@ -80,7 +81,7 @@ class PeerProblem:
 
 
 _NEW = PeerTrust.NOT_CONFIRMED
-_TALK = "call them at a number you know; is it not theirs, pause the study and talk to the other sites first"
+_TALK = "call them at a number you know; if the key is not theirs, pause the study and talk to the other sites first"
 _WRONG = (
     (
         PeerTrust.NOT_OURS,
@@ -90,8 +91,8 @@ _WRONG = (
     (PeerTrust.KEY_OF_ANOTHER, "a key confirmed for another site was given to {}", _TALK),
     (
         PeerTrust.KEY_CHANGED,
-        "another key than the one confirmed is said to be that of {}",
-        f"{_TALK}; if it is, `consilium site peers --confirm NAME`",
+        "a new key, other than the confirmed one, was received for {}",
+        f"{_TALK}; if it is theirs, `consilium site peers --confirm NAME`",
     ),
 )
 
@@ -102,12 +103,12 @@ def _names(known: Sequence[KnownPeer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeersView:
-    """A site in its study, with every key it knows or was told of.
+    """A site in its study, with every key of another site that it confirmed or received.
 
     Attributes:
         study: Id of the study.
         own: This site and its key.
-        sealed: The study uses a sealed sum.
+        sealed: True if the study uses sealed sums.
         quorum: The study's quorum.
         peers: The keys, by site.
     """
@@ -130,7 +131,7 @@ class PeersView:
         return tuple(known for known in self.peers if known.standing in standings)
 
     def problems(self) -> tuple[PeerProblem, ...]:
-        """Return what a person must look into, the worst first; empty in a study without a sealed sum.
+        """Return the problems that a person must look into, the worst first; none in a study without sealed sums.
 
         Returns:
             The problems.
@@ -167,9 +168,9 @@ class PeersView:
 
 @dataclass(frozen=True, slots=True)
 class OfferedPeers(Document):
-    """The content of ``peers-offered.json``: keys named in offers and not confirmed at that time, the newest last.
+    """The content of ``peers-offered.json``: keys named in offers that were not confirmed at that time, newest last.
 
-    A site may appear with several keys; the server then gave different keys at different times.
+    If a site appears with several keys, the server has given different keys at different times.
     """
 
     SCHEMA = (OFFERED, 1)
@@ -179,7 +180,7 @@ class OfferedPeers(Document):
 
 
 def look(directory: Path) -> PeersView:
-    """Return all keys of peers this site knows. Nothing is changed.
+    """Return all keys of other sites that this site confirmed or received. Nothing is changed.
 
     Args:
         directory: The site's directory.
@@ -196,7 +197,7 @@ def look(directory: Path) -> PeersView:
 
 
 def take(directory: Path, listed: Peers) -> None:
-    """Store the consortium's list of peers, to be shown.
+    """Store the consortium's list of peers, so that it can be shown. No key becomes trusted by this.
 
     Args:
         directory: The site's directory.
@@ -222,7 +223,7 @@ def fetch(directory: Path) -> None:
 
 
 def confirm(directory: Path, site: str, read_out: str) -> Peer:
-    """Record that a peer's key has the fingerprint which that hospital itself read out on the telephone.
+    """Record that a peer's key has the fingerprint that this hospital itself read out, for example on the telephone.
 
     Args:
         directory: The site's directory.
@@ -233,8 +234,8 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
         The confirmed peer.
 
     Raises:
-        InvalidInput: If no key that this site was told of has this fingerprint. The error does not name the stored one,
-            because it would only be copied.
+        InvalidInput: If no key that this site received has this fingerprint. The error does not show the fingerprints
+            of received keys, because a person could copy them without asking the hospital.
     """
     view = look(directory)
     told = [known.peer for known in view.peers if known.peer.site == site]
@@ -244,7 +245,7 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
             value=site[:80],
             limit="a peer whose key this site has received: "
             f"{', '.join(sorted({known.peer.site for known in view.peers})) or 'none yet'}",
-            remedy="`consilium site peers --fetch`, or --take with the consortium's list",
+            remedy="run `consilium site peers --fetch`, or give the consortium's list with --take",
         )
     peer = next((peer for peer in told if has_fingerprint(peer.key, read_out)), None)
     if peer is None:
@@ -269,7 +270,8 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
         The confirmed peers.
 
     Raises:
-        InvalidInput: If a site has a changed key, another site's key or several keys; such a site is confirmed by name.
+        InvalidInput: If a site has a changed key, another site's key or several keys. Such a site must be confirmed by
+            name.
     """
     wanted = [known.peer for known in shown.standing(PeerTrust.NOT_CONFIRMED)]
     doubtful = {known.peer.site for known in shown.peers if known.standing not in _PLAIN}
@@ -278,7 +280,7 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
         raise InvalidInput(
             "peers to confirm all at once",
             value=sorted(doubtful),
-            limit="peers that each have one key, which has not changed",
+            limit="peers with one key each, which has not changed",
             remedy="talk to these hospitals, then `consilium site peers --confirm NAME`",
         )
     _record(directory, wanted)
@@ -286,7 +288,7 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
 
 
 def distrust(directory: Path, site: str) -> None:
-    """Withdraw a confirmation; a running worker obeys at once.
+    """Withdraw a confirmation. It takes effect at once in a running worker.
 
     Args:
         directory: The site's directory.
@@ -298,11 +300,10 @@ def distrust(directory: Path, site: str) -> None:
 
 
 def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: SiteLedger) -> None:
-    """Store, to be shown, the peers of an offer that nobody here has confirmed.
+    """Store the peers of an offer that nobody here has confirmed, so that they can be shown.
 
-    At most :data:`MAX_OFFERED` keys are stored, the newest ones.
-
-    A failing disk stores nothing and stops no answer.
+    The newest :data:`MAX_OFFERED` keys are stored. If the disk fails, nothing is stored and the site answers all the
+    same.
 
     Args:
         directory: The site's directory.
@@ -314,7 +315,7 @@ def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: 
     unknown = [peer for peer in peers if confirmed.get(peer.site) != peer.key and peer.key != ledger.public_key]
     try:
         before = _offered(directory, study)
-    except InvalidInput:  # damaged; nothing is lost, since the list proves nothing
+    except InvalidInput:  # the file is damaged; it is only shown to people, so it can be replaced
         before = ()
     named = dict.fromkeys((*before, *unknown))
     if len(named) == len(before):
@@ -386,6 +387,6 @@ def _offered(directory: Path, study: str) -> tuple[Peer, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, InvalidInput) as error:
-        remedy = "delete it: it holds nothing that offers do not name again"
+        remedy = "delete the file: later offers name these peers again"
         raise InvalidInput("peers that offers named cannot be read", value=str(path), remedy=remedy) from error
     return offered.peers if offered.study == study else ()

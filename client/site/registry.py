@@ -1,8 +1,8 @@
 """Lists the patient pools with a ledger on this machine, so that no pool gets a second ledger.
 
 `consilium site init` calls it. A second ledger for the same patients would start with nothing spent, and each ledger
-would allow the whole budget. The file prevents mistakes and is not a lock: if it cannot be read or written, a warning
-is logged and nothing stops. The server's own check does not use it.
+would allow the whole budget. The file only prevents mistakes: if it cannot be read or written, a warning is logged and
+the set-up continues. The server has a check of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeptPool(Document):
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The pools listed in one file; no file for a user without a home directory."""
+    """The pools listed in one file; ``file`` is None for a user without a home directory."""
 
     file: Path | None
 
@@ -70,7 +70,7 @@ class Registry:
             directory: Directory that would keep the ledger.
 
         Raises:
-            InvalidInput: If another directory already keeps such a ledger.
+            InvalidInput: If another directory already has such a ledger.
         """
         here, place = str(directory.resolve()), data.resolve()
         for kept in self._read():
@@ -80,12 +80,12 @@ class Registry:
             same_data = place == known or place.is_relative_to(known) or known.is_relative_to(place)
             if kept.pool == pool or same_data:
                 raise InvalidInput(
-                    "this patient pool already keeps a ledger elsewhere",
+                    "these patients already have a ledger on this machine",
                     value=pool if kept.pool == pool else str(place),
-                    limit=f"one ledger for each pool: {kept.pool!r}, over {kept.data}, keeps its own in "
+                    limit=f"one ledger for each pool: pool {kept.pool!r} with the data {kept.data} has its ledger in "
                     f"{kept.directory}",
-                    remedy=f"`consilium site join --from {kept.directory}`; if these are other patients, or those "
-                    f"books are deleted and never charged anything, take that entry out of {self.file}",
+                    remedy=f"run `consilium site join --from {kept.directory}`; if these are other patients, or that "
+                    f"ledger is deleted and never charged anything, remove its entry from {self.file}",
                 )
 
     def remember(self, kept: KeptPool) -> None:
@@ -119,5 +119,5 @@ class Registry:
             return []
         document = json.loads(self.file.read_text(encoding="utf-8"))
         if not isinstance(document, list):
-            raise InvalidInput("registry of pools", limit="a list")
+            raise InvalidInput("registry of pools", limit="a JSON list")
         return list(map(KeptPool.from_json, document))

@@ -1,10 +1,10 @@
-"""Rebuilds a student's bundle at the site, from values only: no file of the server's bundle is used as it is.
+"""Rebuilds a student's bundle at the site, from values only: no file of the server's bundle is used directly.
 
 ``client.teachers.pulled_student`` calls it. MONAI evaluates expressions in a bundle's configuration, so a site runs no
-configuration that it did not write itself.
+configuration that it did not write itself. Steps:
 
-1. :func:`read_values` takes numbers, names and weights out of the received files, each within its bounds.
-2. :func:`regenerate` writes the bundle anew from these values.
+1. :func:`read_values` reads numbers, names and weights from the received files, and checks each against its bounds.
+2. :func:`regenerate` writes the bundle again from these values.
 3. :func:`check_same` refuses received files that differ from the regenerated ones.
 """
 
@@ -37,9 +37,9 @@ class BundleValues:
     Attributes:
         recipe: Network, channels and patch. A recipe is not part of what a site consents to.
         weights: The bytes of the weights' file.
-        privacy: The statement of privacy in the bundle.
+        privacy: The bundle's figures on privacy: ε by accountant, δ, unit and relation.
         figures: Scores by name.
-        libraries: Versions of the libraries named in it.
+        libraries: Versions of the libraries with which the student was trained.
         inputs: Range of the inputs the student was trained on; None if the bundle names none.
     """
 
@@ -52,7 +52,7 @@ class BundleValues:
 
 
 def read_values(files: Mapping[str, bytes]) -> BundleValues:
-    """Take the values out of a bundle's files.
+    """Read the values in a bundle's files.
 
     Args:
         files: Content by name.
@@ -67,8 +67,8 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
         wrong = sorted(files.keys() ^ set(FILES))
         raise InvalidInput("files of a bundle", value=wrong[:8], limit=f"exactly {', '.join(FILES)}")
     if sum(len(content) for name, content in files.items() if name != WEIGHTS) > MAX_TEXT_BYTES:
-        raise InvalidInput("text in a bundle", limit=f"{MAX_TEXT_BYTES} bytes in all")
-    with parsing("a bundle's configuration cannot be read", limit="one that Consilium exported", remedy=_REMEDY):
+        raise InvalidInput("size of a bundle's text files", limit=f"at most {MAX_TEXT_BYTES} bytes in all")
+    with parsing("a bundle's configuration cannot be read", limit="bundles that Consilium exported", remedy=_REMEDY):
         described, workflow = (parse_json(files[name], what=name, remedy=_REMEDY) for name in (METADATA, INFERENCE))
         recipe = replace(recipe_of(workflow["network_def"]), patch=tuple(workflow["inferer"].get("roi_size", ())))
         ranges = described.get("input_ranges")
@@ -88,7 +88,7 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
 
 
 def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
-    """Write the bundle anew from its values and the study.
+    """Write the bundle's files again, from its values and the study.
 
     Args:
         values: The values taken from the received bundle.
@@ -129,7 +129,7 @@ def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
     for name in FILES:
         if name != WEIGHTS and own[name] != files[name]:
             raise InvalidInput(
-                "a bundle's file differs from the one this program writes for the study",
+                "a file of the bundle differs from the file that this program writes for the study",
                 value=name,
                 remedy=_REMEDY,
             )

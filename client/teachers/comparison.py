@@ -1,13 +1,13 @@
 """Compares the student with the public models and teachers that a site has, on the site's own cases.
 
-``client.teachers.evaluation`` calls it. A poisoned release is visible only here: the server sees one noisy aggregate,
-and a site's Dice alone does not show what public data would have reached.
+``client.teachers.evaluation`` calls it. Only this comparison can show that a site has poisoned the aggregate: the
+server sees one noisy aggregate, and a site's Dice alone does not show what public data would have reached.
 
-* Public models are the weights from which a joint study's teachers begin, or the codec's mean shape. They have seen no
-  case of this site, so every case is compared.
+* Public models are the weights from which a joint study's teachers begin, or the codec's mean shape. They were trained
+  on no case of this site, so every case is compared.
 * The site's own teachers are compared on cases that none of them was trained on.
 
-Differences are paired over cases. Refuses nothing: a comparison that is impossible is reported with its reason.
+Differences are paired over cases. If a comparison is impossible, it is reported with the reason; nothing is refused.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Reference:
 
     Attributes:
         name: Name in texts.
-        answer: Its prediction.
-        public: It was made without any site's data, so a student that is worse is of no use.
-        without: From a voter to the prediction without that voter, for a case on which the voter was trained; None if
-            no voter is left.
+        answer: The model, as a function from a volume to probabilities.
+        public: True if it was made without any site's data. A student that is worse is then of no use.
+        without: Function from a voter to the model without that voter, for a case on which the voter was trained; None
+            if no voter is left.
     """
 
     name: str
@@ -93,7 +93,7 @@ class CaseComparison:
 
     Attributes:
         reference: Name of the reference.
-        public: The reference was made without any site's data.
+        public: True if the reference was made without any site's data.
         structure: Name of the structure, or :data:`ALL`.
         cases: Cases in which there is something to compare.
         student: The student's mean Dice.
@@ -122,12 +122,12 @@ class CaseComparison:
 
     @property
     def word(self) -> GainWord:
-        """Whether the cases prove the student better or worse; without a finite difference nothing is proven."""
+        """The verdict: proven better, proven worse, or not proven, also if there is no finite difference."""
         return self.worth.word if math.isfinite(self.difference) else GainWord.NOT_PROVEN
 
     @property
     def alarming(self) -> bool:
-        """Whether the student is proven worse than a model made from public data only."""
+        """True if the student is proven worse than a model made from public data only."""
         return self.public and self.word is GainWord.WORSE
 
     def sentence(self) -> str:
@@ -204,7 +204,7 @@ def _at(answer: Answer, finer: int) -> Answer:
 def _start(site_dir: Path, study: Study) -> Answer:
     path = study_start(site_dir, study)
     if path is None:
-        raise InvalidInput("the site's kit held no public start: its study has none")
+        raise InvalidInput("the study has no public start, so the site's kit contained none")
     recipe, data = study.student, study.data
     model = network_for(recipe, data)
     load_weights(path, model)
@@ -212,10 +212,10 @@ def _start(site_dir: Path, study: Study) -> Answer:
 
 
 def _mean_shape(site_dir: Path, study: Study, codec: str | None) -> Answer:
-    """Return the shape the codec decodes from the zero code: the mean of the public label maps, for every volume."""
+    """Return a model that predicts the codec's mean shape (the decoded zero code) for every volume."""
     cache = site_dir / "cache"
     if codec is None or not (cache / codec).is_file():
-        raise InvalidInput("the study's codec is not at this site: it has answered no query of the study")
+        raise InvalidInput("this site does not have the study's codec, because it has answered no query of the study")
     opened = load_codec(ObjectStore(cache).get(codec), expected_hash=codec)
     shape = opened.decode(np.zeros(opened.dimension), noise_std=0.0)
     expected = (len(study.data.labels), *study.data.grid)
@@ -230,7 +230,7 @@ def _without(without: Callable[[int], Answer | None], study: Study, voter: int) 
 
 
 def _teachers(site_dir: Path, study: Study) -> tuple[Answer, Callable[[int], Answer | None]]:
-    """Return the mean of the site's teachers, and a function that gives the mean without one voter."""
+    """Return the mean prediction of the site's teachers, and a function that returns the mean without one voter."""
     teachers = Teachers.load(site_dir / "teachers", data=study.data)
     voters = [number for number, model in enumerate(teachers.models) if model is not None]
     if not voters:
@@ -287,8 +287,8 @@ def compare(
 ) -> list[CaseComparison]:
     """Compare the student with a reference on the same cases, for all structures together and for each one.
 
-    If one of the two found a structure that is not in the truth and the other correctly found none, the other counts as
-    1. Otherwise a student that finds a structure everywhere would not be compared on these cases.
+    If one model found a structure that the case does not contain, it has Dice 0 there; the other, which correctly found
+    none, then counts as Dice 1. Otherwise a student that finds a structure in every case would not be compared there.
 
     Args:
         reference: The reference.

@@ -2,9 +2,9 @@
 
 `consilium site evaluate` calls it. Results are written below the site's directory, readable by their owner only; the
 module opens no connection. Cases are read as for training and scored on the study's grid, or on each file's own voxels
-as ``consilium predict`` does. References (:mod:`client.teachers.comparison`) are scored on the same cases, because one
-poisoned site can damage a study and only such a comparison shows it. A case that cannot be used is reported and
-counted. Refuses a model with another grid or other labels than the study's.
+as ``consilium predict`` does. Reference models (:mod:`client.teachers.comparison`) are scored on the same cases: one
+dishonest site can damage a study, and only such a comparison shows it. A case that cannot be used is reported and
+counted. It refuses a model with another grid or other labels than the study's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from common.worth import GainWord
 EVALUATION_SCHEMA = 2
 
 WORSE = 10
-"""Exit code of ``--strict`` if the student is worse than public models, or has lost a structure."""
+"""Exit code of ``--strict`` if the student is worse than public models, or misses a structure in most cases."""
 
 PARTS = ("trained on", "held out", "not used")
 """How this site's teachers used a case: for training, held out by its voter, or not at all."""
@@ -69,15 +69,15 @@ PARTS = ("trained on", "held out", "not used")
 STUDENT = "the student"
 
 LESS_SURE = 0.02
-"""Calibration errors that differ by less count as equal."""
+"""Calibration errors that differ by less than this count as equal."""
 
 REMEDY = (
-    "Poisoned or broken sites can do this, and so can noise. Tell the consortium that this student is worse here; the "
-    "figures of your cases need not leave for that."
+    "Possible causes are dishonest or faulty sites, and noise. Tell the consortium that this student is worse here; "
+    "you need not send it the figures of your cases."
 )
 
 OnCase = Callable[[int, int], None]
-"""Called with the number of cases done and the number of all cases."""
+"""Function called with the number of cases done and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CaseScore:
         part: How the teachers used the case (:data:`PARTS`).
         dice: Dice of each structure; nan if it is in neither map.
         hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
-        sure: How confidence and correctness compare.
+        sure: Calibration: how often the model is right at each level of confidence.
         patient: The case's patient.
     """
 
@@ -115,8 +115,8 @@ class Evaluation:
         structures: Names of the structures.
         scores: Scores of the usable cases.
         problems: Cases that could not be used.
-        native: Scored on each file's own voxels instead of the study's grid.
-        gone: Structures the student misses in most cases.
+        native: True if scored on each file's own voxels instead of the study's grid.
+        gone: Structures that the student misses in most cases.
         comparisons: Comparisons with references.
         missing: References that could not be compared.
         reliability: Calibration of the student and of each reference by name; a reference is counted on cases it was
@@ -140,7 +140,7 @@ class Evaluation:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """The findings that count against this student in a verdict: lost structures, then better public models."""
+        """The findings that make a verdict negative: missing structures, then better public models."""
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
         return (*(structure.sentence() for structure in self.gone), *worse)
 
@@ -148,7 +148,8 @@ class Evaluation:
     def against(self) -> tuple[str, ...]:
         """All findings against using this student here.
 
-        These are the alarms, and the site's own teachers if they are better or clearly better calibrated.
+        These are the alarms, and the comparisons with the site's own teachers, if those are better or clearly better
+        calibrated.
         """
         own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
         sure, theirs = (self.reliability.get(name, NOTHING).error for name in (STUDENT, OWN_TEACHERS))
@@ -159,11 +160,11 @@ class Evaluation:
     def headline(self) -> str:
         """The comparisons over all structures, in one line."""
         found = [one.worth.title for one in self.comparisons if one.structure == ALL]
-        return "; ".join(found) or "The student was compared with nothing"
+        return "; ".join(found) or "There was no model to compare the student with"
 
     @property
     def speaks_for(self) -> bool:
-        """Whether a gain over public models is proven and no finding is against the student."""
+        """True if a gain over public models is proven and no finding is against the student."""
         public = [one for one in self.comparisons if one.public and one.structure == ALL]
         return bool(public) and all(one.word is GainWord.PROVEN for one in public) and not self.against
 
@@ -246,8 +247,8 @@ def evaluate(
         now: Time, for the folder's name.
         data: Folder of the cases; by default the site's own dataset.
         model: Folder of the bundle; by default the pulled student.
-        native: Score on each file's own voxels; parts outside the study's grid count as missed.
-        on_case: Called after each case.
+        native: Score on each file's own voxels. Structures outside the study's grid count as missed.
+        on_case: Called after each case with the number of cases done and the total.
 
     Returns:
         The evaluation and the folder.
@@ -283,7 +284,9 @@ def evaluate(
     student = scores[STUDENT]
     if not student:
         raise InvalidInput(
-            "there is no usable labelled case", value=len(problems), remedy="see `consilium site train` for why"
+            "there is no usable labelled case",
+            value=f"{len(problems)} cases with problems",
+            remedy="`consilium site doctor --data` lists the problems",
         )
     structures, public = study.data.structures, {STUDENT, *(one.name for one in found if one.public)}
     comparisons, told_nothing = _compared(found, scores, structures)
@@ -312,7 +315,7 @@ def _compared(
 ) -> tuple[list[CaseComparison], list[Missing]]:
     """Compare the student with each reference on cases that the reference was not trained on.
 
-    Return also the references without such a case.
+    References without such a case are returned as well, with the reason.
     """
     comparisons: list[CaseComparison] = []
     missing: list[Missing] = []
@@ -325,7 +328,7 @@ def _compared(
         comparisons += compare(reference, structures, ours, theirs)
         if not ours:
             missing.append(
-                Missing(reference.name, "its one voter was trained on every case here; give others with --data")
+                Missing(reference.name, "its only voter was trained on all these cases; give other cases with --data")
             )
     return comparisons, missing
 
@@ -376,7 +379,7 @@ def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
 
 
 def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
-    """Return how each scan was used and by which voter; empty if patients have not been dealt yet."""
+    """Return how each scan was used and by which voter; empty if patients were not dealt to voters yet."""
     config = load_site(site_dir)
     path = slots_file(config)
     if not path.exists():
@@ -430,7 +433,14 @@ def _cell(value: float) -> str:
 
 
 def comparison_lines(result: Evaluation) -> list[str]:
-    """Return the comparisons as lines of text, with what could not be compared and the findings against the student."""
+    """Return the comparisons as lines of text, with the reasons for missing ones and the findings against the student.
+
+    Args:
+        result: The evaluation.
+
+    Returns:
+        The lines.
+    """
     lines = [f"{result.headline}.", *(structure.sentence() for structure in result.gone)]
     lines += [comparison.sentence() for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
@@ -468,7 +478,9 @@ def table(result: Evaluation) -> str:
     lines.append(f"scored on {result.voxels}")
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:
-        lines.append(f"{missed} structure(s) in only one of the two maps: Dice 0, left out of HD95")
+        lines.append(
+            f"{missed} structure(s) are in only one of label map and prediction: their Dice is 0, without an HD95"
+        )
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]

@@ -27,7 +27,7 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
         who: Name of the model in the legend.
 
     Returns:
-        PNG; the truth is solid, the prediction dashed.
+        PNG image. The outlines of the true label map are solid, those of the prediction dashed.
     """
     data = bundle.data
     example = load_example(case, data)
@@ -60,7 +60,7 @@ def reliability_picture(found: Mapping[str, Reliability]) -> bytes:
         found: Calibration by model.
 
     Returns:
-        PNG.
+        PNG image.
     """
     figure = Figure(figsize=(4.6, 4.2), layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()

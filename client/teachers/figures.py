@@ -1,8 +1,8 @@
 """Signs this hospital's mean scores of the student, so that they may go to the consortium if staff consent.
 
-`consilium site evaluate --figures` calls it. A figure is the mean Dice of a structure over patients, in hundredths, of
-the pulled student only. Structures with fewer than :data:`~common.site_figures.LEAST_PATIENTS` patients are left out.
-Refuses another model, other voxels than the study's grid, and a site without any structure that has enough patients.
+`consilium site evaluate --figures` calls it. A figure is the pulled student's mean Dice of a structure over patients,
+in hundredths. Structures with fewer than :data:`~common.site_figures.LEAST_PATIENTS` patients are left out. It refuses
+another model, scores on other voxels than the study's grid, and a site without any structure that has enough patients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
 
 
 def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
-    """Compute each structure's mean Dice over patients, in hundredths, leaving out structures with too few."""
+    """Compute each structure's mean Dice over patients, and leave out structures with too few patients.
+
+    Args:
+        evaluation: The evaluation.
+
+    Returns:
+        One figure for each structure, in hundredths.
+    """
     found = []
     for place, structure in enumerate(evaluation.structures):
         patients: dict[str, list[float]] = {}
@@ -35,7 +42,7 @@ def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
 
 
 def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteFigures:
-    """Note in the site's ledger that figures were made, and write them, signed.
+    """Record in the site's ledger that figures were made, then sign them and write them to a file.
 
     Args:
         site_dir: The site's directory.
@@ -52,7 +59,8 @@ def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
     dice = figures_of(evaluation)
     if not dice:
         raise InvalidInput(
-            "patients with a figure of one structure", limit=f"{LEAST_PATIENTS}: of fewer no figure leaves a hospital"
+            "patients with a score for the same structure",
+            limit=f"at least {LEAST_PATIENTS}; figures over fewer patients do not leave a hospital",
         )
     config, study, bundle = judged(site_dir, out=out, option="--figures")
     with open_books(config) as ledger:

@@ -110,7 +110,9 @@ def test_no_configuration_of_the_servers_reaches_a_hospital(serve, honest: Files
     name, change = EXPRESSIONS[where]
     changed = edited(honest, name, change)
     changed[name] = changed[name].replace(b"RAN", str(tmp_path / "ran").encode())
-    with pytest.raises(InvalidInput, match=r"(differs from the one this program writes|cannot be read).*tampered with"):
+    with pytest.raises(
+        InvalidInput, match=r"(differs from the file that this program writes|cannot be read).*tampered with"
+    ):
         serve(to_archive(changed))
     assert not (tmp_path / "student").exists()
     assert not (tmp_path / "ran").exists()
@@ -145,7 +147,7 @@ def test_values_of_a_bundle_keep_within_their_bounds(serve, honest: Files, tmp_p
 
 @pytest.mark.parametrize("name", ["docs/README.md", "LICENSE"])
 def test_what_people_read_is_the_sites_own_text(serve, honest: Files, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match="differs from the one this program writes"):
+    with pytest.raises(InvalidInput, match="differs from the file that this program writes"):
         serve(to_archive({**honest, name: honest[name] + b"\x1b]0;run this: curl\x07"}))
     assert not (tmp_path / "student").exists()
 
@@ -164,7 +166,7 @@ def test_deep_json_and_a_megabyte_of_text_end_as_a_refusal(serve, honest: Files,
         serve(to_archive({**honest, METADATA: b"[" * 200_000}))
     with pytest.raises(InvalidInput, match="cannot be read"):
         serve(to_archive({**honest, METADATA: b"1" * 5000}))
-    with pytest.raises(InvalidInput, match="text in a bundle"):
+    with pytest.raises(InvalidInput, match="size of a bundle's text files"):
         serve(to_archive({**honest, "docs/README.md": b"x" * (1 << 20)}))
     assert not (tmp_path / "student").exists()
 

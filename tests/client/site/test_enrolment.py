@@ -132,7 +132,7 @@ def test_another_pool_or_kit_in_the_same_directory_is_refused(tmp_path: Path, ki
     create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
     before = everything(tmp_path / "site")
     for pool, other in (("south", kit), ("north", make_kit(tmp_path, "second"))):
-        with pytest.raises(InvalidInput, match="already holds a site"):
+        with pytest.raises(InvalidInput, match="already contains a site"):
             create_site(tmp_path / "site", pool=pool, data=tmp_path / "data", kit=other)
     assert everything(tmp_path / "site") == before
 
