@@ -1,15 +1,15 @@
-"""Fetches the student from the server, checks it against what this site already holds, and unpacks it.
+"""Fetches the student from the server, checks it against this site's study and receipts, and unpacks it.
 
-`consilium site student pull` calls it. A bundle is accepted only if all of this holds:
+`consilium site student pull` calls it. A bundle is accepted only if all of these conditions hold:
 
 1. The server's key signed a statement about it, for the study this site consented to.
 2. The ledger in the statement contains every row for which this site has a receipt.
-3. Its cost is not below this site's receipts, and not above the study's budget.
+3. Its privacy cost is not below that of this site's receipts, and not above the study's budget.
 4. The hospitals' verdicts release it, if the study asks for them.
-5. Its files are those that this program makes from the weights, numbers and names in it. All files are written anew
-   from the site's own template, because MONAI evaluates expressions in a bundle's configuration.
+5. Its files equal those that this program writes from the weights, numbers and names in it. The files written to disk
+   are the site's own, because MONAI evaluates expressions in a bundle's configuration.
 
-Refuses everything else with the one thing to do about it. Nothing is written before all checks have passed.
+Otherwise it is refused, with a remedy. Nothing is written before all checks have passed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from common.student_statement import StudentStatement
 
 STUDENT_DIR = "student"
 _EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
-_TALK = "keep the statement, and talk to the other sites before the server's operator"
+_TALK = "keep the statement, and talk to the other sites before you talk to the server's operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Pulled:
     Attributes:
         bundle: Folder into which it was unpacked.
         statement: The server's signed statement.
-        guarantee: Its cost, by the study's accountant.
-        receipts: Number of this site's receipts of the study it was checked against.
+        guarantee: The guarantee of the answers it was trained on, by the study's accountant.
+        receipts: Number of this site's receipts of the study against which it was checked.
     """
 
     bundle: Path
@@ -80,7 +80,7 @@ def pull(
     Args:
         site_dir: The site's directory.
         out: Folder to write to; by default ``student`` in the site's directory.
-        to_evaluate: Pull a student for evaluation that the verdicts have not released yet.
+        to_evaluate: Also pull a student that the verdicts have not released yet, in order to evaluate it.
         on_bytes: Called with the number of bytes fetched.
 
     Returns:
@@ -96,7 +96,9 @@ def pull(
     out = out or site_dir / STUDENT_DIR
     target = out / "bundle"
     if target.exists() and not (target / METADATA).is_file():
-        raise InvalidInput("directory holds something other than a bundle", value=str(target), remedy="choose another")
+        raise InvalidInput(
+            "the folder contains something other than a bundle", value=str(target), remedy="choose another"
+        )
     objects = PublicObjects(config)
     statement = StudentStatement.parse(objects.statement(study.id))
     with read_books(_with_books(config)) as ledger:
@@ -106,13 +108,14 @@ def pull(
     def bounded(count: int) -> None:
         if count > statement.size:
             raise InvalidInput(
-                "student's bundle", value=f"{count} bytes", limit=f"the {statement.size} that were signed"
+                "student's bundle", value=f"{count} bytes", limit=f"the signed size, {statement.size} bytes"
             )
         on_bytes(count)
 
     archive = objects.get(statement.bundle, on_bytes=bounded)
     if len(archive) != statement.size:
-        raise InvalidInput("student's bundle", value=f"{len(archive)} bytes", limit=f"the {statement.size} signed")
+        limit = f"the signed size, {statement.size} bytes"
+        raise InvalidInput("student's bundle", value=f"{len(archive)} bytes", limit=limit)
     files = from_archive(archive)
     values = read_values(files)
     _check_facts(values.privacy, statement, study)
@@ -128,18 +131,29 @@ def pull(
 def check_statement(
     statement: StudentStatement, *, study: Study, keys: tuple[Ed25519PublicKey, ...], ledger: SiteLedger
 ) -> int:
-    """Check a signed statement against the study and this site's receipts, and return the number of those receipts.
+    """Check a signed statement against the study and this site's receipts.
 
-    Raises InvalidInput if it is not signed by the server, is about another study, or is older than the receipts, and
-    LedgerCorrupt if the server signed something that contradicts the receipts or the study's budget.
+    Args:
+        statement: The statement.
+        study: The study that this site consented to.
+        keys: Keys with which the server may sign.
+        ledger: The site's ledger.
+
+    Returns:
+        Number of this site's receipts of the study.
+
+    Raises:
+        InvalidInput: If it is not signed by the server, is about another study, or is older than the receipts.
+        LedgerCorrupt: If the server signed something that contradicts the receipts or the study's budget.
     """
     if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
         raise InvalidInput(
-            "statement about the student is not signed by a key in site.toml", remedy="ask the consortium for its key"
+            "the statement about the student is not signed by a key in site.toml",
+            remedy="ask the consortium for its key",
         )
     if statement.study_id != study.id:
         raise InvalidInput(
-            "statement is about another study", value=statement.study_id, limit=study.id, remedy=_EXPORT_AGAIN
+            "the statement is about another study", value=statement.study_id, limit=study.id, remedy=_EXPORT_AGAIN
         )
     own = [receipt for receipt in ledger.receipts() if receipt.study_id == study.id]
     if any(receipt.ledger_id != statement.head.ledger_id for receipt in own):
@@ -147,13 +161,11 @@ def check_statement(
     rows = statement.positions()
     for seq, hashed in _known_rows(ledger, statement.head.ledger_id).items():
         if seq in rows and rows[seq] != hashed:
-            raise LedgerCorrupt(
-                f"the statement's ledger is not the one in this site's receipts; to fix: {_TALK}", row=seq
-            )
+            raise LedgerCorrupt(f"the statement's ledger contradicts this site's receipts; to fix: {_TALK}", row=seq)
     newest = max((receipt.head.seq for receipt in own), default=0)
     if newest > statement.head.seq or _receipted(own, study) > statement.mu_squared:
         raise InvalidInput(
-            "statement is older than this site's receipts: it does not count all that was released",
+            "the statement is older than this site's receipts, so it does not count every release",
             value=f"row {statement.head.seq}",
             limit=f"row {newest} or later",
             remedy=_EXPORT_AGAIN,
@@ -164,10 +176,24 @@ def check_statement(
 
 
 def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: SiteLedger, to_evaluate: bool) -> str:
-    """Return the hospitals' verdicts in words; Refused (``not-released``) if they do not release the student.
+    """Check whether the hospitals' verdicts release the student.
 
     In a sealed study a verdict counts only if this site has confirmed the key that signed it. The server can therefore
-    omit verdicts but not invent them. In an open study the operator is trusted, and all verdicts it signed for count.
+    omit verdicts but not invent them. In an open study the operator is trusted, and every verdict in its signed
+    statement counts.
+
+    Args:
+        statement: The server's signed statement, with the verdicts.
+        study: The study.
+        site: This site's name.
+        ledger: The site's ledger.
+        to_evaluate: Do not raise if the student is not released.
+
+    Returns:
+        The verdicts in words; empty if the study asks for none.
+
+    Raises:
+        Refused: ``not-released`` if the verdicts do not release the student and ``to_evaluate`` is False.
     """
     if not (needed := study.gate.verdicts):
         return ""
@@ -189,7 +215,7 @@ def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: 
 
 
 def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
-    """Return the hash of every row of a server's ledger that this site was shown, since the last recovery."""
+    """Return the hash, by number, of every row of a server's ledger in this site's receipts since the last recovery."""
     known: dict[int, str] = {}
     for row in ledger.rows():
         if row.kind not in ("recovery", "receipt"):
@@ -210,7 +236,7 @@ def _receipted(own: list[Receipt], study: Study) -> Fraction:
 
 
 def _check_facts(facts: BundlePrivacy, statement: StudentStatement, study: Study) -> None:
-    """Refuse a bundle whose statement of privacy differs from the signed one."""
+    """Refuse a bundle whose privacy figures differ from the signed ones."""
     privacy = study.privacy
     budget, protection = privacy.budget, privacy.protection
     pairs = [
@@ -224,14 +250,14 @@ def _check_facts(facts: BundlePrivacy, statement: StudentStatement, study: Study
     named = (facts.study, facts.ledger_head, facts.queries, facts.protection, facts.accountant, facts.voters_per_site)
     signed = (study.id, statement.head.hash, statement.queries, protection, privacy.accountant, privacy.voters_per_site)
     if named != signed or not all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs):
-        raise InvalidInput("privacy facts in the bundle are not those that were signed", remedy=_EXPORT_AGAIN)
+        raise InvalidInput("the privacy figures in the bundle differ from the signed ones", remedy=_EXPORT_AGAIN)
 
 
 def _with_books(config: SiteConfig) -> SiteConfig:
     if not config.ledger_file.exists():
         raise InvalidInput(
-            "site has no ledger, so it has nothing to check a student against",
+            "this site has no ledger, so it has no receipts to check a student against",
             value=config.ledger_file.name,
-            remedy="start the site once: `consilium site up`",
+            remedy="start the site once with `consilium site up`",
         )
     return config

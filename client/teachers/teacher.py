@@ -1,9 +1,9 @@
 """Loads a site's trained teachers once, and asks them for predictions.
 
-The worker calls it. Whether a teacher can be loaded concerns its voter only: a teacher that is missing, broken, not the
-recorded one, or made for another grid or other labels leaves an empty slot, and the site still takes part. Taking part
-therefore says nothing about the patients. Refuses only a directory where no training was ever started. Predictions are
-sensitive until coded, summed and noised.
+The worker calls it. If a teacher cannot be loaded, only its voter's slot is empty, and the site still takes part. This
+concerns a teacher that is missing, broken, not the recorded one, or made for another grid or other labels. Taking part
+therefore reveals nothing about the patients. Only a directory where no training was ever started is refused.
+Predictions are sensitive until coded, summed and noised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from common.models.unet import load_weights, network_for
 log = logging.getLogger(__name__)
 
 Ask = Callable[[], np.ndarray | None]
-"""Asks one voter for float32 probabilities [k, x, y, z]; None for an empty slot. Exceptions concern this voter only."""
+"""Function that returns one voter's float32 probabilities [k, x, y, z], or None for an empty slot.
+
+If it raises, only this voter counts as the zero code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Teacher:
         recipe: The recipe it was trained with.
         weights: SHA-256 of the weights' file.
         served: Hash of everything an answer depends on (:func:`~client.records.served.served_hash`).
-        posterior: For dp-bbb, the distribution around ``model``; predictions of networks drawn from it are averaged.
+        posterior: For dp-bbb, the distribution of weights around ``model``; the predictions of sampled networks are
+            averaged.
     """
 
     model: torch.nn.Module
@@ -76,11 +79,11 @@ class Teachers:
     """The teachers of all voters of a site.
 
     Attributes:
-        data: Labels, channels and grid they were trained for.
+        data: Labels, channels and grid that they were trained for.
         voters: The teacher of each voter; None for an empty slot.
         stand_in: Network with random weights in the teachers' architecture. It runs for an empty slot and its output is
             discarded, so that an empty slot takes as long as a teacher.
-        problems: By voter, why its teacher could not be loaded.
+        problems: By voter, the reason why its teacher could not be loaded.
     """
 
     data: DataConfig
@@ -102,20 +105,20 @@ class Teachers:
         A voter whose teacher the hospital added from elsewhere is an empty slot here (:mod:`client.foreign`).
 
         Args:
-            directory: A site's ``teachers``.
-            data: What they must be trained for; by default what the first one was trained for.
-            voters: Number of voters of the study; by default those found.
-            recipe: The study's recipe of a teacher, for the stand-in.
+            directory: A site's folder ``teachers``.
+            data: Labels, channels and grid that they must be trained for; by default those of the first teacher.
+            voters: Number of voters of the study; by default the number found.
+            recipe: The study's recipe of a teacher, from which the stand-in is made.
 
         Returns:
             The teachers.
 
         Raises:
-            InvalidInput: If no training was started here, or without ``data`` no teacher can be loaded.
+            InvalidInput: If no training was started here, or if ``data`` is None and no teacher can be loaded.
         """
         numbers = [int(path.name.removeprefix("voter-")) for path in directory.glob("voter-[0-9][0-9][0-9]")]
         if not numbers and not (directory / "slots.json").exists():
-            raise InvalidInput("no teachers", value=str(directory), remedy="run `consilium site train`")
+            raise InvalidInput("no teacher was trained yet", value=str(directory), remedy="run `consilium site train`")
         count = max(numbers, default=-1) + 1 if voters is None else voters
         found: dict[int, Teacher] = {}
         problems: dict[int, str] = {}
@@ -126,7 +129,7 @@ class Teachers:
                 trained_for, teacher = load_teacher(voter_directory(directory, voter))
                 if trained_for != (data := data or trained_for):
                     raise InvalidInput(
-                        "teacher is trained for other labels, channels, spacing or grid",
+                        "the teacher was trained for other labels, channels, spacing or grid",
                         value=f"voter {voter}",
                         remedy="run `consilium site train` with this study",
                     )
@@ -168,7 +171,7 @@ class Teachers:
         """Return these teachers with some slots emptied.
 
         Args:
-            silent: Voters to leave out.
+            silent: Numbers of the voters whose slots are emptied.
 
         Returns:
             The teachers.
@@ -179,7 +182,7 @@ class Teachers:
     def ask(self, image: Float[np.ndarray, "c x y z"]) -> tuple[Ask, ...]:
         """Return one function for each voter that computes its prediction of a volume when called.
 
-        Predictions are made one at a time, so m voters need the memory of one. # sensitive
+        The functions compute when called, so m voters need the memory of one prediction. # sensitive
 
         Args:
             image: z-scored volume [c, x, y, z] on the study's grid.
@@ -262,11 +265,11 @@ class Posterior:
 
 
 def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarray, "k x y z"]:
-    """Average sampled predictions, and pull voxels on which they disagree toward the image's own mean label.
+    """Average sampled predictions, and pull voxels on which they disagree toward the volume's mean prediction.
 
     For each voxel the result is (1 − u)·p + u·p̄. Here p is the mean prediction, p̄ its mean over all voxels, and u in
     [0, 1] the mutual information between label and weights divided by log k. The result is still a distribution over
-    labels, and its code is shorter where the posterior is uncertain. Whether a site answers does not depend on it.
+    labels. The more uncertain the posterior is, the smaller is the norm of the resulting code.
 
     Args:
         samples: Class probabilities [k, x, y, z]; at least one.
@@ -290,9 +293,16 @@ def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarra
 
 
 def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
-    """Load one voter's teacher and what it was trained for; None for a teacher if training finished without one.
+    """Load one voter's teacher, with the labels, channels and grid that it was trained for.
 
-    Raises InvalidInput if the training is unfinished, or the weights are not those it recorded.
+    Args:
+        directory: The voter's folder.
+
+    Returns:
+        The data's description and the teacher; None for the teacher if training finished without one.
+
+    Raises:
+        InvalidInput: If the training is unfinished, or the weights are not those on record.
     """
     try:
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
@@ -303,7 +313,7 @@ def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
         expected, posterior = record["report"]["weights"], record.get("posterior")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
-            "teacher is not trained to the end", value=directory.name, remedy="run `consilium site train`"
+            "the teacher's training is not finished", value=directory.name, remedy="run `consilium site train`"
         ) from error
     if expected is None:
         return data, None

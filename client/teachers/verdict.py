@@ -1,7 +1,7 @@
 """Signs this hospital's verdict on the study's student, after recording it in the site's ledger.
 
-`consilium site evaluate --verdict` calls it, on the evaluation of the pulled student. Refuses to judge another model,
-or a student that could not be compared with any public model.
+`consilium site evaluate --verdict` calls it, on the evaluation of the pulled student. It refuses to judge another
+model, or a student that could not be compared with any public model.
 """
 
 from __future__ import annotations
@@ -27,15 +27,23 @@ SENT = "verdict.json"
 
 
 def word_of(evaluation: Evaluation) -> str:
-    """Return ``worse`` if an alarm stands, ``better`` if a gain over every public model is proven, else ``not-better``.
+    """Return the verdict on an evaluated student.
 
-    Raises InvalidInput if the student was compared with no public model.
+    Args:
+        evaluation: The evaluation.
+
+    Returns:
+        ``worse`` if the evaluation has an alarm, ``better`` if a gain over every public model is proven, else
+        ``not-better``.
+
+    Raises:
+        InvalidInput: If the student was compared with no public model.
     """
     compared = [one for one in evaluation.comparisons if one.public and one.structure == ALL]
     if not compared:
         raise InvalidInput(
-            "verdict",
-            limit="a student compared with the public start or the mean shape",
+            "verdict on a student",
+            limit="a student that was compared with the public start or the mean shape",
             remedy="; ".join(missing.reason for missing in evaluation.missing) or "evaluate with other cases (--data)",
         )
     if evaluation.alarms:
@@ -56,7 +64,7 @@ def give_verdict(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
         The signed verdict.
 
     Raises:
-        InvalidInput: If no student was pulled, ``out`` exists, or nothing public was compared.
+        InvalidInput: If no student was pulled, ``out`` exists, or the student was compared with no public model.
     """
     config, study, bundle = judged(site_dir, out=out, option="--verdict")
     word = word_of(evaluation)
@@ -83,15 +91,15 @@ def judged(site_dir: Path, *, out: Path, option: str) -> tuple[SiteConfig, Study
         InvalidInput: If no student was pulled, or ``out`` exists.
     """
     if out.exists():
-        raise InvalidInput("file exists", value=str(out), remedy=f"choose another with {option}")
+        raise InvalidInput("the output file exists already", value=str(out), remedy=f"choose another with {option}")
     config = load_site(site_dir)
     study, pulled = load_study(config.path(config.study)), site_dir / STUDENT_DIR / "statement.json"
     if not pulled.is_file():
         raise InvalidInput(
             "student to judge",
             value=str(pulled),
-            limit="a student that was pulled",
-            remedy="`consilium site student pull`",
+            limit="a pulled student",
+            remedy="run `consilium site student pull`",
         )
     return config, study, StudentStatement.parse(pulled.read_bytes()).bundle
 

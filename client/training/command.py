@@ -6,7 +6,7 @@
 4. Train the voters in parallel processes.
 5. Record the teachers that were made.
 
-Refuses what steps 1 to 3 refuse, before a step of training is spent.
+If steps 1 to 3 refuse something, no step of training is spent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ASKED = (
 
 @dataclass(frozen=True, slots=True)
 class PrivateOptions:
-    """The options of a private training as typed; None stands for the strategy's default.
+    """The options of a private training as typed. An option that is None takes the strategy's default.
 
     See :class:`~client.training.private.settings.PrivateSettings` for their meaning.
     """
@@ -82,7 +82,7 @@ class PrivateOptions:
         """Combine the given options with the strategy's defaults.
 
         Args:
-            begun: The training begins from a public start.
+            begun: True if the training begins from a public start.
 
         Returns:
             The settings; None for a training without a guarantee.
@@ -94,16 +94,16 @@ class PrivateOptions:
         asked: dict[str, Any] = {name: getattr(self, name) for name in ASKED if getattr(self, name) is not None}
         if self.strategy not in STRATEGIES:
             if asked:
-                what = f"strategy beside {_option(next(iter(asked)))}"
+                what = f"strategy with the option {_option(next(iter(asked)))}"
                 raise InvalidInput(what, value=self.strategy, limit=", ".join(STRATEGIES))
             return None
         for name in UNREAD.get(self.strategy, ()):
             if name in asked:
-                limit = "an option that this strategy reads"
-                raise InvalidInput(f"{_option(name)} of {self.strategy}", value=asked[name], limit=limit)
+                limit = "only options that this strategy uses"
+                raise InvalidInput(f"{_option(name)} with strategy {self.strategy}", value=asked[name], limit=limit)
         if self.epsilon is None and self.noise_multiplier is None:
             what = f"strategy {self.strategy} without an epsilon"
-            raise InvalidInput(what, remedy="say what it may cost, --epsilon 8, or its noise, --noise-multiplier 2.45")
+            raise InvalidInput(what, remedy="give its budget, --epsilon 8, or its noise, --noise-multiplier 2.45")
         try:
             neighbours, sampling = Neighbours(self.relation), Sampling(self.sampling)
             asked |= {name: Fraction(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
@@ -115,7 +115,9 @@ class PrivateOptions:
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
         if self.epsilon is not None or made.noise_multiplier is None:
             return made
-        event = TrainingEvent(made.sampling, made.rate, made.noise_multiplier, made.steps)  # ε: its cost
+        event = TrainingEvent(
+            made.sampling, made.rate, made.noise_multiplier, made.steps
+        )  # ε is computed from the noise
         return replace(made, epsilon=epsilon_of(event, delta=made.delta, neighbours=made.neighbours))
 
 
@@ -125,7 +127,7 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """The options of `consilium site train`; None stands for what ``site.toml`` says.
+    """The options of `consilium site train`. An option that is None is read from ``site.toml``.
 
     Attributes:
         site_dir: The site's directory.
@@ -134,9 +136,9 @@ class TrainOptions:
         layout: Layout of the dataset.
         label_map: File that maps the dataset's labels to the study's.
         seed: Fixes deal and trainings, for synthetic data only.
-        jobs: Processes at once.
+        jobs: Number of processes at once.
         private: Options of a private training.
-        again: Charge and train patients again who have paid for a private training already.
+        again: Charge and train patients again whose budget was charged for a private training already.
     """
 
     site_dir: Path
@@ -156,7 +158,7 @@ class TrainResult:
 
     Attributes:
         report: The voters' report.
-        cases: What became of each case.
+        cases: Which cases were used, and why others were not.
         structures: Names of the structures that are scored.
     """
 
@@ -188,7 +190,7 @@ class TrainResult:
 
 
 Progress = Callable[[int, int], AbstractContextManager[OnProgress]]
-"""Opens a progress display, from the number of voters and the steps of each."""
+"""Function that opens a progress display, from the number of voters and the number of steps of each."""
 
 
 def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[str], None]) -> TrainResult:
@@ -212,9 +214,9 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
     brought = [v for v in range(study.privacy.voters_per_site) if has_foreign(options.site_dir / "teachers", v)]
     if brought:
         raise InvalidInput(
-            "this voter's teacher was added by the hospital and cannot be trained",
+            "the teachers of these voters were added by the hospital and cannot be trained",
             value=brought,
-            remedy="`consilium site teacher remove` first",
+            remedy="remove them first: `consilium site teacher remove`",
         )
     private = options.private.settings(begun=study_start(options.site_dir, study) is not None)
     dataset = open_for_training(data, study.data, settings)
@@ -243,7 +245,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
 
 
 def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSettings, Path]:
-    """Return the site's policy (None if not needed), the study, and how and where the data are read."""
+    """Return the site's policy (None if not needed), the study, how the data are read, and the data's folder."""
     config, data, study, settings = None, options.data, options.study, DatasetSettings()
     if data is None or study is None or is_site(options.site_dir):
         config = load_site(options.site_dir)
@@ -278,7 +280,7 @@ def site_tasks(
         One task for each voter.
 
     Raises:
-        InvalidInput: As :func:`~client.training.site.plan_site`.
+        InvalidInput: If :func:`~client.training.site.plan_site` refuses the plan, or the public start is wrong.
     """
     left = () if config is None else deal_for_training(config, scans_by_patient(dataset).keys())
     tasks = plan_site(
@@ -301,7 +303,7 @@ def site_tasks(
 def _warnings(
     study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
 ) -> list[str]:
-    """Return warnings about a δ that is not small against the number of patients: the study's and the training's."""
+    """Return a warning for each δ, of the study and of the training, that is not small compared with 1 / patients."""
     patients = len({dataset.patient_of(case) for case in dataset.listed})
     found = {"releases": delta_warning(study.privacy, patients=patients)}
     if private is not None:

@@ -29,8 +29,8 @@ class Part:
             volume at a time if memory is short.
         labels: uint8 label maps [n, x, y, z] with values below ``classes``.
         classes: Number of labels, background included.
-        places: The patient of each scan, as a place among the voter's training patients. Patients without a usable scan
-            do not occur. Empty: each scan is a patient of its own.
+        places: The patient of each scan, as a position among the voter's training patients. Patients without a usable
+            scan do not occur. If empty, each scan is a patient of its own.
         patients: Number of patients dealt to the voter for training.
     """
 
@@ -42,7 +42,7 @@ class Part:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The patient's place for each scan."""
+        """The position of the patient for each scan."""
         return self.places or tuple(range(len(self.images)))
 
 
@@ -52,10 +52,10 @@ class Trained:
 
     Attributes:
         model: The trained network.
-        steps: Steps done.
-        loss: Last loss; None for a private training, because its release was not charged.
+        steps: Number of steps done.
+        loss: Last loss; None for a private training, because releasing it was not charged.
         seconds: Duration.
-        event: What the training itself spent; None for a training without differential privacy.
+        event: The privacy event of the training itself; None for a training without differential privacy.
         deviations: The posterior's standard deviation of every parameter by name, for a trainer whose result is a
             distribution around ``model``; None otherwise.
     """
@@ -69,24 +69,24 @@ class Trained:
 
 
 class Trainer(Protocol):
-    """Trains one voter. The same part, recipe and seed give the same weights, also when resumed from ``checkpoint``."""
+    """Trains one voter's network. Equal arguments give equal weights, also if resumed from ``checkpoint``."""
 
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
     ) -> Trained:
         """Train a new network.
 
-        A private trainer runs all its steps whatever the part contains.
+        A private trainer always runs all its steps, so that their number does not depend on the patients.
 
         Args:
             part: The voter's patients.
             recipe: The study's recipe of a teacher.
-            seed: Seed of the first weights, the order and the augmentation.
-            checkpoint: File for resuming; None for none.
+            seed: Seed of the initial weights, the order and the augmentation.
+            checkpoint: File to resume from; None to store none.
             on_step: Called after each step with its number and loss.
 
         Returns:
-            The network and what it spent.
+            The network and its privacy event.
 
         Raises:
             InvalidInput: For an empty part or a diverged loss, unless the training is private.

@@ -10,7 +10,8 @@ public weights from which training began. Then
 The closed-form KL uses no data, so it costs no privacy; it enters every step with weight 1/n relative to the mean
 likelihood. ρ reuses G, which is post-processing. The privacy is that of DP-SGD on the gradients of w.
 
-Source: Blundell et al. 2015. The published DP variant lacks ∇ log q in its μ-gradient and counts the KL once a batch.
+Source: Blundell et al. 2015. The published DP variant lacks ∇ log q in its μ-gradient, and adds the whole KL in every
+batch.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Prior:
 def posterior_gradients(
     posterior: WeightPosterior, likelihood: Mapping[str, Float[torch.Tensor, "..."]], draw: Named, prior: Prior
 ) -> WeightPosterior:
-    """Compute (Δμ, Δρ) of the module's equations.
+    """Compute (Δμ, Δρ) by the equations in the module's docstring.
 
     Args:
         posterior: The current posterior.
@@ -154,7 +155,7 @@ def posterior_gradients(
 
 
 class PosteriorDescent:
-    """Moves a posterior: draws a weight sample, then takes an Adam step from G at that sample.
+    """Updates a posterior: samples the weights, then takes an Adam step from G at that sample.
 
     Args:
         posterior: The posterior; it is changed in place.

@@ -2,8 +2,8 @@
 
 A block is a convolution with its norm and activation, or a MONAI unit of several. The output of every block but the
 last is a coordinate z_k, an auxiliary variable of the method; the last block gives the logits. The graph is found by
-one pass that computes shapes only. Refuses a network with weights outside such blocks, with a block that is used twice,
-or whose last block is not its output.
+one pass that computes shapes only. It refuses a network with weights outside such blocks, with a block that is used
+twice, or whose last block is not its output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KINDS = (
     *(Convolution, ResidualUnit, TwoConv, UpSample, UnetBasicBlock, UnetOutBlock),
     *(torch.nn.Conv3d, torch.nn.ConvTranspose3d),
 )
-"""Modules that count as a block unless they lie inside a larger one."""
+"""Modules that count as a block unless they are inside a larger one."""
 
 Visit = Callable[[str, torch.Tensor], torch.Tensor]
 """A function from a block and its output to the value that later blocks receive instead."""
@@ -125,9 +125,9 @@ def blocks_of(model: torch.nn.Module) -> Blocks:
     logits = _run(model, tuple(outermost), _meta(model), image, visit)
     if sorted(calls) != sorted(outermost):
         odd = next(name for name in outermost if calls.count(name) != 1)
-        raise _refused(model, f"block {odd} is used {calls.count(odd)} times")
+        raise _refused(model, f"a block, {odd}, that is used {calls.count(odd)} times")
     if last[0] is not logits:
-        raise _refused(model, f"its last block {calls[-1]} is not its output")
+        raise _refused(model, f"a last block, {calls[-1]}, that is not its output")
     weights = tuple(tuple(name for name, block in owner.items() if block == called) for called in calls)
     return Blocks(model, tuple(calls), weights)
 
@@ -136,8 +136,8 @@ def _refused(model: torch.nn.Module, reason: str) -> InvalidInput:
     return InvalidInput(
         "network for dp-mac",
         value=type(model).__name__,
-        limit=f"a graph of blocks ({reason})",
-        remedy="--strategy dp-sgd --per-layer",
+        limit=f"a sequence of blocks; this network has {reason}",
+        remedy="use --strategy dp-sgd --per-layer",
     )
 
 

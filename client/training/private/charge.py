@@ -1,9 +1,10 @@
 """Records a site's trainings in its own ledger, and charges private ones before their first step.
 
 `site train` and `site adapt` call it. Every training is recorded, with the hash of the teacher it made and with its
-deal of patients, so that each served teacher can be traced to one training or to none. Refuses a private training
-without a ledger, a second private training on the same patients unless it is asked for, and teachers restored from an
-older copy: the ledger knows how far a training got, and its steps are not drawn twice for one charge.
+deal of patients, so that each served teacher can be traced to one training or to none. It refuses a private training
+without a ledger, a second private training on the same patients unless ``again`` is given, and a training whose folder
+was restored from an older copy: the ledger records how many steps were drawn, and no step is drawn twice for one
+charge.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def record_trainings(
 ) -> None:
     """Record the trainings of all voters, and charge the private ones. A training on record already adds nothing.
 
-    A directory without ``site.toml`` has no ledger, so its teachers count as made by no recorded training.
+    A directory without ``site.toml`` has no ledger, so its teachers have no training on record.
 
     Args:
         site_dir: The site's directory.
         tasks: The voters' tasks.
-        again: Charge and train patients again who have paid for a private training already.
-        identity: What counts as one patient in the dataset; None to leave it as it is on record.
+        again: Charge and train patients again whose budget was charged for a private training already.
+        identity: What counts as one patient in the dataset; None to keep the definition on record.
 
     Raises:
         InvalidInput: If a private training has no ledger, or repeats one on the same patients without ``again``.
@@ -49,7 +50,7 @@ def record_trainings(
         if all(task.private is None for task in tasks):
             return
         raise InvalidInput(
-            "a private training needs the site's ledger", value=str(site_dir), remedy="`consilium site init` first"
+            "a private training needs the site's ledger", value=str(site_dir), remedy="run `consilium site init` first"
         )
     config, ledger = _ledger(site_dir)
     with ledger:
@@ -69,17 +70,17 @@ def record_trainings(
 def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: PatientIdentity) -> None:
     """Charge the training of a network that may leave the hospital, before its first step.
 
-    It belongs to no voter and no deal, so it adds to every other training of the pool's patients. A training on record
-    already adds nothing.
+    The training uses all patients of the pool, so its cost adds to that of every other training of them. A training on
+    record already adds nothing.
 
     Args:
         site_dir: The site's directory.
         task: The training.
-        again: Charge and train patients again who have paid for a private training already.
+        again: Charge and train patients again whose budget was charged for a private training already.
         identity: What counts as one patient in the dataset.
 
     Raises:
-        InvalidInput: If the patients have paid for a private training already and ``again`` is False.
+        InvalidInput: If the patients were charged for a private training already and ``again`` is False.
     """
     _, ledger = _ledger(site_dir)
     with ledger:
@@ -100,10 +101,10 @@ def record_adapted(site_dir: Path, task: VoterTask) -> None:
 
 
 def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteReport) -> None:
-    """Record the teacher that each finished training made. One on record already adds nothing.
+    """Record the teacher that each finished training made. A teacher on record already adds nothing.
 
-    If the process dies before this, the teacher counts as made by no recorded training until the same command has run
-    again. So does a teacher whose training began without a record.
+    If the process dies before this, the teacher has no training on record until the same command is run again. A
+    teacher whose training began without a record has none either.
 
     Args:
         site_dir: The site's directory.
@@ -126,7 +127,7 @@ def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteRepor
 def _training_id(task: VoterTask) -> str:
     """Return the training's id in the ledger.
 
-    Trainings of one voter without a guarantee share an id, because all of them count alike.
+    All trainings of one voter without a guarantee share an id, because they need not be told apart.
     """
     from client.training.private.trainer import planned_charge
 
@@ -145,7 +146,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
 
     charge, trainer = planned_charge(task), private_trainer(task)
     spent = trainer.open().spent
-    if spent and not ledger.has_training(charge.training_id):  # a charge precedes every step, so its row was lost
+    if spent and not ledger.has_training(charge.training_id):  # every step is charged before, so the row was lost
         _record(ledger, charge)
         ledger.record_drawn(charge.training_id, charge.event.steps, after=0)
     if ledger.has_training(charge.training_id):
@@ -154,11 +155,11 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
             return
         if not again:
             raise InvalidInput(
-                f"private training of {_whose(task)} cannot resume from this folder",
+                f"the private training of {_whose(task)} cannot resume from this folder",
                 value=older,
                 limit="the newest copy of its folder",
-                remedy=f"put {task.directory} back as it was last; or --again trains it anew, which its patients pay "
-                "for as for another training",
+                remedy=f"restore the newest copy of {task.directory}; or train again from the beginning with --again, "
+                "which charges its patients once more",
             )
         trainer.set_aside()
         charge = planned_charge(task)
@@ -168,9 +169,9 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
         new = Training(charge.voter, charge.deal, charge.strategy, charge.event)
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
         raise InvalidInput(
-            f"patients of {_whose(task)} were already charged for a private training",
-            value="no guarantee in all" if total is None else str(total),
-            remedy="--again trains once more and adds its cost to theirs",
+            f"the patients of {_whose(task)} were already charged for a private training",
+            value=f"with one more, in total {'no guarantee' if total is None else total}",
+            remedy="--again trains once more and adds this cost to theirs",
         )
     _record(ledger, charge)
 
@@ -186,15 +187,15 @@ def _record(ledger: SiteLedger, charge: Charge) -> None:
 
 
 def _older_copy(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
-    """Explain why a voter's folder is older than the recorded training, so that continuing would draw steps again.
+    """Explain why a voter's folder must be older than the recorded training, so that steps would be drawn again.
 
-    ``spent`` is the number of steps in the folder's journal. None if nothing shows that the folder is older.
+    Returns None if nothing shows that the folder is older. ``spent`` is the number of steps in the folder's journal.
     """
     made, drawn = ledger.made(charge.training_id), ledger.drawn(charge.training_id)
     if made:
-        return None if trained_hash(task.directory) in made else "the teacher it made is not there"
+        return None if trained_hash(task.directory) in made else "the folder lacks the teacher that it made"
     if spent < drawn and ledger.lost_rows_since(charge.training_id):
-        return "the site's ledger was restored since it began, and nobody can say how far it got"
+        return "the site's ledger was restored after it began, so the number of drawn steps is unknown"
     if drawn - spent >= steps_a_row(charge.event.steps):
-        return f"{drawn} of its {charge.event.steps} steps were drawn, and this folder knows of {spent}"
+        return f"{drawn} of its {charge.event.steps} steps were drawn, but this folder records only {spent}"
     return None

@@ -1,4 +1,4 @@
-"""Sums clipped patient vectors as exact integers and adds noise: what every private trainer releases.
+"""Sums clipped patient vectors as exact integers and adds noise; this is what every private trainer releases.
 
 1. A patient's contribution is a vector in K parts (all parameters, or one part for each layer or block). Part k is
    clipped to Θ_k and divided by Θ_k·r_k with Σ1/r_k² ≤ 1, so the whole vector has norm at most 1 and one Gaussian
@@ -8,7 +8,7 @@
 3. The noise is the same rounded Gaussian as for releases (:mod:`common.privacy.gaussian`). Rounding commutes with
    integer shifts, so the mechanism has no floating-point error.
 
-A patient with a NaN or infinite entry contributes zero. Refuses parts whose shares exceed norm 1.
+A patient with a NaN or infinite entry contributes zero. It refuses parts for which Σ1/r_k² exceeds 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from common.privacy.gaussian import Sampler as NoiseSampler
 from common.privacy.gaussian import rounded_gaussian
 
 RADIUS_INT = 1 << 24
-"""R, the grid steps in norm 1. Truncation changes a coordinate by less than 6e-8 of the norm."""
+"""R, the number of grid steps in norm 1. Truncation changes a coordinate by less than 6e-8 of the norm."""
 
 _SHRINK = 1 - 2.0**-17  # margin above float32's rounding of a norm over a million entries; the integer test decides
 _RETRY = 1 - 2.0**-10
@@ -58,14 +58,16 @@ class Parts:
         if not self.shares:
             object.__setattr__(self, "shares", (sqrt(len(self.names)),) * len(self.names))
         if not self.names or not len(self.names) == len(self.clips) == len(self.shares):
-            raise InvalidInput("parts of a contribution", value=len(self.names), limit="one clip and one share each")
+            raise InvalidInput(
+                "parts of a contribution", value=len(self.names), limit="at least one, each with one clip and one share"
+            )
         if not all(isfinite(clip) and clip > 0 for clip in self.clips):
             raise InvalidInput("clipping norm", value=self.clips, limit="finite numbers above 0")
         if not sum(1 / share**2 for share in self.shares) <= 1 + 1e-9:
             raise InvalidInput("shares of the parts", value=self.shares, limit="sum of 1/r^2 at most 1")
 
     def scale(self, part: int) -> float:
-        """Return Θ_k·r_k, the value in part k of a whole radius R.
+        """Return Θ_k·r_k, the value that R grid steps stand for in part k.
 
         Args:
             part: Number k of the part.
@@ -132,7 +134,7 @@ def integer_sum(
 
 
 def zeros_like(parameters: Vectors, parts: Parts) -> dict[str, Int64[torch.Tensor, "..."]]:
-    """Return the sum over no patient: an empty batch is noised and charged like any other.
+    """Return the sum over no patient, for an empty batch, which is noised and charged like any other.
 
     Args:
         parameters: Tensors with the entries' shapes.

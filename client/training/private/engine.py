@@ -8,8 +8,8 @@
 6. Save a checkpoint.
 
 A strategy supplies the clipped integer sum (3) and takes the private mean (5). Sampling, charging, noise, the constant
-denominator and resuming happen only here. The result is the last iterate: choosing among iterates on private data would
-be another release. ``client.training.private.teachers`` calls :func:`run`.
+denominator and resuming happen only here. The result is the last iterate, because choosing among iterates on private
+data would be another release. ``client.training.private.teachers`` calls :func:`run`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECKPOINT_SCHEMA = 1
 
 
 class Strategy(Protocol):
-    """The part of a private training that differs between strategies. Everything kept between steps is in its state."""
+    """The part of a private training that differs between strategies. Its state contains all it keeps between steps."""
 
     @property
     def parts(self) -> Parts: ...
@@ -64,13 +64,21 @@ class Strategy(Protocol):
         """
         ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to resume, for the checkpoint."""
+        ...
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a saved state.
+
+        Args:
+            state: What :meth:`state` returned.
+        """
+        ...
 
 
 OnSpent = Callable[[int], None]
-"""Called after every step with the steps spent so far."""
+"""Function called after every step with the number of steps spent so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +86,8 @@ class Spent:
     """What a run did.
 
     Attributes:
-        event: What was spent so far.
-        applied: Steps that moved the weights; the other spent steps were lost to interruptions.
+        event: The privacy event of all steps spent so far.
+        applied: Number of steps that moved the weights; the other spent steps were lost to interruptions.
         seconds: Duration.
     """
 
@@ -98,25 +106,25 @@ def run(
     noise: NoiseSampler = rounded_gaussian,
     sampler: Sampler | None = None,
 ) -> Spent:
-    """Spend every step of the journal's plan that is left.
+    """Run all steps of the journal's plan that are not spent yet.
 
-    The run resumes from the checkpoint, or begins with the strategy's first weights if there is none; steps in the
+    The run resumes from the checkpoint, or begins with the strategy's initial weights if there is none; steps in the
     journal stay spent in both cases.
 
     Args:
-        strategy: What is trained.
-        journal: Where steps are charged.
-        checkpoint: Checkpoint of the same journal; None for none.
-        checkpoint_every: Steps between checkpoints.
+        strategy: The strategy, which holds the weights.
+        journal: The journal that charges the steps.
+        checkpoint: Checkpoint file of the same journal; None to store none.
+        checkpoint_every: Number of steps between checkpoints.
         on_step: Called after each step with the number of steps spent.
         noise: The noise sampler; tests inject another one.
         sampler: The patient sampler; tests inject another one.
 
     Returns:
-        What was spent.
+        What the run did.
 
     Raises:
-        Refused: If another run spends the same journal.
+        Refused: If another run works on the same journal.
     """
     started = time.monotonic()
     plan = journal.plan

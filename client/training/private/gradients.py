@@ -35,11 +35,11 @@ def refuse_coupling(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         reason = ""
         if isinstance(module, _COUPLING) and not isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
-            reason = "BatchNorm mixes the patients of a batch: one patient's gradient depends on the others"
+            reason = "no BatchNorm: it makes one patient's gradient depend on the other patients of the batch"
         elif getattr(module, "track_running_stats", False):
-            reason = "running statistics are released without noise"
+            reason = "no running statistics: they would be released without noise"
         elif isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
-            reason = "dropout masks are drawn for the batch, not for the patient"
+            reason = "no dropout: its masks are drawn for the batch, not for each patient"
         if reason:
             raise InvalidInput(
                 f"module {name or type(module).__name__} cannot be trained privately",
@@ -52,8 +52,8 @@ def refuse_coupling(model: torch.nn.Module) -> None:
 def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, classes: int = 2) -> None:
     """Refuse a loss that does not give one value for each patient as a function of that patient only.
 
-    The loss of the first of three random patients is compared with the loss of that patient alone. A Dice pooled over
-    the batch fails.
+    The loss of the first of three random patients is compared with the loss of that patient alone. A Dice loss that is
+    pooled over the batch is therefore refused.
 
     Args:
         loss: Loss of logits and targets [b, l, x, y, z].
@@ -68,9 +68,9 @@ def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *,
     both, alone = loss(logits, target), loss(logits[:1], target[:1])
     if both.shape != (3,) or alone.shape != (1,) or not torch.allclose(both[:1], alone, rtol=1e-12, atol=1e-12):
         raise InvalidInput(
-            "loss is pooled over patients",
+            "the loss is pooled over patients",
             value=tuple(both.shape),
-            limit="one value a patient, of that patient alone: a pooled loss makes gradients depend on other patients",
+            limit="one value for each patient, which depends on this patient only",
             remedy="reduce over voxels and classes, not over the batch",
         )
 
@@ -101,9 +101,16 @@ def segmentation_loss(
 def by_vmap(
     loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
-    """Compute gradients [b, *shape] and losses [b] of all patients in a chunk at once.
+    """Compute the gradients and losses of all patients in a chunk at once.
 
-    The weights must not require gradients.
+    Args:
+        loss: Loss of one patient.
+        weights: Parameters by name; they must not require gradients.
+        patches: Patches of b patients, [b, k, …].
+        targets: Their targets, [b, k, …].
+
+    Returns:
+        Gradients [b, *shape] by parameter name, and losses [b]. # sensitive
     """
     gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(dict(weights), patches, targets)
     return gradients, losses
@@ -114,7 +121,16 @@ def by_loop(
 ) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
     """Compute gradients and losses by plain autograd, one patient at a time.
 
-    It needs the least memory, and is the reference for :func:`by_vmap` in tests.
+    This needs the least memory, and is the reference for :func:`by_vmap` in tests.
+
+    Args:
+        loss: Loss of one patient.
+        weights: Parameters by name.
+        patches: Patches of b patients, [b, k, …].
+        targets: Their targets, [b, k, …].
+
+    Returns:
+        Gradients [b, *shape] by parameter name, and losses [b]. # sensitive
     """
     rows: list[dict[str, torch.Tensor]] = []
     losses = []
@@ -148,7 +164,7 @@ def plain_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         InvalidInput: If the network has buffers, which would keep state outside the parameters.
     """
     if next(model.buffers(), None) is not None:
-        raise InvalidInput("network with buffers cannot be trained privately", limit="parameters only")
+        raise InvalidInput("a network with buffers cannot be trained privately", limit="networks with parameters only")
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

@@ -87,7 +87,7 @@ def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path)
     facts = privacy_of(bundle)
     assert facts["may_leave"] is True
     assert f"ε = {np.ceil(epsilon * 100) / 100:.4g}"[:7] in str(facts["guarantees"][1])
-    assert "had cost: guaranteed (ε, δ)" in str(facts["statement"])
+    assert "whose own guarantee is: guaranteed (ε, δ)" in str(facts["statement"])
     status = json.loads(RUN.invoke(site_app, ["status", "--site-dir", str(site), "--json"]).stdout)
     assert status["trainings"]["adapted"]["epsilon"] >= epsilon_of(
         event, delta=status["trainings"]["adapted"]["delta"], neighbours=Neighbours.REPLACE_ONE

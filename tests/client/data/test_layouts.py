@@ -322,9 +322,11 @@ def test_a_session_with_two_candidates_is_left_out_and_says_what_to_do(tmp_path:
     found = match_study(open_dataset(root), DATA)
     reasons = {problem.case: problem.reason for problem in found.problems}
     assert reasons == {
-        "sub-a_ses-1": "several T1w images in one session; to fix: say which by its run in [bids.T1w] of site.toml",
-        "sub-b_ses-1": "several label maps in one session; to fix: say which by its desc in [bids.dseg] of site.toml",
-        "sub-c": "a label map without an image; to fix: put the image beside it, or look at [bids] in site.toml",
+        "sub-a_ses-1": "several T1w images in one session; to fix: name the one to use by its run in "
+        "[bids.T1w] of site.toml",
+        "sub-b_ses-1": "several label maps in one session; to fix: name the one to use by its desc in "
+        "[bids.dseg] of site.toml",
+        "sub-c": "a label map without an image; to fix: put the image beside it, or correct [bids] in site.toml",
     }
     assert [case.id for case in found.cases] == ["sub-b_ses-2"]
 

@@ -322,7 +322,7 @@ def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: P
     (tmp_path / "configs").mkdir()
     for path in (tmp_path / DECLARED, tmp_path / "configs/metadata.json"):
         path.write_bytes(text)
-    with pytest.raises(InvalidInput, match="to fix: say what each output is"):
+    with pytest.raises(InvalidInput, match="to fix: name the label of each output"):
         bring._own_labels(ForeignKind.BUNDLE, tmp_path, DATA)
     with pytest.raises(InvalidInput, match="site teacher add"):
         Declared.read(tmp_path / DECLARED)

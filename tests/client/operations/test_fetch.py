@@ -109,7 +109,7 @@ def test_more_than_an_object_may_have_is_never_read(
 ) -> None:
     monkeypatch.setattr(fetch, "MAX_OBJECT_BYTES", 50_000)
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 10_000)
-    with pytest.raises(InvalidInput, match="allowed: 50000 bytes"):
+    with pytest.raises(InvalidInput, match="allowed: at most 50000 bytes"):
         line[1].get(NAME)
 
 
@@ -147,5 +147,5 @@ def test_a_study_without_a_student_yet_is_told_apart_from_a_server_that_misses_s
 ) -> None:
     server, objects = line
     server.status = 404
-    with pytest.raises(InvalidInput, match=r"no student yet; to fix: pull again once the consortium's run has ended"):
+    with pytest.raises(InvalidInput, match=r"no student yet; to fix: pull again when the consortium's run has ended"):
         objects.statement(NAME)

@@ -116,10 +116,10 @@ def test_a_site_that_was_let_in_before_hears_that_it_was_revoked(world: World) -
 
 def test_each_daemon_is_looked_at_and_what_it_ended_with_is_said(world: World) -> None:
     report = json_report(world.site / "logs" / FACTS)
-    ended = {"why": "status 2", "said": "error: no teachers", "log": "/x/worker.log"}
+    ended = {"why": "status 2", "said": "error: no teacher was trained yet", "log": "/x/worker.log"}
     report("daemon-ended", daemon="worker north", **ended)
     (world.site / "logs" / "daemons.lock").touch()
-    assert "no teachers" in world.finding("daemon").text
+    assert "no teacher was trained yet" in world.finding("daemon").text
     assert "site up" in world.finding("daemon").remedy  # nobody keeps it
     with keeping(world.site / "logs"):
         assert world.finding("daemon").state is State.NOTE  # what ended before was not theirs

@@ -58,10 +58,10 @@ def test_data_that_are_not_there_are_refused_and_nothing_is_made(tmp_path: Path,
 def test_a_kit_that_is_damaged_is_refused_whole(tmp_path: Path, kit: SiteKit, name: str, content: bytes) -> None:
     folder = kit.study_file.parent
     (folder / name).write_bytes(content)
-    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack what the consortium sent"):
+    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack the kit that the consortium sent"):
         SiteKit.load(folder)
     (folder / name).unlink()
-    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack what the consortium sent"):
+    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack the kit that the consortium sent"):
         SiteKit.load(folder)
 
 

@@ -147,7 +147,7 @@ def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing
     with pytest.raises(InvalidInput, match="all at once"):
         _confirm_all(world)
     assert "KEY CHANGED" in world.ask().stdout
-    (finding,) = [one for one in check_site(north) if one.check == "peers" and "another key" in one.text]
+    (finding,) = [one for one in check_site(north) if one.check == "peers" and "a new key" in one.text]
     assert finding.state is State.FAIL
     confirm(north, "south", fingerprint(INVENTED))  # they did renew it
     assert world.standings()["south eeee"] == PeerTrust.CONFIRMED
@@ -237,7 +237,7 @@ def test_a_server_that_names_ever_new_peers_fills_no_disk(world: World) -> None:
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[[", b"\xff", b'{"schema":1,"study":"x","peers":[]}'])
 def test_damaged_notes_stop_no_worker_and_are_named_to_a_person(damage: bytes, world: World) -> None:
     (world.sites["north"] / OFFERED).write_bytes(damage)
-    with pytest.raises(InvalidInput, match="delete it"):
+    with pytest.raises(InvalidInput, match="delete the file"):
         look(world.sites["north"])
     assert [one.check for one in check_site(world.sites["north"]) if one.state is State.FAIL].count("peers") == 1
     world.offer(Peer("south", world.key("south")))

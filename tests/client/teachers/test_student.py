@@ -167,7 +167,7 @@ def test_a_rewritten_row_under_a_genuine_head_contradicts_the_receipts(
 ) -> None:
     links = list(statement.links)
     links[1] = replace(links[1], body_sha256="0" * 64)
-    with pytest.raises(LedgerCorrupt, match="not the one in this site's receipts"):
+    with pytest.raises(LedgerCorrupt, match="contradicts this site's receipts"):
         check(fed, lie(fed, statement, links=tuple(links)))
     with pytest.raises(LedgerCorrupt, match="do not lead"):
         check(fed, replace(statement, links=tuple(links)).signed(fed.signing_key))
@@ -238,7 +238,7 @@ def test_nothing_is_unpacked_when_a_check_fails(
     lying = replace(statement, bundle=sha256_bytes(other), size=len(other)).signed(fed.signing_key)
     monkeypatch.setattr(PublicObjects, "statement", lambda self, study_id: lying.render())
     monkeypatch.setattr(PublicObjects, "get", lambda self, name, on_bytes: served[name])
-    with pytest.raises(InvalidInput, match="not those that were signed"):
+    with pytest.raises(InvalidInput, match="differ from the signed ones"):
         pull(fed.root / "site-0", out=tmp_path / "student")
     assert not (tmp_path / "student").exists()
     (tmp_path / "student" / "bundle").mkdir(parents=True)
@@ -482,7 +482,7 @@ def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_b
     data = write_cases(tmp_path)
     code, text = evaluated(pulled, data)
     assert code == 0
-    assert "not compared with the public mean shape: the study's codec is not at this site" in text
+    assert "not compared with the public mean shape: this site does not have the study's codec" in text
     ObjectStore(pulled / "cache").put(fed.codec.to_bytes())
     monkeypatch.setattr(
         "client.teachers.evaluation.predict", lambda network, image, patch=(): maps_of(np.zeros((8, 8, 8)))

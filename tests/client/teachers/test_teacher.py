@@ -45,8 +45,8 @@ def test_a_teacher_that_is_missing_changed_or_of_another_study_is_an_empty_slot_
     for text, problem in [
         (json.dumps(other), "other labels"),
         (record.replace('"weights": "', '"weights": "x'), "differs from the one on record"),
-        (record[: len(record) // 2], "not trained to the end"),
-        ("[]", "not trained to the end"),
+        (record[: len(record) // 2], "training is not finished"),
+        ("[]", "training is not finished"),
         (json.dumps(json.loads(record) | {"schema": 99}), "schema"),
     ]:
         (first / "train.json").write_text(text)
@@ -58,7 +58,7 @@ def test_a_teacher_that_is_missing_changed_or_of_another_study_is_an_empty_slot_
     (first / "weights.pt").write_bytes(weights)
     assert heard("") == [True, True]
     first.rename(voter_directory(teachers, 5))
-    assert heard("not trained to the end") == [False, True]
+    assert heard("training is not finished") == [False, True]
 
 
 def test_one_voter_that_does_not_fit_into_memory_is_that_voters_alone(
@@ -78,7 +78,7 @@ def test_one_voter_that_does_not_fit_into_memory_is_that_voters_alone(
 
 
 def test_teachers_are_refused_only_where_no_training_was_ever_begun(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no teachers"):
+    with pytest.raises(InvalidInput, match="no teacher was trained yet"):
         Teachers.load(tmp_path / "t", data=DATA, voters=2)
     (tmp_path / "slots.json").write_text("{}")  # patients were dealt, and the first training crashed
     begun = Teachers.load(tmp_path, data=DATA, voters=2)
