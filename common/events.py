@@ -47,6 +47,7 @@ EVENTS: dict[str, frozenset[str]] = {
     "answers-weighed": frozenset({"surprise", "expected", "chance", "volumes", "warnings"}),
     "student-step": frozenset({"step", "total", "loss"}),
     "student-pass": frozenset({"number", "step"}),
+    "student-validated": frozenset({"step", "dice", "cases"}),
     "student-trained": frozenset({"weights", "seconds"}),
     "control-trained": frozenset({"name", "weights", "seconds"}),
     "network-scored": frozenset({"name", "dice", "cases"}),

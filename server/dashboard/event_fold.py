@@ -23,7 +23,7 @@ from server.dashboard.wording import MISSED, EventView, event_view
 RECENT = 60
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
-ROUTINE = frozenset({"stage-progress", "student-step", "receipts-held", "label-decoded"})
+ROUTINE = frozenset({"stage-progress", "student-step", "student-validated", "receipts-held", "label-decoded"})
 """Kinds of events that the list of recent events omits; it also omits accepted offers."""
 
 STAGES = ("collect", "decode", "student", "controls", "export")
@@ -176,6 +176,7 @@ class EventFold:
         self.losses: list[tuple[int, float]] = []
         self.loss_total = 0
         self.passes: list[int] = []
+        self.validated: list[tuple[int, float, int]] = []
         self.student: tuple[str, str, float] | None = None
         self.controls: dict[str, tuple[str, str]] = {}
         self.bundle: tuple[str, str] | None = None
@@ -298,7 +299,7 @@ class EventFold:
             case "stage-started":
                 self.stages[event["stage"]] = StageState(total=event["total"], started=time)
                 if event["stage"] == "student":
-                    self.losses, self.passes = [], []
+                    self.losses, self.passes, self.validated = [], [], []
             case "stage-progress":
                 self._progress(event["stage"], event["done"], event["total"], time)
             case "stage-finished":
@@ -322,6 +323,11 @@ class EventFold:
                 self.loss_total = event["total"]
             case "student-pass":
                 self.passes.append(event["step"])
+            case "student-validated":
+                self.validated.append((event["step"], event["dice"], event["cases"]))
+            case "network-scored" if event["name"] == "student":
+                self.validated = [one for one in self.validated if one[0] < self.loss_total]
+                self.validated.append((self.loss_total, event["dice"], event["cases"]))
             case "student-trained":
                 self.student = (event["weights"], time, event["seconds"])
             case "control-trained":

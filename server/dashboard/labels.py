@@ -101,6 +101,7 @@ class StudentPage:
     Attributes:
         losses: Step and loss of each logged training step.
         passes: Last step of each training pass.
+        validated: Step, mean Dice and number of validation cases of each time the student was scored.
         steps: Total number of training steps.
         weights: SHA-256 of the student's weights; None before it is trained.
         trained: Time at which its training ended.
@@ -120,6 +121,7 @@ class StudentPage:
 
     losses: tuple[tuple[int, float], ...]
     passes: tuple[int, ...]
+    validated: tuple[tuple[int, float, int], ...]
     steps: int
     weights: str | None
     trained: str | None
@@ -249,6 +251,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
     return StudentPage(
         losses=tuple(events.losses),
         passes=tuple(events.passes),
+        validated=tuple(events.validated),
         steps=events.loss_total or service.follower.study.student.steps,
         weights=events.student[0] if events.student else None,
         trained=events.student[1] if events.student else None,

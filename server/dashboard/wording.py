@@ -145,6 +145,7 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "label-decoded": lambda e: f"label of volume {e['volume'][:8]} decoded",
     "answers-weighed": lambda e: "; ".join(e["warnings"]) or "the sites' answers are as large together as expected",
     "student-pass": lambda e: f"pass {e['number']} of the student's training ended at step {e['step']:,}",
+    "student-validated": lambda e: f"student at step {e['step']:,}: Dice {e['dice']:.3f}",
     "student-trained": lambda e: f"student trained in {duration(e['seconds'])}",
     "control-trained": lambda e: f"control {e['name'].replace('_', ' ')} trained in {duration(e['seconds'])}",
     "network-scored": lambda e: (

@@ -48,6 +48,7 @@ NOT_LOGGED = frozenset(
         "answers-weighed",
         "student-step",
         "student-pass",
+        "student-validated",
         "network-scored",
         "student-trained",
         "control-trained",

@@ -16,7 +16,7 @@ from server.ledger.server_ledger import Ledger
 from server.postprocess.decisions import rejected_labels
 from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import StoredLabels, store_label
-from server.public.material import Public
+from server.public.material import PairedFiles, Public
 from server.study.workspace import Workspace
 
 
@@ -30,6 +30,7 @@ class Released:
         rejected: (volume, SHA-256 of the label's file) of every rejected label.
         labels_dir: Folder that labels are written to.
         student_dir: Folder that networks are written to.
+        validation: Labelled public cases on which the student is scored.
     """
 
     public: Public
@@ -37,6 +38,7 @@ class Released:
     rejected: frozenset[tuple[str, str]]
     labels_dir: Path
     student_dir: Path
+    validation: tuple[PairedFiles, ...] = ()
 
     def labels(self) -> StoredLabels:
         """Return the decoded labels by volume hash, in query order, without the rejected ones."""
@@ -59,7 +61,8 @@ def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> R
     with Ledger.open(ledger_file or workspace.ledger_file) as ledger:
         answers = tuple(ledger.answers(public.study.id))
     rejected = rejected_labels(workspace.decisions_file, public.study.id)
-    return Released(public, answers, rejected, workspace.labels_dir, workspace.student_dir)
+    folders = workspace.labels_dir, workspace.student_dir
+    return Released(public, answers, rejected, *folders, workspace.validation())
 
 
 def label_file(labels_dir: Path, volume: str) -> Path:

@@ -24,6 +24,7 @@ from common.models.fit import OnStep
 from common.models.unet import load_weights, network_for, save_weights
 from common.objects import write_atomically
 from server.postprocess.labels import Released
+from server.postprocess.validation import ValidationCurve
 from server.protocols.controls import CONTROLS, STUDENT, control_training, controls_of
 from server.protocols.paired import read_paired
 from server.protocols.query_protocol import FitFiles, Lesson, NetworkTraining, protocol_of
@@ -57,13 +58,17 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     training = protocol_of(released.public.study).finish(lesson_of(released), STUDENT)
     assert training is not None  # every protocol has a student
 
+    files = FitFiles.at(released.student_dir)
+    curve = ValidationCurve(released, files, steps=training.steps, events=events)
+
     def on_step(step: int, loss: float) -> None:
         if step % PROGRESS_STEPS == 0 or step == training.steps:
             events.emit("student-step", step=step, total=training.steps, loss=round(loss, 5))
         if step in training.passes:
             events.emit("student-pass", number=training.passes.index(step) + 1, step=step)
+        curve.after(step)
 
-    fitted = fit_once(training, files=FitFiles.at(released.student_dir), on_step=on_step)
+    fitted = fit_once(training, files=files, on_step=on_step)
     if fitted is not None:
         events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
 

@@ -1,4 +1,4 @@
-"""Turns a study's events into curves: the student's loss, where a pass of its training ends, and Dice at the end.
+"""Turns a study's events into curves: the student's loss, where a pass of its training ends, and Dice.
 
 Loss and Dice are of pseudo-labels and of published validation cases. Nothing here was made of a hospital's data but
 what was released with noise, so these curves cost no budget.
@@ -29,6 +29,8 @@ class StudyCurves:
                 self._curves.point("student/loss", event["loss"], step=event["step"])
             case "student-pass":
                 self._curves.point("student/pass", event["number"], step=event["step"])
+            case "student-validated":
+                self._curves.point("validation/dice/student", event["dice"], step=event["step"])
             case "network-scored":
                 self._curves.point(f"validation/dice/{event['name']}", event["dice"], step=self._step)
 

@@ -55,6 +55,7 @@ def told(path: Path) -> EventLog:
     events.emit("stage-started", stage="student", total=40)
     events.emit("student-step", step=20, total=40, loss=0.9)
     events.emit("student-pass", number=1, step=20)
+    events.emit("student-validated", step=20, dice=0.5, cases=3)
     events.emit("receipts-held", site="north", ledger_row=7)
     events.emit("student-step", step=40, total=40, loss=0.4)
     events.emit("student-pass", number=2, step=40)
@@ -66,6 +67,7 @@ def told(path: Path) -> EventLog:
 EXPECTED = [
     ("student/loss", 0.9, 20),
     ("student/pass", 1, 20),
+    ("validation/dice/student", 0.5, 20),
     ("student/loss", 0.4, 40),
     ("student/pass", 2, 40),
     ("validation/dice/student", 0.71, 40),
@@ -87,9 +89,10 @@ def test_the_student_page_marks_the_passes_of_the_newest_training_alone(tmp_path
     events, fold = told(path), EventFold(path, study_id=make_study().id)
     assert fold.step(threading.RLock())
     assert (fold.losses, fold.passes) == ([(20, 0.9), (40, 0.4)], [20, 40])
+    assert fold.validated == [(20, 0.5, 3), (40, 0.71, 5)]
     events.emit("stage-started", stage="student", total=40)
     assert fold.step(threading.RLock())
-    assert (fold.losses, fold.passes) == ([], [])
+    assert (fold.losses, fold.passes, fold.validated) == ([], [], [])
 
 
 @pytest.mark.parametrize(("steps", "ends"), [(10, (4, 7, 10)), (300, (100, 200, 300))])
@@ -106,7 +109,9 @@ def test_a_training_of_several_passes_tells_where_each_ends(tmp_path: Path, monk
     training = NetworkTraining("inputs", train, steps=30, passes=(10, 30))
     monkeypatch.setattr(networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda lesson, name: training))
     monkeypatch.setattr(networks, "lesson_of", lambda released: None)
-    released = SimpleNamespace(public=SimpleNamespace(study=make_study()), student_dir=tmp_path / "student")
+    released = SimpleNamespace(
+        public=SimpleNamespace(study=make_study()), student_dir=tmp_path / "student", validation=()
+    )
     events = EventLog(tmp_path / "events.jsonl", study=make_study().id)
     networks.fit_student(released, events=events)  # type: ignore[arg-type]
     kinds = [(one["event"], one["step"]) for one in read_events(tmp_path / "events.jsonl") if "step" in one]

@@ -88,15 +88,20 @@ function passLines(passes, c) {
 }
 
 function lossChart(student, c) {
+  const loss = new Map(student.losses), dice = new Map(student.validated);
+  const x = [...new Set([...loss.keys(), ...dice.keys()])].sort((a, b) => a - b);
+  const along = (points) => x.map((step) => points.get(step) ?? null);
+  const right = { ...axes(c, "", "Dice")[1], side: 1, scale: "dice", grid: { show: false } };
+  const line = (label, i, more) => ({ label, stroke: c.c[i], width: 2, value: fixed, spanGaps: true, ...more });
   return {
     options: {
       height: 300,
       hooks: { draw: [passLines(student.passes, c)] },
-      scales: { x: { time: false } },
-      axes: [{ ...axes(c, "step", "")[0], values: whole }, axes(c, "", "loss")[1]],
-      series: [{ label: "step", value: plain }, { label: "loss", stroke: c.c[0], width: 2, value: fixed, points: { show: student.losses.length < 60, size: 5 } }],
+      scales: { x: { time: false }, dice: { range: [0, 1] } },
+      axes: [{ ...axes(c, "step", "")[0], values: whole }, axes(c, "", "loss")[1], ...(dice.size ? [right] : [])],
+      series: [{ label: "step", value: plain }, line("loss", 0, { points: { show: loss.size < 60, size: 5 } }), ...(dice.size ? [line("Dice, validation", 1, { scale: "dice", points: { show: true, size: 6 } })] : [])],
     },
-    data: [student.losses.map((p) => p[0]), student.losses.map((p) => p[1])],
+    data: [x, along(loss), ...(dice.size ? [along(dice)] : [])],
   };
 }
 
