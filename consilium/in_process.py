@@ -1,8 +1,8 @@
 """Runs a federation in one process: every site's worker with its own ledger, and a transport to the server.
 
-Simulation, audit, benchmarks and tests use it. Messages are encoded, signed, sealed, checked, charged and received
-as between daemons; only the network is left out. One person holds every party's keys and data here, so it protects
-nobody.
+Simulation, audit, benchmarks and tests use it. Messages are encoded, signed, encrypted, checked, charged and received
+as between daemons; only the network is left out. One person holds every party's keys and data, so such a federation
+protects nobody.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Wire:
 
         Args:
             bodies: Message by node id.
-            timeout_s: Not used here.
+            timeout_s: Not used.
 
         Returns:
             The replies.
@@ -137,7 +137,7 @@ class Sites:
         voters: Returns a site's teachers.
         fetch: Gets public objects.
         sampler: The noise sampler of a sealed sum.
-        consented: Consent is already on record.
+        consented: True if consent is recorded already.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Sites:
         return self.workers[site.node_id]
 
     def introduce(self) -> None:
-        """Confirm every peer's key at every site, as people do before a sealed sum; an open study needs none."""
+        """Confirm every peer's key at every site, as people do before a sealed sum. In an open study, do nothing."""
         for site in self.sites if self.study.privacy.sealed else ():
             for peer in self.sites:
                 if peer.name != site.name:

@@ -37,9 +37,9 @@ class Predicted:
         dice: Dice of each structure; empty without a true label map, nan if the structure is in neither map.
         hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
         problem: Why the case could not be used; empty otherwise.
-        unlike: In what the volume is unlike everything the student was trained on; empty if it is not.
+        unlike: Description of how the volume differs from all training volumes of the student; empty if it does not.
         uncertainty: The entropy map's file; empty without one.
-        sure: How confidence and correctness compare.
+        sure: Calibration of the confidence; see :class:`common.calibration.Reliability`.
         lesions: Dice and HD95 of each structure by lesion.
     """
 
@@ -59,8 +59,8 @@ class Predictions:
     """The results of all cases.
 
     Attributes:
-        text: In words.
-        facts: As plain values for JSON.
+        text: The results as text.
+        facts: The results as plain values for JSON.
         used: Number of files that could be used.
     """
 
@@ -141,7 +141,20 @@ def load_model(directory: Path) -> Bundle:
 def find_cases(
     images: Path, bundle: Bundle, *, labels: Path | None, settings: DatasetSettings
 ) -> tuple[list[Case], list[Predicted]]:
-    """Return the cases with their true label maps, and the problems of others."""
+    """Return the cases with their true label maps, and results with problems for the others.
+
+    Args:
+        images: A NIfTI file, or a folder in any layout.
+        bundle: The model.
+        labels: True label maps, a file or folder; None for those of the layout.
+        settings: Settings of the dataset.
+
+    Returns:
+        The cases, and one result with a problem for each case left out.
+
+    Raises:
+        InvalidInput: If there is no image.
+    """
     if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
         found = open_dataset(images, choice=settings.choice)
         dataset = match_study(
@@ -173,7 +186,19 @@ def predict_cases(
     lesions: bool = False,
     on_case: Callable[[int], None] = lambda done: None,
 ) -> list[Predicted]:
-    """Predict every case and write its label map; a case that cannot be used becomes a result with a problem."""
+    """Predict every case and write its label map. A case that cannot be used becomes a result with a problem.
+
+    Args:
+        cases: The cases.
+        bundle: The model.
+        out: Folder to write to.
+        uncertainty: True to also write an entropy map for each case.
+        lesions: True to also score each lesion.
+        on_case: Called with the number of cases done.
+
+    Returns:
+        The results.
+    """
     out.mkdir(parents=True, exist_ok=True)
     results = []
     for number, case in enumerate(cases, start=1):
@@ -277,8 +302,8 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
         lines.append(f"expected calibration error in voxels of structures: {error:.3f}")
     if far := [result for result in results if result.unlike]:
         lines.append(
-            f"warning: {len(far)} of {len(results)} are unlike every public volume the student was trained on; do not "
-            "rely on their label maps:"
+            f"warning: {len(far)} of {len(results)} differ from every public volume that the student was trained on; "
+            "do not rely on their label maps:"
         )
         lines += [f"  {result.case}: {result.unlike}" for result in far]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Predicts one DICOM series with a student, and writes a DICOM Segmentation that refers to it.
 
 `consilium predict` calls it. Refuses a series of another modality, with a geometry that the student cannot use, or
-unlike every volume the student was trained on, so that no unreliable segmentation enters a hospital's archive.
+that differs from every volume that the student was trained on. Otherwise an unreliable segmentation could enter a
+hospital's archive.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ MODALITY = "MR"
 
 @dataclass(frozen=True, slots=True)
 class Segmented:
-    """What was written.
+    """A written segmentation.
 
     Attributes:
         file: The DICOM Segmentation.
-        series: The series it refers to.
+        series: The series that it refers to.
         weights: SHA-256 of the student's weights.
         voxels: Number of voxels of each structure.
-        unlike: In what the series is unlike the student's training; empty if it is not.
+        unlike: Description of how the series differs from the student's training data; empty if it does not.
     """
 
     file: Path
@@ -65,20 +66,20 @@ class Segmented:
 def predict_dicom(
     study: Path, model: Path, out: Path, *, chosen: Sequence[str] = (), even_if_unlike: bool = False
 ) -> Segmented:
-    """Segment one series of a study (for a student of several channels, one a channel) and write a DICOM Segmentation.
+    """Segment one series of a study (or one for each channel of the student) and write a DICOM Segmentation.
 
     Args:
         study: The folder of one study.
         model: The student's bundle.
         out: The folder for the file, ``NUMBER-seg.dcm``.
         chosen: Series by UID, number or description; for several channels ``CHANNEL=SERIES`` each.
-        even_if_unlike: Write although the series is unlike all that the student learnt from.
+        even_if_unlike: True to write the file even if the series differs from all training volumes of the student.
 
     Returns:
-        What was written.
+        The written segmentation.
 
     Raises:
-        InvalidInput: If a series is missing, ambiguous, of another modality, or unlike the student's training.
+        InvalidInput: If a series is missing, ambiguous, of another modality, or too different from the training data.
     """
     bundle = load_model(model)
     series = _chosen(series_in(study), bundle, chosen)
@@ -116,7 +117,7 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
     channels = bundle.data.channels
     if len(channels) == 1:
         if len(chosen) > 1:
-            raise InvalidInput("--series", value=len(chosen), limit="one: the student has one channel")
+            raise InvalidInput("--series", value=len(chosen), limit="one, because the student has one channel")
         return (pick(found, named=chosen[0] if chosen else "", modality=MODALITY),)
     named = dict(text.partition("=")[::2] for text in chosen)
     if set(named) != set(channels):
@@ -127,7 +128,7 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
         )
     series = tuple(pick(found, named=named[channel], modality=MODALITY) for channel in channels)
     if len({one.uid for one in series}) < len(series):
-        raise InvalidInput("series of the channels", value=named, limit="each another one")
+        raise InvalidInput("series of the channels", value=named, limit="a different series for each channel")
     if len({one.frame_of_reference for one in series}) > 1:
         names = "; ".join(one.name for one in series)
         raise InvalidInput("series in different frames of reference", value=names, remedy="register them first")

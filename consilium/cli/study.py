@@ -59,14 +59,14 @@ SharedLedger = Annotated[
 StandingFile = Annotated[
     Path | None,
     typer.Option(
-        help="File for the new ledger's standing, which shows if the ledger is replaced by an older copy. Best on "
+        help="File for the new ledger's standing, which reveals a ledger restored from an older copy. Best on "
         "another disk."
     ),
 ]
 StartNetwork = Annotated[
     Path | None,
     typer.Option(
-        help="MONAI bundle of a public network or of an earlier study's student, or a file of its weights: teachers, "
+        help="MONAI bundle, or file of weights, of a public network or of an earlier study's student. Teachers, "
         "student and controls begin from it, and it is a control itself."
     ),
 ]
@@ -78,7 +78,7 @@ def init(
     name: Annotated[str, typer.Option(help="The study's name.")],
     labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
-    queries: Annotated[int, typer.Option(help="Planned queries N: public volumes to be labelled, or rounds.")],
+    queries: Annotated[int, typer.Option(help="Number N of planned queries: public volumes to label, or rounds.")],
     quorum: Annotated[int, typer.Option(help="Smallest number of sites in a release.")],
     spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
     epsilon: options.Epsilon = 8.0,
@@ -95,26 +95,29 @@ def init(
     joint: Annotated[
         bool,
         typer.Option(
-            "--joint", help="Ask about all public volumes together, in --queries rounds (4 do well); codec pca."
+            "--joint",
+            help="Ask joint queries about all public volumes, in --queries rounds (4 suffice); needs the codec pca.",
         ),
     ] = False,
     protocol: Annotated[
         str,
-        typer.Option(help="Query protocol by name: appearance asks what structures look like, in --queries rounds."),
+        typer.Option(
+            help="Name of the query protocol; appearance asks for grey values of structures, in --queries rounds."
+        ),
     ] = "",
     label_maps: Annotated[
         Path | None,
-        typer.Option(help="Folder of public label maps; they decide which of the two protocols suits the task."),
+        typer.Option(help="Folder of public label maps, from which the planner chooses between joint and appearance."),
     ] = None,
     paired: Annotated[
         int,
         typer.Option(
-            help="Number of public volumes with label maps; public start, student and controls learn from them (joint)."
+            help="Number of public volumes with label maps, on which public start, student and controls train (joint)."
         ),
     ] = 0,
     pool_epsilon: Annotated[
         float | None,
-        typer.Option(help="ε for life of pools that no study had before; room for two such studies unless said."),
+        typer.Option(help="Lifetime ε of pools that no study had before; by default enough for two such studies."),
     ] = None,
     ledger: SharedLedger = None,
     standing: StandingFile = None,
@@ -212,7 +215,7 @@ def create(
     study: Annotated[
         Path | None, typer.Option(help="The study file: a template you edited, or one of your own.")
     ] = None,
-    template: Annotated[str, typer.Option(help="A template as it stands: paper-ae or paper-pca.")] = "",
+    template: Annotated[str, typer.Option(help="An unchanged template: paper-ae or paper-pca.")] = "",
     ledger: SharedLedger = None,
     standing: StandingFile = None,
     start: StartNetwork = None,
@@ -227,7 +230,7 @@ def create(
     from server.study.draft import parse_draft, read_draft
 
     if (study is None) == (not template):
-        raise InvalidInput("study create", limit="one of --study and --template", remedy="give --study FILE")
+        raise InvalidInput("study create", limit="either --study or --template", remedy="give --study FILE")
     draft = parse_draft(studies.template(template)) if study is None else read_draft(study)
     given = given_network(start, draft.study.data)
     made = draft.study
@@ -241,14 +244,16 @@ def create(
 @study_app.command("show")
 def show(
     path: Annotated[Path, typer.Argument(help="A study file or a study's directory.")],
-    for_site: Annotated[bool, typer.Option("--for-site", help="What a hospital reads before it consents.")] = False,
+    for_site: Annotated[
+        bool, typer.Option("--for-site", help="Show the text that a hospital reads before it consents.")
+    ] = False,
     patients: Annotated[
         int | None,
         typer.Option(help="With --for-site: number of your patients, to check whether δ is small enough for them."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a study's terms and plan; every ε with its accountant, δ, unit and relation.
+    """Show a study's terms and plan. Every ε is shown with its accountant, δ, unit and relation.
 
     Example: consilium study show study.toml --for-site --patients 120
     """
@@ -275,15 +280,18 @@ def publish(
         Path | None, typer.Option(help="Folder of public volumes (.nii, .nii.gz), queried in order of name.")
     ] = None,
     paired: Annotated[
-        Path | None, typer.Option(help="Dataset (MSD) of other public volumes with label maps, as many as promised.")
+        Path | None,
+        typer.Option(help="Dataset (MSD) of other public volumes with label maps, as many as the study states."),
     ] = None,
     validation: Annotated[
         Path | None,
-        typer.Option(help="Dataset (MSD) of labelled public cases to score student and controls on, at any time."),
+        typer.Option(
+            help="Dataset (MSD) of labelled public cases for scoring student and controls; may be given at any time."
+        ),
     ] = None,
     add: Annotated[
         bool,
-        typer.Option("--add", help="Add to the volumes that are published, up to the planned queries; answers stay."),
+        typer.Option("--add", help="Add to the published volumes, up to the planned queries; answers are kept."),
     ] = False,
 ) -> None:
     """Publish the public volumes. This fixes their content hashes and the order of the queries.
@@ -322,7 +330,7 @@ DespiteSpoiled = Annotated[
     bool,
     typer.Option(
         "--despite-spoiled",
-        help="In a sealed sum: continue after a spoiled draw, although one of the sites may spoil more of the budget.",
+        help="In a sealed sum: continue after a spoiled draw, although a site may spoil further draws and budget.",
     ),
 ]
 
@@ -335,16 +343,16 @@ def run(
     directory: options.StudyDir,
     despite_spoiled: DespiteSpoiled = False,
     detach: Detach = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Spend the budget even where the plan says not to.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Spend the budget even if the plan advises against it.")] = False,
     metrics: options.Metrics = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Run the study over Flower until it is finished. If the run is interrupted, run the command again.
 
-    The run continues at the server when this command ends, and is restarted if it dies. `study watch` attaches to it
-    again, `study stop` ends it. In a sealed study the first spoiled draw ends the run and asks for a decision. If the
-    plan says not to spend the budget, the command asks first at a terminal. Exit code 3: it ended without all its
-    answers. 4, 6: see the error.
+    The run continues at the server when this command ends, and is restarted if it dies. `study watch` follows it again,
+    `study stop` ends it. In a sealed study the first spoiled draw ends the run until somebody decides to continue. If
+    the plan advises against spending the budget, the command asks first at a terminal. Exit code 3: the run ended
+    without all its answers. 4, 6: see the error.
     Example: consilium study run trial
     """
     from server.operations import supervisor
@@ -352,7 +360,9 @@ def run(
     workspace = Workspace(directory)
     if detach and metrics is not None:
         raise InvalidInput(
-            "--metrics with --detach", limit="one of the two", remedy="`consilium study watch --metrics` once it runs"
+            "--metrics with --detach",
+            limit="only one of the two",
+            remedy="`consilium study watch --metrics` once it runs",
         )
     if workspace.root.is_dir() and not workspace.busy():
         ask_about_spoiled(workspace, go_on=despite_spoiled)
@@ -486,6 +496,6 @@ def archive(
     say(f"{made.path}: {made.files} files, SHA-256 {made.sha256}")
     say(f"left out: {', '.join(KEPT_OUT)}")
     say(
-        "keep keys/ apart while the patients' pools may be asked again; then delete it together with flower/: who has "
-        "both can open the codes that were sealed to it"
+        "keep keys/ elsewhere as long as the patients' pools may be asked again; then delete it together with flower/, "
+        "because both together allow anybody to decrypt the hospitals' codes"
     )

@@ -1,4 +1,4 @@
-"""Defines ``consilium study evaluate``: the student's scores on the hospitals' own cases, given with their consent."""
+"""Defines ``consilium study evaluate``: reads the student's scores that hospitals measured and consented to send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.study.workspace import Workspace
 
 def evaluate(
     directory: StudyDir,
-    files: Annotated[list[Path] | None, typer.Argument(help="Figures that hospitals sent, a file each.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Scores that hospitals sent, one file each.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read hospitals' signed scores of the student, and print their mean, the worst hospital and the interval.

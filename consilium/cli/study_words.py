@@ -1,4 +1,4 @@
-"""Prints what `consilium study` says about a study's plan, its state, and how its run ended."""
+"""Prints the texts of `consilium study` about a study's plan, its state, and the end of its run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AnswersMissing(ConsiliumError):
         facts = standing.facts
         super().__init__(
             f"the study ended with {facts.answers} of {facts.planned} answers ({standing.state}); to fix: see the "
-            "reasons above; `consilium study resume` goes on while the budget lasts"
+            "reasons above; `consilium study resume` continues as long as the budget lasts"
         )
 
 
@@ -40,7 +40,7 @@ def ask_about_spoiled(workspace: Workspace, *, go_on: bool) -> None:
 
     Args:
         workspace: The study's directory.
-        go_on: Record the decision to continue.
+        go_on: True to record the decision to continue.
 
     Raises:
         Refused: If a decision is missing.
@@ -74,7 +74,7 @@ def print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
 
 
 def print_end(workspace: Workspace, *, as_json: bool) -> None:
-    """Print the study's state after its run ended, and what its student is worth.
+    """Print the study's state after its run ended, and its student's gain over the controls.
 
     Args:
         workspace: The study's directory.
@@ -97,15 +97,15 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
     found = read_measured(workspace.root, workspace.study().id)
     if found is None:
         say(
-            "what the student is worth was not measured: there is no validation set; `consilium study publish "
-            f"{workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
+            "the student's gain was not measured, because there is no validation set; to measure it: `consilium study "
+            f"publish {workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
         )
         return
     say(f"Dice on the validation set: {found.line()}\n{ONE_RUN}")
     if found.worth.word is GainWord.PROVEN and warned:
         say(
-            "the warning above is of the answers alone, before a student was measured: its worth is what was measured; "
-            "that all sites answered well is not"
+            "the warning above is about the answers alone. The student was measured afterwards; the measurement does "
+            "not show that all sites answered honestly"
         )
 
 
@@ -114,7 +114,7 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
 
     Args:
         workspace: The study's directory.
-        whole: Print every pool.
+        whole: True to print every pool.
     """
     from server.ledger.server_ledger import Ledger
     from server.study.pools import rooms
@@ -130,13 +130,13 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
 
 
 def has_answers(workspace: Workspace) -> bool:
-    """Tell whether some of the study's budget was spent.
+    """Return whether some of the study's budget was spent.
 
     Args:
         workspace: The study's directory.
 
     Returns:
-        True if so.
+        True if it was.
     """
     from server.study.read_facts import facts_of
 
@@ -144,7 +144,7 @@ def has_answers(workspace: Workspace) -> bool:
 
 
 def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
-    """Print what `consilium plan` says about this study: the verdict, and a better recommendation if there is one.
+    """Print the verdict of `consilium plan` on this study, and a better recommendation if there is one.
 
     Args:
         study: The study.
@@ -152,7 +152,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         dimension: Dimension of a code; None before the codec is fitted, for the largest allowed.
 
     Returns:
-        False if the plan says not to spend the budget.
+        False if the plan advises against spending the budget.
     """
     from server.planning.planner import Outlook, plan
     from server.planning.recommend import NOT_REHEARSED, recommend
@@ -175,7 +175,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
             say(f"plan: {advised.summary}")
             return advised.worth_asking
         if prospects:
-            say(f"plan: {protocol_of(study).agenda(study).plan}, whose gain `consilium plan --label-maps` predicts")
+            say(f"plan: {protocol_of(study).agenda(study).plan}; `consilium plan --label-maps` predicts the gain")
             return True
         found = plan(
             **terms,
@@ -190,20 +190,20 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         return True
     say(f"plan: {found.summary}")
     if found.verdict is not Outlook.INFORMATIVE:
-        say(f"recommended in its place: {advised.summary} (`consilium plan --study` says more)")
+        say(f"recommended instead: {advised.summary} (`consilium plan --study` shows more)")
     return found.verdict is not Outlook.PRIOR
 
 
 def ask_to_spend(*, go_on: bool) -> None:
-    """Ask at a terminal whether to spend a budget although the plan advises against it; without a terminal only warn.
+    """Ask at a terminal whether to spend a budget although the plan advises against it. Without a terminal only warn.
 
     Args:
-        go_on: Do not ask.
+        go_on: True not to ask.
 
     Raises:
         InvalidInput: If the answer is no.
     """
-    doubt = "the plan above says not to spend this budget, and what is spent never comes back"
+    doubt = "the plan above advises against spending this budget, and a spent budget cannot be restored"
     if not go_on and sys.stdin.isatty():
         if not typer.confirm(f"{doubt}; spend it"):
             raise InvalidInput(
@@ -268,13 +268,13 @@ def create_and_say(
     standing: Path | None,
     given: GivenStart | None = None,
 ) -> None:
-    """Create a study's directory, then print its terms, its outlook, and what it takes from patient pools.
+    """Create a study's directory, then print its terms, the plan's verdict, and its cost for patient pools.
 
     Args:
         directory: The new directory.
         study: The study.
         ledger: A ledger to share; None for its own.
-        standing: Standing of that ledger.
+        standing: Path of the ledger's standing file; None for its place beside the ledger.
         given: The network that the study begins from, if any.
     """
     from server.study import consent_text as describe
@@ -286,7 +286,7 @@ def create_and_say(
         say(remark, err=True)
     say(describe.for_consortium(study, sites=study.privacy.quorum))
     if ledger is None and (neighbour := setup.neighbour_study(directory)) is not None:
-        say(f"it has a ledger of its own; to count hospitals' patients over both studies: --ledger {neighbour}")
+        say(f"it has a ledger of its own; to count patients' budgets over both studies: --ledger {neighbour}")
     say_outlook(study, hospitals=study.privacy.quorum)
     say(
         "another ε for a pool's life: `consilium study init --pool-epsilon`, or for one hospital "

@@ -1,4 +1,4 @@
-"""Defines ``consilium site train``: train this site's teachers, with progress; it can be interrupted and resumed."""
+"""Defines ``consilium site train``: trains this site's teachers; it can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train a site's teachers.")
 
 Data = Annotated[
-    Path | None, typer.Option("--data", help="The site's dataset, in any layout; by default the one in site.toml.")
+    Path | None, typer.Option("--data", help="The site's dataset, in any layout; by default the dataset in site.toml.")
 ]
 StudyFile = Annotated[
     Path | None, typer.Option("--study", help="The study's TOML file; by default the site's own copy.")
 ]
 LayoutName = Annotated[
-    str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default as site.toml says, else recognised.")
+    str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default site.toml's, otherwise recognised.")
 ]
 LabelMap = Annotated[
     Path | None,
     typer.Option(
-        help="TOML with the tables labels, channels and bids, the site's names = the study's; else as in site.toml."
+        help="TOML with the tables labels, channels and bids: the site's names = the study's; by default site.toml's."
     ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="Seed for dealing synthetic cases to voters; refused for real patients, who are dealt at random.", min=0
+        help="Seed for assigning synthetic cases to voters; refused for real patients, who are assigned at random.",
+        min=0,
     ),
 ]
 Jobs = Annotated[
@@ -50,7 +51,7 @@ Jobs = Annotated[
 
 @app.command("train")
 def train(
-    site_dir: Annotated[Path, typer.Option("--site-dir", help="The site's directory; teachers go below it.")],
+    site_dir: Annotated[Path, typer.Option("--site-dir", help="The site's directory; teachers are written below it.")],
     data: Data = None,
     study: StudyFile = None,
     layout: LayoutName = None,
@@ -60,12 +61,14 @@ def train(
     strategy: Annotated[
         str, typer.Option(help="Training strategy: standard, or with differential privacy dp-sgd, dp-bbb or dp-mac.")
     ] = "standard",
-    epsilon: Annotated[float | None, typer.Option(help="ε the training may cost each patient.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε that the training may cost each patient.")] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
     relation: Annotated[
         str, typer.Option(help="Neighbouring relation for which ε is planned: add-remove or replace-one.")
     ] = "add-remove",
-    sampling: Annotated[str, typer.Option(help="poisson, or fixed-partition (batches dealt once).")] = "poisson",
+    sampling: Annotated[
+        str, typer.Option(help="poisson, or fixed-partition (patients divided into batches once).")
+    ] = "poisson",
     rate: Annotated[str | None, typer.Option(help="Fraction of the patients in each step, e.g. 1/4.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
     learning_rate: Annotated[float | None, typer.Option(help="First learning rate of a private training.")] = None,
@@ -78,7 +81,9 @@ def train(
     ] = None,
     scans: Annotated[
         int | None,
-        typer.Option(help="Scans or patches of a patient averaged in a step, before its one clip; 1 by default."),
+        typer.Option(
+            help="Scans or patches of a patient whose gradients are averaged in a step before clipping; 1 by default."
+        ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Weight of dp-bbb's divergence from its prior.")] = None,
     prior_std: Annotated[float | None, typer.Option(help="Standard deviation of dp-bbb's prior.")] = None,
@@ -86,28 +91,28 @@ def train(
     mu_growth: Annotated[
         float | None, typer.Option(help="Factor by which dp-mac's μ grows until the last step.")
     ] = None,
-    z_steps: Annotated[int | None, typer.Option(help="Steps of dp-mac on its coordinates before each sum.")] = None,
-    z_rate: Annotated[float | None, typer.Option(help="Size of those steps, above 0, at most 1.")] = None,
+    z_steps: Annotated[
+        int | None, typer.Option(help="Number of dp-mac's steps on its coordinates before each sum.")
+    ] = None,
+    z_rate: Annotated[
+        float | None, typer.Option(help="Size of dp-mac's steps on its coordinates, above 0, at most 1.")
+    ] = None,
     noise_multiplier: Annotated[
         str | None,
-        typer.Option(
-            help="Noise in units of the clip, e.g. 2.449; it costs what the accountant says, at most --epsilon."
-        ),
+        typer.Option(help="Noise multiplier, e.g. 2.449; the training's ε by the accountant may be at most --epsilon."),
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Train again; the patients are charged for this training too.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Train again and charge the patients again.")] = False,
     metrics: Metrics = None,
     as_json: ResultAsJson = False,
 ) -> None:
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to resume.
 
     The number of parallel trainings does not change the weights. Each training is recorded in the site's ledger before
-    its first step, a private one with its full charge, and at its end with its teacher's hash; an interrupted step
-    stays spent. Teachers restored from a backup that is older than the last drawn step continue only with --again,
-    which charges them anew. Learning rate, clip, prior and penalty default to the strategy's: choose others on public
-    data, not on patients. Exit code 6: another training or a withdrawal is in progress here. 7: a voter's process died;
-    the others are done.
+    its first step, a private training with its full charge, and at its end with its teacher's hash. An interrupted step
+    stays charged. A private training restored from an older backup than its last step continues only with --again,
+    which charges the patients again. Learning rate, clip, prior and penalty have the strategy's defaults: choose other
+    values on public data, not on patients. Exit code 6: another training or a withdrawal is in progress here. 7: a
+    voter's process died; the other voters are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --noise-multiplier 2.449
@@ -125,7 +130,7 @@ def train(
             result = train_teachers(options, progress=progress, on_warning=lambda text: say(text, err=True))
             if curves is not None:
                 curves.end(result.report, result.structures)
-                say("the curves are of this site's patients, under no ε: keep them at the hospital", err=True)
+                say("the curves show data of this site's patients without any ε: keep them at the hospital", err=True)
     except KeyboardInterrupt:
         say("interrupted: run the same command again to go on where it stopped", err=True)
         raise typer.Exit(130) from None

@@ -2,5 +2,5 @@
 
 import os
 
-# All parties share the cores: one thread each, set before the numerical libraries read it; daemons inherit it.
+# All parties share the cores, so each uses one thread. Set before the numerical libraries read it; daemons inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,7 +1,8 @@
-"""Starts the demo's dashboard as one more process beside the federation; the demo does not depend on it.
+"""Starts the demo's dashboard as a further process beside the federation; the demo does not depend on it.
 
-The dashboard shows the demo's study while the demo runs, and ends with it. If it does not start or dies, one line says
-so and the demo continues. Its one user and password are made for this demo and stored in its state directory.
+The dashboard shows the demo's study while the demo runs, and ends with it. If it does not start or dies, one line
+reports this and the demo continues. Its only user and the password are created for this demo and stored in its state
+directory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,14 @@ def reopen(study: Path, state: Path) -> str:
 
 
 def demo_password(state: Path) -> str:
-    """Return the password of the demo's user; made at the first call, in a file that only this user can read."""
+    """Return the password of the demo's user. The first call creates it, in a file that only this user can read.
+
+    Args:
+        state: The dashboard's state directory.
+
+    Returns:
+        The password.
+    """
     path = _password_file(state)
     if not path.exists():
         write_atomically(path, (secrets.token_urlsafe(12) + "\n").encode(), mode=0o600)

@@ -1,6 +1,6 @@
-"""Scores teachers, ensemble and labels against held-out truth, beside the study's own scores, for the demo's report.
+"""Scores teachers, ensemble and labels against held-out label maps, in addition to the study's scores, for the report.
 
-It reads every party's data, which no party of a real study can do. None of its results enters the study.
+It reads every party's data, which no party of a real study can do. None of its results is used in the study.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def report_facts(
         options: The demo's options.
         federation: The daemons; None for a simulation.
         seconds: Duration of each stage.
-        known: What the hospitals know and public data do not, for the report.
+        known: A sentence on the knowledge that only the hospitals have, for the report.
 
     Returns:
         The facts.
@@ -150,7 +150,7 @@ def _teachers(
         votes = [list(site_teachers.predict(image)) for image in images]
         for voter in range(len(site_teachers.models)):
             maps = [probabilities for vote in votes if (probabilities := vote[voter]) is not None]
-            if not maps:  # an empty slot: no teacher
+            if not maps:  # no teacher for this voter
                 continue
             for total, probabilities in zip(sums, maps, strict=True):
                 total += probabilities
@@ -160,7 +160,16 @@ def _teachers(
 
 
 def privacy_facts(study: Study, facts: StudyFacts, answers: Sequence[StoredAnswer]) -> PrivacyFacts:
-    """Collect a study's privacy facts for a report: its terms, what was spent, and the number of answers."""
+    """Collect a study's privacy facts for a report: its terms, its spent budget, and the number of answers.
+
+    Args:
+        study: The study.
+        facts: The study's figures from the ledger.
+        answers: The stored answers.
+
+    Returns:
+        The facts.
+    """
     privacy, paper, spending = study.privacy, AccountantName.PAPER, facts.spending
     return PrivacyFacts(
         epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
@@ -247,7 +256,7 @@ def _mean_shape(places: Places, study: Study) -> np.ndarray:
 
 
 def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, np.ndarray]:
-    """Return the true label maps of the public volumes by content hash; the study never reads them."""
+    """Return the true label maps of the public volumes by content hash. The study itself never reads them."""
     cases = {case.id: case for case in dataset.labelled}
     truths = {}
     for path in nifti_files(places.split / "public" / "images", what="public images"):

@@ -1,9 +1,8 @@
 """Starts the demo's daemons, at the server and at every hospital.
 
-The server runs core, SuperLink, fleet routes, SuperExec and gateway.
-
-A hospital runs worker, launcher and SuperNode. These are the daemons of a real deployment, on loopback, with TLS,
-node keys and process isolation. The process group stops all of them at the end, also after an error.
+The server runs core, SuperLink, fleet routes, SuperExec and gateway. A hospital runs worker, launcher and SuperNode.
+These are the daemons of a real deployment, on loopback, with TLS, node keys and process isolation. The process group
+stops all of them at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ def write_server(workspace: Workspace) -> None:
 def write_sites(
     workspace: Workspace, root: Path, *, names: Sequence[str], data: Path, absent: Mapping[str, str] | None = None
 ) -> dict[str, Path]:
-    """Create one directory for each hospital from its kit, as the hospital would.
+    """Create one directory for each hospital from its kit, as a hospital's staff would.
 
     Args:
         workspace: The study's directory.
         root: Folder of the sites.
         names: Names of the hospitals.
         data: Folder with one dataset for each hospital.
-        absent: By hospital, a channel that none of its patients has, as its staff write it in ``site.toml``.
+        absent: By hospital, a channel that none of its patients has; it is written to ``site.toml``.
 
     Returns:
         Directory by name.
@@ -89,7 +88,7 @@ def write_sites(
 
 
 def agree(sites: Mapping[str, Path]) -> None:
-    """Record each hospital's consent unless it is on record; one person stands in for all hospitals' staff.
+    """Record each hospital's consent unless it is recorded already. One person replaces all hospitals' staff.
 
     Args:
         sites: Directory of each hospital by name.
@@ -108,7 +107,7 @@ def admit(
 ) -> None:
     """Admit the hospitals that are not admitted yet, each by its own request.
 
-    One person stands in for everybody who would read a fingerprint out.
+    One person replaces everybody who would read a fingerprint to the consortium.
 
     Args:
         workspace: The study's directory.
@@ -189,7 +188,7 @@ def joined(
     pool_epsilon: float | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Federation]:
-    """Start the rest of :func:`running` for a group from :func:`serving`: everything hospitals take part in.
+    """Start the remaining daemons of :func:`running` for a group from :func:`serving`, and register the hospitals.
 
     Workers load their teachers while their sites are admitted.
 
@@ -250,7 +249,7 @@ def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
         view = look(directory)
         for known in view.peers:
             if known.fingerprint != read_out[known.peer.site]:
-                raise InvalidInput(f"key of {known.peer.site}", limit=f"the one it reads out to {name}")
+                raise InvalidInput(f"key of {known.peer.site}", limit=f"the key whose fingerprint it reads to {name}")
         confirm_shown(directory, view)
 
 

@@ -17,28 +17,28 @@ from server.study.workspace import Workspace
 class DemoOptions:
     """The options of one demo. An output directory belongs to one set of options.
 
-    None stands for what the data state, or for the planner's recommendation.
+    None stands for the value in the data, or for the planner's recommendation.
 
     Attributes:
-        hospitals: Number of hospitals; None as the data say.
+        hospitals: Number of hospitals; None for the number in the data.
         epsilon: The study's ε.
         delta: The study's δ.
-        queries: Number of public volumes; None as the data say.
-        accountant: Accountant by which the budget is decided.
+        queries: Number of public volumes; None for a share of the data.
+        accountant: Accountant that decides whether a release fits the budget.
         unit: Unit of privacy.
         relation: Neighbouring relation.
-        voters: Voters of each site; None as the planner recommends.
-        aggregation: ``open`` or ``sealed-sum``; None for the usual one.
+        voters: Voters of each site; None for the planner's recommendation.
+        aggregation: ``open`` or ``sealed-sum``; None for the default of new studies.
         colluders: Colluders in a sealed sum.
         spare_draws: Draws charged in addition, for repeated sums.
         codec: Name of the codec.
-        rounds: Ask about all volumes at once, in rounds; None as the planner recommends.
+        rounds: True to ask joint queries about all volumes, in rounds; None for the planner's recommendation.
         paired: Public cases that keep their label maps.
         seed: Seed of data, split and training.
         data: Folder of a dataset; None for phantoms.
         strategy: Trainer of the teachers.
         training_epsilon: ε of each patient's private training, at the study's δ.
-        simulated: Run without daemons; the study's name says so.
+        simulated: True to run without daemons; the study's name then shows it.
         layout: Layout of the dataset.
         labels: Labels of the dataset, comma-separated, if it names none.
         channels: Channels of the dataset, comma-separated, if it names none.
@@ -96,7 +96,7 @@ class DemoOptions:
         """Return the settings of a private training.
 
         Args:
-            begun: Teachers begin from a public start.
+            begun: True if teachers begin from a public start.
 
         Returns:
             The settings; None for teachers without a guarantee of their own.
@@ -138,12 +138,12 @@ class Places:
 
     @property
     def atlas(self) -> Path:
-        """Folder of the phantoms of which only label maps are public."""
+        """Folder of the phantoms whose label maps are public and whose images are not."""
         return self.root / "data" / "atlas"
 
     @property
     def split(self) -> Path:
-        """Folder of the data as dealt to hospitals, public and test."""
+        """Folder of the data split into hospitals, public and test parts."""
         return self.root / "data" / "split"
 
     @property

@@ -1,15 +1,15 @@
 """Runs the whole demo on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
 
-1. Deal the data, or make phantoms.
+1. Split the data, or make phantoms.
 2. Create the study and the sites.
 3. Train the teachers while the server starts.
 4. Start the federation and run the study; or, simulated, run it in this process.
 5. Let one hospital pull and evaluate the student.
 6. Score everything and write the report.
 
-The demo plays every party, so it can do what no party of a real study can: score teachers and ensemble on held-out
-cases, and compare labels with the truth. None of that enters the study. Finished stages are not repeated when the same
-command is run again. Refuses a directory that holds a demo with other options.
+The demo plays every party, so it can score teachers and ensemble on held-out cases and compare labels with the true
+label maps, which no party of a real study can. These scores are not used in the study. Finished stages are not repeated
+when the same command is run again. Refuses a directory that holds a demo with other options.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ KNOWN = (
     f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "
     f"{ATLAS.border_mm * ATLAS.size:g} mm before that, and no public image has a label: only the hospitals know."
 )
-"""What only the phantoms' hospitals know, for the report."""
+"""A sentence for the report on the knowledge that only the phantoms' hospitals have."""
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
 PHANTOM_RECIPE = (
     TrainingConfig(steps=60, batch_size=1),
@@ -92,11 +92,11 @@ MOST_VOXELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How a demo reports its progress.
+    """The functions to which a demo reports its progress.
 
     Attributes:
         start: Called with the name and total of a stage that begins.
-        advance: Called with a stage's name, what is done and the total; may come before ``start``.
+        advance: Called with a stage's name, the number done and the total; may be called before ``start``.
         finish: Called with the name of a stage that ends.
         event: Called with each event of the study.
         say: Called with other lines.
@@ -115,8 +115,8 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     Args:
         out: The output directory.
         options: The demo's options.
-        watch: How progress is reported.
-        show_dashboard: Start a dashboard beside the federation.
+        watch: Functions to which progress is reported.
+        show_dashboard: True to start a dashboard beside the federation.
 
     Returns:
         Path of the report.
@@ -157,12 +157,12 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
 
 
 def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
-    """Do the part of a demo before any query: data, study, public start, sites and teachers.
+    """Run the part of a demo before any query: data, study, public start, sites and teachers.
 
     Args:
         out: The output directory.
         options: The demo's options.
-        watch: How progress is reported.
+        watch: Functions to which progress is reported.
 
     Returns:
         The demo's folders.
@@ -206,7 +206,11 @@ def _prepared(
 
 
 def take_home(site_dir: Path) -> None:
-    """Do what a hospital does at the end: pull the student, check it against receipts, score it on its own cases."""
+    """Run a hospital's last steps: pull the student, check it against receipts, and score it on its own cases.
+
+    Args:
+        site_dir: The hospital's directory.
+    """
     from client.teachers.evaluation import evaluate
     from client.teachers.pulled_student import pull
 
@@ -240,7 +244,7 @@ def _data(
     on_case: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Deal the data once; ``tell`` is called with the cases used and left out."""
+    """Split the data unless it is done; ``tell`` is called with lines on the cases used and left out."""
     source = Path(options.data) if options.data else places.source
     if (places.split / "split.json").exists():
         return source
@@ -275,7 +279,7 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
 
 
 def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
-    """Make and deal the hospitals' phantoms. The public label maps are of other phantoms, drawn by the atlas's rule."""
+    """Make and split the hospitals' phantoms. The public label maps are of other phantoms, with the atlas's border."""
     hospitals = options.hospitals or HOSPITALS
     counts = SplitCounts(
         public_images=options.queries or VOLUMES, label_maps=0, paired=options.paired, validation=3, test=TESTED
@@ -286,7 +290,7 @@ def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
         (places.atlas, MAPS, total, ATLAS),
     ):
         if not (directory / "dataset.json").exists():
-            shutil.rmtree(directory, ignore_errors=True)  # what an interrupted demo left
+            shutil.rmtree(directory, ignore_errors=True)  # the rest of an interrupted demo
             scanners = hospitals if first == 0 else 1
             write_phantoms(directory, cases=cases, first=first, hospitals=scanners, seed=options.seed, drawing=drawing)
     dataset = read_dataset(places.source)
@@ -315,7 +319,7 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
 
 
 def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
-    """Make the study from the options; what they leave open, the planner decides.
+    """Make the study from the options. The planner chooses the settings that the options leave open.
 
     Args:
         options: The demo's options.
@@ -342,7 +346,9 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     if options.data is None and rounds:
         codec = replace(codec, max_dimension=48, augmentations=120)
     aggregation = options.aggregation or usual_aggregation(len(patients))
-    least = options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1  # a smaller one would hide no site
+    least = (
+        options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1
+    )  # with a smaller quorum no site would be hidden
     quorum = max(len(patients) // 2 + 1, least)
     if quorum > len(patients):
         raise InvalidInput("hospitals of a sealed sum", value=len(patients), limit=f"{quorum} at least")
@@ -378,7 +384,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
 
 
 def _protocol(options: DemoOptions, maps: Sequence[Path]) -> str:
-    """The protocol the options choose; otherwise, with a PCA codec, the one the planner recommends."""
+    """Return the protocol that the options choose; otherwise, with a PCA codec, the planner's recommendation."""
     if options.rounds is False or (options.rounds is None and options.codec != "pca"):
         return PLAIN
     if not options.data or options.rounds or options.strategy != "standard" or len(maps) < LEAST_MAPS:

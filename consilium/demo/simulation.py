@@ -1,7 +1,7 @@
 """Runs a study without daemons: all hospitals' workers and the server in this process, on the directories of a demo.
 
-Messages are signed, sealed, charged and received as in a federation; only the network is left out. One person holds
-every party's data and keys here, so it protects nobody and no certificate is made.
+Messages are signed, encrypted, charged and received as in a federation; only the network is left out. One person holds
+every party's data and keys, so a simulation protects nobody and no certificate is made.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ FIRST_NODE = 1 << 32
 def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEvent) -> None:
     """Admit the sites, open their workers and run the study to its end.
 
-    After a crash the next call continues from the ledger.
-
-    Replies do not wait for the end of a tick, because nobody can observe the time.
+    After a crash the next call continues from the ledger. Unlike in a federation, replies are not delayed to fixed
+    times, because nobody can observe when they are sent.
 
     Args:
         workspace: The study's directory.
@@ -51,7 +50,7 @@ def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEve
 
 @contextmanager
 def _told(workspace: Workspace, on_event: OnEvent) -> Iterator[None]:
-    """Pass events on while the run writes them."""
+    """Call ``on_event`` with the events that the run writes, while it runs."""
     seen = sum(1 for _ in read_events(workspace.events_file))
     ended = threading.Event()
 

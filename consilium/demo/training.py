@@ -24,7 +24,7 @@ from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
-"""Called with the steps done and all steps, over all hospitals."""
+"""A function that is called with the number of steps done and of all steps, over all hospitals."""
 
 
 @dataclass
@@ -54,10 +54,11 @@ def train_all(
 
     Args:
         sites: Directory of each hospital by name.
-        seed: Fixes deal and training for synthetic data; patients of other data are dealt at random.
-        processes: Processes at once.
+        seed: Seed of the assignment to voters and of the training for synthetic data; patients of other data are
+            assigned at random.
+        processes: Number of processes at once.
         on_steps: Called with the steps done and all steps.
-        private: What a private training may spend; None for the standard trainer.
+        private: Settings of the private trainings; None for the standard trainer.
 
     Returns:
         Each site's training report by name.
@@ -92,7 +93,9 @@ def _train_all(
         own = [outcome for owner, outcome in zip(owners, outcomes, strict=True) if owner == name]
         crash = next((outcome for outcome in own if isinstance(outcome, Crash)), None)
         if crash is not None:
-            raise DaemonFailed(f"site {name}: teacher {crash.voter}: {crash.reason}; run the same command to go on")
+            raise DaemonFailed(
+                f"site {name}: teacher {crash.voter}: {crash.reason}; run the same command again to resume"
+            )
         with _naming(name):
             reports[name] = site_report(own)
             record_trained(sites[name], planned_at[name], reports[name])

@@ -1,1 +1,1 @@
-"""Runs a study in memory: ask teachers, release noisy sums, decode labels, train a student."""
+"""Runs a study in memory: asks teachers, releases noisy sums, decodes labels and trains a student."""

@@ -1,11 +1,11 @@
-"""Asks a study's questions in memory: every teacher's answer is clipped, quantised, summed, noised and decoded.
+"""Runs a study's queries in memory: every teacher's answer is clipped, quantised, summed, noised and decoded.
 
 ``consilium.ask``, the notebook and the README's example call it. The functions are those of a site's worker and of the
 server's core: encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.privacy.release.noisy_sum` or a sealed
 sum's shares, the query protocol's questions, labels and controls.
 
-Signatures, sealing, masks and ledgers are left out, because they change no number. One person holds every teacher, code
-and draw of noise here, so the result protects nobody. Refuses a study with paired public cases or with a finer student,
+Signatures, encryption, masks and ledgers are left out, because they change no number. One person holds every teacher,
+code and noise value, so the result protects nobody. Refuses a study with paired public cases or with a finer student,
 which need files (``consilium simulate``).
 """
 
@@ -81,7 +81,7 @@ class GuaranteeInMemory:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """The answers to a study's questions, drawn once. Guarantee, labels, student and controls all use these releases.
+    """The noisy answers to a study's queries. Guarantee, labels, student and controls all use these releases.
 
     Attributes:
         public: Everything about the study that is public.
@@ -99,13 +99,13 @@ class Asked:
 
     @property
     def study(self) -> Study:
-        """The study whose terms were followed."""
+        """The study that was run."""
         return self.public.study
 
     @property
     def guarantee(self) -> GuaranteeInMemory:
-        """What the releases cost by the study's accountant. Asking again would cost it again, because nothing is
-        remembered."""
+        """The guarantee of these releases by the study's accountant. Another call of ``ask`` would cost its ε again,
+        because no budget is stored."""
         privacy = self.study.privacy
         spent = compose([answer.query.mechanism for answer in self.answers], privacy.protection)
         cost = guarantee(spent, privacy.budget, privacy.protection, privacy.accountant)
@@ -120,7 +120,7 @@ class Asked:
         return tuple(self._labels[volume] for volume in self.public.volumes)
 
     def student(self, *, seed: int = STUDENT_SEED) -> Network:
-        """Train the student as the study's protocol does: from its public start if it has one, else from random
+        """Train the student as the study's protocol does, from its public start if it has one, else from random
         weights.
 
         Args:
@@ -145,7 +145,7 @@ class Asked:
         """
         protocol, networks = protocol_of(self.study), dict[str, Network]()
         lesson = replace(self._lesson(seed), trained=lambda name: networks[name].model)
-        for name in CONTROLS:  # in this order: the last control may be trained on the first one's predictions
+        for name in CONTROLS:  # in this order, because the last control may be trained on the first one's predictions
             training = protocol.finish(lesson, name)
             if training is not None:
                 networks[name] = self._network(training.train(None, _quietly), seed)
@@ -172,10 +172,10 @@ def ask(
     teachers: Sequence[Teacher | Sequence[Teacher]],
     sampler: Sampler = rounded_gaussian,
 ) -> Asked:
-    """Ask every question of a study, in memory.
+    """Run every query of a study, in memory.
 
     Args:
-        study: The terms. Its protocol (``study.codec``) decides what is asked and how answers become labels.
+        study: The terms. Its protocol (``study.codec``) determines the queries and the decoding of answers.
         codec: The study's codec, fitted by :func:`~common.codecs.codec.fit_codec`.
         volumes: The public volumes as networks see them: on the study's grid and normalised. Each is [c, x, y, z], or
             [x, y, z] if the study has one channel. There must be as many as the study asks about.
@@ -183,10 +183,10 @@ def ask(
             integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers for each site in turn, or one list
             for each site. In the latter a site may have fewer; its missing teachers count as the zero code. A teacher
             is asked once for each volume and round.
-        sampler: The noise source; the operating system's secure random generator unless a test gives another.
+        sampler: The noise source; by default the operating system's secure random generator. Only tests give another.
 
     Returns:
-        The noisy answers, from which guarantee, labels, student and controls are made.
+        The noisy answers, from which guarantee, labels, student and controls are computed.
 
     Raises:
         InvalidInput: For input that does not fit the study: shapes, NaN, unknown labels, a volume given twice, or the
@@ -255,7 +255,21 @@ def answers_to(
 def site_code(
     encoder: Encoder, query: QuerySpec, public: Public, *, teachers: Sequence[Teacher], who: str
 ) -> Int64[np.ndarray, "d"]:
-    """Return one site's integer code for a query, the sum of its teachers' votes. # sensitive until noised"""
+    """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised
+
+    Args:
+        encoder: The query's encoder.
+        query: The query.
+        public: Everything about the study that is public.
+        teachers: The site's teachers.
+        who: Name of the site in errors.
+
+    Returns:
+        int64 array [d].
+
+    Raises:
+        InvalidInput: If a teacher's answer is invalid.
+    """
     total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
     for number, teacher in enumerate(teachers, start=1):
         codes = []

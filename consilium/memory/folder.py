@@ -23,18 +23,18 @@ def read_cases(
 
     Args:
         folder: An MSD, nnU-Net, BIDS or BraTS folder, or one with a table ``cases.csv``. The layout is recognised.
-        study: Every scan is brought to its labels, channels, spacing and grid.
-        labels: Maps the folder's name of a label to the study's, where they differ.
-        channels: Maps the folder's name of a channel to the study's, where they differ.
+        study: The study, to whose labels, channels, spacing and grid every scan is converted.
+        labels: The study's label for each of the folder's labels with another name.
+        channels: The study's channel for each of the folder's channels with another name.
 
     Returns:
-        A tuple of images, float32 [c, x, y, z] and normalised; label maps, uint8 [x, y, z]; and patient ids, which
-        decide what may be dealt to different teachers.
+        A tuple of images, float32 [c, x, y, z] and normalised; label maps, uint8 [x, y, z]; and patient ids. Scans of
+        one patient must not be given to different teachers.
 
     Raises:
         InvalidInput: For a folder of no known layout, and for a scan that cannot be used, by its position in the
-            folder. `consilium site doctor` names such scans. None is left out, except a copy of a scan of the same
-            patient.
+            folder. `consilium site doctor` names such scans. No scan is left out silently, except a copy of a scan of
+            the same patient.
 
     >>> c.read_cases("no-such-folder", study)
     Traceback (most recent call last):

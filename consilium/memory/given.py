@@ -105,7 +105,7 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
     """Return the teachers of every site.
 
     Args:
-        teachers: A flat list, dealt to sites in order, or one list for each site.
+        teachers: A flat list, assigned to sites in order, or one list for each site.
         study: The study.
 
     Returns:
@@ -118,8 +118,8 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
     voters, quorum, given = study.privacy.voters_per_site, study.privacy.quorum, listed(teachers, what="teachers")
     if all(callable(each) for each in given):
         if len(given) % voters:
-            limit = f"a multiple of the study's voters a site, {voters}"
-            raise InvalidInput("teachers", value=len(given), limit=limit, remedy="or give one list a site")
+            limit = f"a multiple of the study's voters of a site, {voters}"
+            raise InvalidInput("teachers", value=len(given), limit=limit, remedy="or give one list for each site")
         sites = [tuple(given[first : first + voters]) for first in range(0, len(given), voters)]
     else:
         sites = [_site(each, number, voters=voters) for number, each in enumerate(given, start=1)]
@@ -134,13 +134,13 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
 def _site(given: object, number: int, *, voters: int) -> tuple[Teacher, ...]:
     teachers = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if not 1 <= len(teachers) <= voters or not all(callable(each) for each in teachers):
-        limit = f"a list of 1 to {voters} callables, the study's voters a site"
+        limit = f"a list of 1 to {voters} callables, the study's voters of a site"
         raise InvalidInput(f"teachers of site {number}", value=len(teachers), limit=limit)
     return teachers
 
 
 def listed(given: Any, *, what: str) -> list[Any]:
-    """Check that the value is a non-empty list or an array of items.
+    """Return the items of a non-empty list or of a stacked array.
 
     Args:
         given: The value.
@@ -153,7 +153,7 @@ def listed(given: Any, *, what: str) -> list[Any]:
         InvalidInput: If it is neither, or empty.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
-        raise InvalidInput(what, value=type(given).__name__, limit="a list of them, or arrays stacked to one")
+        raise InvalidInput(what, value=type(given).__name__, limit="a list of items, or one stacked array")
     if not len(given):
         raise InvalidInput(what, value=0, limit="at least one")
     return list(given)
@@ -175,7 +175,9 @@ def array_given(given: Any, *, what: str) -> np.ndarray:
     try:
         array = np.asarray(given)
     except Exception as error:
-        raise InvalidInput(what, value=type(given).__name__, limit="something numpy reads as an array") from error
+        raise InvalidInput(
+            what, value=type(given).__name__, limit="a value that numpy can convert to an array"
+        ) from error
     if array.dtype == object:
         raise InvalidInput(what, value=type(given).__name__, limit="an array of numbers")
     return array

@@ -1,7 +1,7 @@
 """Trains a student in memory from labels and compares it with its controls on held-out cases.
 
 ``consilium.train_student`` and ``consilium.compare`` are defined here. Torch is imported only when a network is trained
-or asked.
+or applied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Network:
         model: The torch module.
         recipe: The recipe of its training.
         seed: The seed of its training.
-        fresh: False if it was trained on from a public start.
+        fresh: True if its training began from random weights, False if it began from a public start.
 
     >>> network = c.train_student(images[:2], maps[:2], recipe=study.student, classes=2)
     >>> network(np.zeros((1, 8, 8, 8), dtype=np.float32)).shape
@@ -145,7 +145,7 @@ def train_student(
         first = array_given(told[0], what="label 1")
         if first.ndim != 4:
             limit = "probabilities [k, x, y, z]"
-            raise InvalidInput("label 1", value=first.shape, limit=limit, remedy="say classes=… for label maps")
+            raise InvalidInput("label 1", value=first.shape, limit=limit, remedy="give classes=… for label maps")
         classes = len(first)
     targets = [
         probabilities_given(label, grid=shape[1:], classes=classes, what=f"label {number}")
@@ -213,9 +213,9 @@ def _check_alike(student: object, controls: Controls) -> None:
         if student.fresh != control.fresh:
             raise InvalidInput(
                 "student",
-                value="a fresh network" if student.fresh else "a network trained on from a public start",
-                limit=f"one that begins as its control {name} does",
-                remedy="compare asked.student(), which is trained as this study's protocol trains it",
+                value="a network from random weights" if student.fresh else "a network from a public start",
+                limit=f"a network with the same start as its control {name}",
+                remedy="compare asked.student(), which follows this study's protocol",
             )
         if (student.recipe, student.seed) != (control.recipe, control.seed):
             raise InvalidInput(

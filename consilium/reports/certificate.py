@@ -1,11 +1,11 @@
-"""Writes a study's privacy certificate from its ledger, as PDF and JSON: what was released, at which ε, and with whom.
+"""Writes a study's privacy certificate from its ledger, as PDF and JSON: the releases, their ε, and the hospitals.
 
 `consilium certificate` calls it. Every figure comes from a copy of the ledger that was verified first. Every ε is
 stated with accountant, δ, unit and relation. The stated guarantee is the study's budget, which was promised and can
-still be spent under the same consent, or what was spent if that is more; what was spent is stated as well. The
-certificate also states what it relies on and what nobody can prove: it proves the accounting, while the noise itself is
-a promise of the server's operator or, in a sealed study, of the hospitals. Refuses a ledger that does not verify, one
-that is older than its standing, and a simulation.
+still be spent under the same consent, or the spent ε if that is larger; the spent ε is stated as well. The certificate
+also states its assumptions and what it cannot prove: it proves the accounting, while the noise itself is a promise of
+the server's operator or, in a sealed study, of the hospitals. Refuses a ledger that does not verify, a ledger that is
+older than its standing file, and a simulation.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Sources:
         audit: Report of an audit; by default ``audit.json`` in the study's directory, if it exists.
         sites: Files with hospitals' own status reports, used instead of all others.
         reports: A further folder of hospitals' reports, where the dashboard stores received ones.
-        public_key: The server's signing key as known from elsewhere, to verify against.
+        public_key: The server's signing key from another source, to verify against.
     """
 
     audit: Path | None = None
@@ -109,7 +109,7 @@ class Issued:
         pdf: The PDF.
         json: The JSON document.
         guaranteed: The stated guarantee.
-        spent: What was spent of it.
+        spent: The spent part of it.
         answers: Number of released answers.
     """
 
@@ -158,7 +158,7 @@ def certificate_facts(
 ) -> dict[str, Any]:
     """Collect everything that a certificate states, as plain values for JSON.
 
-    The ledger may be in use: a copy of one moment is verified and read.
+    The ledger may be in use: a consistent copy is made, verified and read.
 
     Args:
         workspace: The study's directory.
@@ -178,11 +178,11 @@ def certificate_facts(
     if study.name == SIMULATION:
         raise InvalidInput(
             "certificate of a simulation",
-            limit="a study between hospitals: here one person held every party's data and keys",
-            remedy="show the simulation's report.html",
+            limit="a study between hospitals, since in a simulation one person holds every party's data and keys",
+            remedy="use the simulation's report.html",
         )
     with Ledger.open(workspace.ledger_file) as original:
-        original.check_newest()  # the copy has no standing beside it
+        original.check_newest()  # checked here, because the copy has no standing file beside it
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "ledger.sqlite"
         report = backup(workspace.ledger_file, copy)
@@ -192,7 +192,10 @@ def certificate_facts(
         with Ledger.open(copy) as ledger:
             if study.id not in {terms.id for terms in ledger.studies()}:
                 raise InvalidInput(
-                    "study", value=study.id, limit="one its ledger knows", remedy="restore the study.toml it ran with"
+                    "study",
+                    value=study.id,
+                    limit="a study in its ledger",
+                    remedy="restore the study.toml with which it ran",
                 )
             found = facts_in(ledger, workspace)
             sites = max(len(workspace.registered()), found.spending.largest_roster)
@@ -214,7 +217,7 @@ def certificate_facts(
 
 
 def _measured(workspace: Workspace) -> dict[str, Any]:
-    """Return what hospitals measured of the student and signed; nothing where none sent figures."""
+    """Return the hospitals' signed scores of the student; empty if no hospital sent scores."""
     found = evaluated(workspace)
     return {"measured": {**found.to_json(), "in_words": found.lines}} if found.gave else {}
 
@@ -278,7 +281,7 @@ def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
     """Explain the guarantee to a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
 
     Args:
-        spending: What was promised and spent.
+        spending: The budget and its spent part.
         colluders: Colluders in a sealed sum; None in an open one.
 
     Returns:
@@ -408,7 +411,7 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
         wanted = ("summary", "exceeded", "runs", "confidence", "claimed_mu")
         return {name: {key: report[key] for key in wanted} for name, report in reports.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput("audit", value=str(path), limit="what `consilium audit --json` prints") from error
+        raise InvalidInput("audit", value=str(path), limit="the output of `consilium audit --json`") from error
 
 
 def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:

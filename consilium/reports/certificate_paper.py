@@ -1,7 +1,7 @@
-"""Arranges the certificate as a paper: what the study released, and what its ledger proves, in reading order.
+"""Arranges the certificate as a document: what the study released, and what its ledger proves, in reading order.
 
-``consilium certificate`` calls it. It computes no privacy fact: every figure is given. :mod:`consilium.reports.papers`
-sets the pages.
+``consilium certificate`` calls it. It computes no privacy fact; every figure is passed in.
+:mod:`consilium.reports.papers` renders the pages.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _ROADS = {
 
 
 def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
-    """Arrange the certificate's facts as a paper.
+    """Arrange the certificate's facts as a document.
 
     Args:
-        facts: What ``certificate_facts`` returned.
+        facts: The result of ``certificate_facts``.
         document_sha256: SHA-256 in hex of the JSON document that states the same facts.
 
     Returns:
-        The paper. The same facts give the same bytes of its PDF.
+        The document. The same facts give the same bytes of its PDF.
     """
     study, given, head = facts["study"], facts["guarantee"], facts["ledger"]["head"]
     return Paper(

@@ -1,9 +1,9 @@
-"""Drafts the papers that a hospital and its ethics board ask for, from a study's facts.
+"""Drafts the documents that a hospital and its ethics board ask for, from a study's facts.
 
-`consilium governance` calls it. The papers are a data protection impact assessment, a checklist by NIST SP 800-226, an
-entry for a registry of deployments, a record of what left, and the record of processing. Facts come from the verified
-ledger and the study only; everything else is marked as to be filled in. A draft is no legal advice and does not say
-that a study may be run. Refuses what the certificate refuses.
+`consilium governance` calls it. The documents are a data protection impact assessment, a checklist by NIST SP 800-226,
+an entry for a registry of deployments, a record of the data that left the hospitals, and the record of processing.
+Facts come from the verified ledger and the study only; everything else is marked as to be filled in. A draft is no
+legal advice and does not say that a study may be run. Refuses a ledger that does not verify, and a simulation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """One charged query, for the record of what left.
+    """One charged query, for the record of the data that left the hospitals.
 
     Attributes:
         time: Time of the row, UTC.
@@ -60,14 +60,14 @@ class Left:
 
 
 def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper, ...]:
-    """Draft every paper of a study.
+    """Draft every document of a study.
 
     Args:
         workspace: The study's directory.
-        now: Time in the papers; by default the current time.
+        now: Time in the documents; by default the current time.
 
     Returns:
-        The papers.
+        The documents.
 
     Raises:
         LedgerCorrupt: As :func:`~consilium.reports.certificate.certificate_facts`.

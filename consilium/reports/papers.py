@@ -1,8 +1,8 @@
-"""Sets papers in three forms from one source: Markdown, JSON, and a tagged, archivable PDF.
+"""Renders a document in three forms from one source: Markdown, JSON, and a tagged, archivable PDF.
 
-A paper consists of headings, paragraphs, lists and tables of plain text. A :class:`Blank` is something that only the
-reader can fill in; it stands out in every form. The PDF is PDF/A-2a and PDF/UA-1, set by Typst. Text is passed as data
-and never as markup, so nothing in a study's name is executed.
+A document (:class:`Paper`) consists of headings, paragraphs, lists and tables of plain text. A :class:`Blank` is a
+place that only the reader can fill in; it is highlighted in every form. The PDF is PDF/A-2a and PDF/UA-1, made by
+Typst. Text is passed as data and never as markup, so nothing in a study's name is executed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """Something the reader must fill in.
+    """A place that the reader must fill in.
 
     Attributes:
-        what: What belongs there.
+        what: Description of the missing text.
     """
 
     what: str
@@ -41,7 +41,7 @@ class PaperSection:
         heading: The heading.
         paragraphs: Paragraphs.
         points: Items of a list.
-        rows: Rows of a table; the first one is its head.
+        rows: Rows of a table; the first row is its head.
         notes: Paragraphs after the table.
         widths: Relative widths of the columns; equal by default.
         code: Lines to type.
@@ -64,12 +64,12 @@ class PaperSection:
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One paper.
+    """One document.
 
     Attributes:
         name: Name of its files.
         title: The title.
-        made: Time of its making, UTC.
+        made: Time at which it was made, UTC.
         sections: The sections.
         facts: Facts added to its JSON.
         lead: Lines in a box below the title; the first one is large.
@@ -94,7 +94,7 @@ class Paper:
         return tuple(text.what for section in self.sections for text in section.texts if isinstance(text, Blank))
 
     def markdown(self) -> str:
-        """Return the paper as Markdown."""
+        """Return the document as Markdown."""
         lines = [f"# {_escaped(self.title)}", "", f"Made {self.made:%Y-%m-%d %H:%M} UTC by `{self.made_by}`.", ""]
         lines += [f"> {_escaped(text)}" for text in self.lead]
         for section in self.sections:
@@ -112,7 +112,7 @@ class Paper:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the paper's facts, texts and blanks as plain values for JSON."""
+        """Return the document's facts, texts and blanks as plain values for JSON."""
         return {
             "schema": 1,
             "paper": self.name,
@@ -124,7 +124,7 @@ class Paper:
         }
 
     def pdf(self) -> bytes:
-        """Return the paper as PDF/A-2a and PDF/UA-1."""
+        """Return the document as PDF/A-2a and PDF/UA-1."""
         import typst
 
         made_at = f"Made {self.made:%Y-%m-%d %H:%M} UTC by {self.made_by}."
@@ -166,7 +166,7 @@ def _marked(text: Text) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for Markdown, so that it contains no heading, link or HTML and stays on its line."""
+    """Escape a text for Markdown, so that it contains no heading, link, HTML or line break."""
     return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", " ".join(text.split()))
 
 

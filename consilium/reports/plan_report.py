@@ -21,14 +21,14 @@ _INK, _GRID, _MARK, _NOISE = "#1f2933", "#d9dee4", "#2563a8", "#b4552d"
 
 
 def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
-    """Warn about a δ that is not small against the number of protected units.
+    """Return a warning if δ is not small compared with one over the number of protected units.
 
     Args:
         plan: The plan.
         patients: Patients of one hospital; None if unknown.
 
     Returns:
-        A sentence; None without a warning, or if the number is unknown.
+        A sentence; None if δ is small enough or the number is unknown.
     """
     unit = plan.protection.unit
     units = plan.hospitals if unit is Unit.HOSPITAL else None if patients is None else plan.hospitals * patients
@@ -36,11 +36,11 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
 
 
 def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> Table:
-    """Show the plan as a table with two columns; every ε has accountant, δ, unit and relation.
+    """Return the plan as a table with two columns. Every ε has accountant, δ, unit and relation.
 
     Args:
         plan: The plan.
-        recommended: The recommendation, in words.
+        recommended: The recommendation as a sentence.
         patients: Patients of one hospital, to judge δ; None if unknown.
 
     Returns:
@@ -111,7 +111,7 @@ def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Describe what one dishonest hospital can do, in both modes, with this plan's figures."""
+    """Return rows on the effect of one dishonest hospital, in an open and a sealed study, with this plan's figures."""
     chosen, other = trade_sentences(sealed=plan.mechanism.colluders is not None)
     push = push_unseen(plan.mechanism, sites=plan.hospitals)
     far = "as far as an honest one" if plan.mechanism.colluders is None else f"{push:.1f} times as far as an honest one"
@@ -121,7 +121,13 @@ def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
 def plan_figure(plan: Plan) -> Any:
     """Draw the largest share of a code's variance that an answer can explain, over hospitals and over queries.
 
-    The plan is marked in both panels; dashed lines are the verdict's thresholds.
+    The plan is marked in both panels; dashed lines are the thresholds of the verdicts.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        A matplotlib figure.
     """
     from matplotlib.figure import Figure  # imported here, because a table needs no plotting library
     from matplotlib.ticker import NullLocator
@@ -174,12 +180,12 @@ def check_chart(path: Path) -> None:
         path: The file.
 
     Raises:
-        InvalidInput: If so.
+        InvalidInput: If the ending is unknown or the folder does not exist.
     """
     if path.suffix.lower() not in CHART_ENDINGS:
         raise InvalidInput("chart file", value=str(path), limit=f"a name ending in {', '.join(CHART_ENDINGS)}")
     if not path.parent.is_dir() or path.is_dir():
-        raise InvalidInput("chart file", value=str(path), limit="a file in a folder that exists")
+        raise InvalidInput("chart file", value=str(path), limit="a file in an existing folder")
 
 
 def write_chart(plan: Plan, path: Path) -> None:

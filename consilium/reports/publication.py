@@ -1,10 +1,9 @@
 """Publishes a finished study: the student in a signed folder, or the whole study in one archive.
 
-The folder contains the student, its model card and the privacy certificate.
-
-`consilium student publish` and `consilium study archive` call it. Neither contains a key. Refuses a ledger that
-does not verify or is an older copy, a study without an exported student, a bundle whose stated guarantee no longer
-holds, a folder or file that exists, and a study that is still running.
+The folder contains the student, its model card and the privacy certificate. `consilium student publish` and `consilium
+study archive` call it. Neither folder nor archive contains a key. Refuses a ledger that does not verify or is an older
+copy, a study without an exported student, a bundle whose stated guarantee no longer holds, a folder or file that
+exists, and a study that is still running.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from server.study.status import bundle_problem
 from server.study.workspace import LEDGER_RECORD, Workspace
 
 HEADER = "# consilium/student/v1\n"
-"""First line of SHA256SUMS, so that its signature cannot be used as one of the ledger's."""
+"""First line of SHA256SUMS. It separates the signature of this file from the ledger's signatures."""
 
 KEPT_OUT = ("keys", "flower", "gateway", "relay", "tls", "dashboard-tls", "node-keys", "logs", LEDGER_RECORD)
 """Parts of a study's directory left out of its archive: keys, SuperLink's database of messages, sockets and logs."""
@@ -75,7 +74,9 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         raise InvalidInput("student to publish", value=str(workspace.bundle_dir), limit=problem)
     check_released(workspace)
     if out.exists():
-        raise InvalidInput("folder to publish", value=str(out), limit="one that is not there", remedy="another --out")
+        raise InvalidInput(
+            "folder to publish", value=str(out), limit="a folder that does not exist yet", remedy="choose another --out"
+        )
     key = load_signing_key(workspace.signing_key_file)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
@@ -101,7 +102,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
 
 
 def _measured(workspace: Workspace) -> str:
-    """Write the model card's section of hospitals' figures; empty if no hospital sent figures."""
+    """Return the model card's section with the hospitals' figures; empty if no hospital sent figures."""
     found = evaluated(workspace)
     if not found.gave:
         return ""
@@ -144,8 +145,8 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
 
 
 def _of_the_moment(name: Path) -> bool:
-    """Tell whether a file belongs to the running study only.
+    """Return whether a file belongs to the running study only.
 
-    These are locks, the ledger in use, which is copied separately, and its standing.
+    Such files are locks, the ledger in use (which is copied separately), and its standing file.
     """
     return name.suffix == ".lock" or name.name.startswith("ledger.") or name.name == "stop-requested"

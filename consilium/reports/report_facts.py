@@ -27,11 +27,11 @@ SIMULATION = "simulation"
 CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "zero_code": ("Zero code", "every label decoded from the zero code, as if no hospital had answered"),
-        "shuffled_codes": ("Shuffled codes", "the same noisy answers, dealt to the wrong volumes"),
-        "public_only": ("Public only", "self-training: public volumes with labels of a network's own, no answer heard"),
+        "shuffled_codes": ("Shuffled codes", "the same noisy answers, assigned to the wrong volumes"),
+        "public_only": ("Public only", "self-training: public volumes with a network's own labels, without any answer"),
     }
 )
-"""By name in ``report.json``, each control's title on the page and what its labels are."""
+"""By name in ``report.json``, each control's title on the page and a description of its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class NamedScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyFacts:
-    """What the study guarantees, and what the run spent, from the ledger.
+    """The study's guarantee and the run's spent budget, from the ledger.
 
     Attributes:
         epsilon_exact: ε spent by the exact accountant.
@@ -80,7 +80,7 @@ class PrivacyFacts:
         delta: δ of all ε here.
         unit: Unit of privacy.
         relation: Neighbouring relation.
-        accountant: Accountant by which the budget is decided.
+        accountant: Accountant that decides whether a release fits the budget.
         planned_epsilon: The budget's ε, which is the guarantee.
         noise_multiplier: z = σ/Δ of one release.
         queries: Number of answers.
@@ -115,7 +115,7 @@ class PrivacyFacts:
 
     @property
     def epsilon_guaranteed(self) -> float:
-        """The guaranteed ε: the budget, or what was spent if that is more."""
+        """The guaranteed ε: the budget, or the spent ε if that is larger."""
         return max(self.planned_epsilon, self.epsilon_gate)
 
 
@@ -137,7 +137,7 @@ class SiteFact:
         patients: Number of patients.
         codes_sent: Number of codes it sent.
         epsilon_spent: ε spent by its pool, by the study's accountant, δ, unit and relation.
-        patient: What a patient risks, in words, if its teachers were trained with a guarantee.
+        patient: A sentence on one patient's ε, if its teachers were trained with a guarantee.
     """
 
     name: str
@@ -150,17 +150,17 @@ class SiteFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportFacts:
-    """Everything a report states.
+    """All facts of a report.
 
     Attributes:
         study: The study.
-        privacy: What it guarantees and spent.
+        privacy: Its guarantee and spent budget.
         teachers: Score of each teacher.
         ensemble: Score of all teachers together, without noise.
         mean_shape: Score of the mean public label map.
         student: Score of the student.
         controls: Score of each control; None if it could not be trained.
-        decoded_labels: Score of the pseudo-labels against the demo's truth; None without truth.
+        decoded_labels: Score of the pseudo-labels against the demo's true label maps; None without them.
         daemons: Processes of the federation.
         refused_node: Evidence that an unregistered node was refused.
         sites: The hospitals.
@@ -174,9 +174,9 @@ class ReportFacts:
         seeds: Seeds by purpose.
         spacing_mm: Voxel spacing of the grid in mm.
         finished: Date on the page.
-        known: What hospitals know and public data do not, for synthetic data; empty otherwise.
+        known: For synthetic data, a sentence on the knowledge that only hospitals have; empty otherwise.
         student_ece: The student's expected calibration error over voxels of structures.
-        cases_used: Cases that were dealt.
+        cases_used: Cases that were used.
         left_out: Cases that were left out.
 
     Raises:
@@ -211,7 +211,7 @@ class ReportFacts:
 
     @property
     def spending(self) -> Spending:
-        """What was spent of the study's budget, from which sentences about it are made."""
+        """The spent part of the study's budget, from which sentences about it are made."""
         largest = max((self.privacy.largest_roster, len(self.sites), *(len(one.roster) for one in self.releases)))
         return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
@@ -253,7 +253,7 @@ class ReportFacts:
 
     @property
     def bought(self) -> str:
-        """What the budget bought in this run: the verdict on the gain, and its share of the way to the ensemble."""
+        """The gain in this run: the verdict, and the gain as a share of the ensemble's gain."""
         found, most = self.worth, self.ensemble.mean
         if found is None:
             return "What the budget bought could not be measured: no control was scored."
@@ -264,7 +264,7 @@ class ReportFacts:
 
     @property
     def certainty(self) -> str:
-        """What the gain's interval covers, or that there is none."""
+        """A sentence on what the gain's interval covers, or that there is none."""
         return "There is no interval." if self.worth is None or self.worth.interval is None else ONE_RUN
 
     def _scores(self) -> list[DiceScore]:

@@ -28,7 +28,7 @@ MAX_PICTURE_BYTES = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """How one kind of outline is drawn. Colour and dashes differ between kinds, so that either one identifies a kind.
+    """The line style of one kind of outline. Colour and dashes both differ between kinds, so either identifies a kind.
 
     Attributes:
         colour: A colour-blind-safe colour (Okabe & Ito 2008).
@@ -95,6 +95,12 @@ def centre_of(picture: Picture) -> tuple[int, int, int]:
 
     It is the centre of the first non-empty outline, moved along each axis to the nearest slice that shows it; without
     any outline, the middle of the grid.
+
+    Args:
+        picture: The picture.
+
+    Returns:
+        Indices x, y and z.
     """
     for mask in picture.outlines.values():
         found = np.nonzero(mask)

@@ -1,4 +1,4 @@
-"""Reads what hospitals report from their own ledgers, for a certificate: who reports it, and when it was signed.
+"""Reads the reports that hospitals make from their own ledgers, for a certificate, and checks their signatures.
 
 Refuses a file that is no report, that is another site's, or that was changed after it was signed.
 """
@@ -22,17 +22,17 @@ MAX_REPORT_BYTES = 1 << 16
 def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | None) -> dict[str, Any]:
     """Read the hospitals' own reports.
 
-    Reports in the study's directory or the dashboard's folder that are not valid are set aside by name, so that one
-    site cannot prevent a certificate. Of several reports of a site the newest signed one is used; an unsigned one only
-    if none is signed.
+    Invalid reports in the study's directory or the dashboard's folder are left out and listed by name, so that one site
+    cannot prevent a certificate. Of several reports of a site the newest signed report is used; an unsigned report is
+    used only if no report is signed.
 
     Args:
         workspace: The study's directory.
         given: Files to use instead of all others.
-        handed_in: Folder of reports received by the dashboard; None for none.
+        handed_in: Folder of reports received by the dashboard; None if there is none.
 
     Returns:
-        The reports, and the names of those set aside.
+        The reports, and the names of those left out.
 
     Raises:
         InvalidInput: If a file in ``given`` is no valid report.
@@ -47,7 +47,7 @@ def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | No
             try:
                 report = _site_report(path, keys)
                 if report["site"] != path.stem:
-                    raise InvalidInput("site that the report speaks for", limit=path.stem)
+                    raise InvalidInput("site of the report", limit=path.stem)
             except InvalidInput:
                 aside.append(path.name)
                 continue
@@ -60,7 +60,7 @@ def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | No
 
 
 def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
-    """Read one report: the output of ``consilium site status --json``, or the account that a site sends itself.
+    """Read one report: the output of ``consilium site status --json``, or the report that a site sends itself.
 
     ``signed`` is the time (UTC) of a valid signature by the site's key; empty if it is unsigned or no key is known. An
     invalid signature is refused.

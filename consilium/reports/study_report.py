@@ -203,8 +203,8 @@ def format_duration(seconds: float) -> str:
 
 
 CONTROLS_NOTE = (
-    "The student's gain over these is what counts: they have its seed, volumes and steps, and lack only what the "
-    "hospitals' teachers said about each volume."
+    "Judge the student by its gain over these controls: they have its seed, volumes and steps, and lack only the "
+    "hospitals' answers about each volume."
 )
 
 
@@ -225,7 +225,7 @@ class DiceGroup:
 def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
     """Return the table of scores in four groups.
 
-    The groups are the student, its controls, what is available without hospitals, and what only a demo knows.
+    The groups are the student, its controls, baselines without hospitals, and scores that only a demo can compute.
     """
     seen = [DiceRow("Ensemble of the teachers", facts.ensemble, "all teachers together, without noise")]
     if facts.decoded_labels is not None:
@@ -248,7 +248,7 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
         DiceGroup("What the study gives out", (DiceRow("Student", facts.student, "covered by the guarantee above"),)),
         DiceGroup("Controls: the same student without the teachers' information", tuple(controls), CONTROLS_NOTE),
         DiceGroup(
-            "What is had without any hospital",
+            "Baseline without any hospital",
             (DiceRow("Mean shape", facts.mean_shape, "the average public label map, the same for every patient"),),
         ),
         DiceGroup("Known only because a demo holds every party's data", tuple(seen)),
@@ -280,7 +280,7 @@ def _gain_bars(facts: ReportFacts) -> tuple[GainBar, ...]:
 
 
 def _beside(facts: ReportFacts) -> str:
-    """Describe the student's score next to those of the mean shape and the mean teacher, without a verdict."""
+    """Return a sentence with the scores of the student, the mean shape and the mean teacher, without a verdict."""
     student, shape, teacher = facts.student.mean, facts.mean_shape.mean, facts.mean_teacher
     if not math.isfinite(student) or not math.isfinite(shape):
         return "The student could not be scored against the mean shape."

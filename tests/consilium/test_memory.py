@@ -364,7 +364,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_drawn(name: str
 
 def test_a_flat_list_that_cannot_be_dealt_is_refused() -> None:
     study = make_study(planned_queries=2, voters_per_site=2)
-    with pytest.raises(InvalidInput, match="teachers: got 5; allowed: a multiple of the study's voters a site, 2"):
+    with pytest.raises(InvalidInput, match="teachers: got 5; allowed: a multiple of the study's voters of a site, 2"):
         c.ask(study, make_codec(study), volumes=volumes_of(2), teachers=stubs(5))
 
 
@@ -513,7 +513,7 @@ def test_held_out_cases_that_do_not_fit_are_refused(held_out: Any, said: str) ->
         (volumes_of(2), [HALF], None, "images and labels: got .2, 1."),
         ([np.full(GRID, np.nan)], [HALF], None, "image 1"),
         (volumes_of(1), [HALF * 3], None, "label 1: class probabilities"),
-        (volumes_of(1), [np.zeros(GRID, np.uint8)], None, "say classes"),
+        (volumes_of(1), [np.zeros(GRID, np.uint8)], None, "give classes"),
         (volumes_of(1), [np.full(GRID, 2)], 2, "label 1: label: got 2"),
         ([volumes_of(1)[0], np.zeros((4, 8, 8))], [HALF, HALF], None, "image 2"),
         ([np.zeros(3)], [HALF], None, "image 1"),

@@ -58,14 +58,14 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
     assert listed == files - {"SHA256SUMS", "SHA256SUMS.sig"}
     secrets = [path.read_bytes() for path in (workspace.root / "keys").glob("*.key")]
     assert not any(secret in (out / name).read_bytes() for secret in secrets for name in files)
-    with pytest.raises(InvalidInput, match="not there"):
+    with pytest.raises(InvalidInput, match="does not exist yet"):
         invoke(student_app, "publish", workspace.root, "--out", out)
 
 
 def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(workspace: Workspace, tmp_path: Path) -> None:
     out = tmp_path / "trial.tar.gz"
     said = invoke(study_app, "archive", workspace.root, "--out", out)
-    assert "keep keys/ apart" in said
+    assert "keep keys/ elsewhere" in said
     assert out.stat().st_mode & 0o777 == 0o600
     with tarfile.open(out) as tar:
         tar.extractall(tmp_path, filter="data")

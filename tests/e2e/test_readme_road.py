@@ -449,7 +449,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     nib.save(nib.Nifti1Image(np.random.default_rng(0).normal(size=image.shape), image.affine), far)
     predicted = office.type("predict scans")
     assert "Dice" in predicted
-    assert "unlike every public volume" in predicted
+    assert "differ from every public volume" in predicted
     office.type("verify trial")
     office.type("student publish trial")
     office.type("study archive trial")

@@ -89,7 +89,7 @@ def test_without_a_validation_set_the_end_says_how_to_get_one(recorded: Recorded
     recorded.run("2")
     assert not workspace.scores_file.exists()
     ended = CliRunner().invoke(study_app, ["watch", str(workspace.root)]).stdout
-    assert "was not measured: there is no validation set" in ended
+    assert "was not measured, because there is no validation set" in ended
     assert "No figures were measured" in (workspace.bundle_dir / "docs" / "README.md").read_text()
 
 

@@ -147,7 +147,7 @@ def test_a_budget_that_the_plan_says_not_to_spend_is_asked_for_at_a_terminal(
 ) -> None:
     ask_to_spend(go_on=True)
     ask_to_spend(go_on=False)  # no terminal: nobody can answer
-    assert "says not to spend this budget" in capsys.readouterr().err
+    assert "advises against spending this budget" in capsys.readouterr().err
     terminal = io.StringIO(answer)
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdin", terminal)
@@ -295,10 +295,10 @@ def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_it
     words = ["--name", "t", "--labels", "background,body", "--grid", "16,16,16", "--quorum", "5", "--delta", "1e-3"]
     weak = CliRunner().invoke(study_app, ["init", str(tmp_path / "weak"), *words, "--queries", "16"]).stdout
     assert "plan: The labels will mostly reflect the public shapes" in weak
-    assert "recommended in its place: a joint query in 4 rounds" in weak
+    assert "recommended instead: a joint query in 4 rounds" in weak
     joint = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--queries", "4", "--joint"]).stdout
     assert "plan: a joint query in 4 rounds" in joint
-    assert "in its place" not in joint
+    assert "instead" not in joint
 
 
 def test_a_joint_query_on_a_grid_that_is_too_fine_for_it_is_refused_when_the_study_is_made(tmp_path: Path) -> None:
