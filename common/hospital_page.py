@@ -124,7 +124,7 @@ class OwnPage(Protocol):
         """Return a case.
 
         Args:
-            number: Number of the case, from 0.
+            number: Number of the case in ``facts().cases``.
 
         Returns:
             The case with its image, label and the networks' label maps.

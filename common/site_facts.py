@@ -1,9 +1,9 @@
-"""Computes what a site spent, has left, answered and promises its patients, once for every text that shows it.
+"""Computes the figures of a site that texts show: spent and remaining budget, answers, and its patients' guarantee.
 
-The figures come from the site's own ledger (:func:`site_facts`), or from the status report that the site printed of
-them (:meth:`SiteFacts.from_json`). The command line, the site's own page, the account that a site shares, the
-dashboard, the report and the certificate take them from here and compute none themselves. Nothing that a report
-contains shows whether a patient was withdrawn. Refuses a report of another form.
+The figures come from the site's own ledger (:func:`site_facts`), or from the status report that the site printed
+(:meth:`SiteFacts.from_json`). The command line, the site's own page, the account that a site shares, the dashboard, the
+report and the certificate all take them from here, so they cannot disagree. A status report does not show whether a
+patient was withdrawn. Refuses a report of another form.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PRINTED = "what `consilium site status --json` prints"
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """What a site's trainings mean for one of its patients.
+    """The consequences of a site's trainings for one of its patients.
 
     Attributes:
-        count: Number of private trainings on record.
+        count: Number of recorded private trainings.
         strategies: Strategies of all trainings that were charged or whose teachers answered.
-        guarantees: ε of all trainings composed, by relation; None where there is none.
+        guarantees: ε of all trainings composed, by relation; None for a relation without a guarantee.
         adapted: The guarantee of adapted networks that may leave the hospital; None without any.
         covers_every_release: True if every release used only teachers of finished private trainings.
     """
@@ -45,11 +45,14 @@ class TrainingFacts:
 
     @classmethod
     def of(cls, trainings: Trainings, *, delta: float) -> TrainingFacts:
-        """Return the facts of the trainings on record.
+        """Return the facts of recorded trainings.
 
         Args:
             trainings: The trainings.
             delta: δ at which ε is stated.
+
+        Returns:
+            The facts.
         """
         return cls(
             count=len(trainings.private),
@@ -61,7 +64,17 @@ class TrainingFacts:
 
     @classmethod
     def from_json(cls, stated: Mapping[str, Any]) -> TrainingFacts:
-        """Read ``trainings`` of a status report; raise a built-in exception or InvalidInput for another form."""
+        """Read the key ``trainings`` of a status report.
+
+        Args:
+            stated: The JSON values.
+
+        Returns:
+            The facts.
+
+        Raises:
+            Exception: InvalidInput or a built-in exception, for another form. :meth:`SiteFacts.from_json` converts it.
+        """
         guarantees = [None if one is None else _training(one) for one in _listed(stated["guarantees"])]
         adapted = _training(stated["adapted"]) if "adapted" in stated else None
         covers = bool(stated.get("covers_every_release"))
@@ -104,14 +117,14 @@ class TrainingFacts:
 
 @dataclass(frozen=True, slots=True)
 class SiteStudy:
-    """A study on a site's record.
+    """A study in a site's ledger.
 
     Attributes:
         id: Its id.
         name: Its name.
         state: ``open``, ``pause``, ``withdraw``, or ``spent`` if one more query like the newest does not fit.
-        spending: What the site charged for it, by the study's own budget. No status report contains it.
-        consents: Who consented and when, one sentence each. No status report contains them.
+        spending: The study's budget and the part that the site charged. No status report contains it.
+        consents: One sentence for each consent: who gave it, and when. No status report contains them.
     """
 
     id: str
@@ -121,7 +134,7 @@ class SiteStudy:
     consents: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, str]:
-        """Return what a status report says of the study."""
+        """Return the part of a status report about the study."""
         return {"id": self.id, "name": self.name, "state": self.state}
 
 
@@ -133,21 +146,21 @@ class SiteFacts:
         site: Name of the site.
         pool: Name of the patient pool.
         cap: The pool's budget for life, set by the site.
-        by: What was spent of it, by every accountant.
-        doubt: Why more may have been spent than the ledger shows; None if nothing suggests it.
+        by: The spent guarantee, by every accountant.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         accepted: Number of accepted queries.
         receipted: Number of queries with a receipt.
-        refused: Number of declined offers on record.
-        alarms: What contradicts the record.
-        share: Share of the Σμ² that the cap allows; None if only a shared account is at hand.
+        refused: Number of recorded declined offers.
+        alarms: Sentences about receipts that contradict the record.
+        share: Spent share of the Σμ² that the cap allows; None if only a shared account is available.
         today: Queries accepted today.
         per_day: Queries that the site accepts in a day.
-        codes: Number of queries that ever had a code; None if only a shared account is at hand.
+        codes: Number of queries that ever had a code; None if only a shared account is available.
         released_again: Number of releases beyond the first of each query.
-        restored: How often the ledger was restored from an older copy.
-        identities: What counts as one patient, from which row of the ledger on.
+        restored: Number of times that the ledger was restored from an older copy.
+        identities: Row of the ledger from which a definition of one patient holds, and the definition.
         disclosures: Noise shares disclosed to an auditor.
-        trainings: What trainings mean for a patient.
+        trainings: Consequences of the trainings for a patient.
         studies: The pool's studies; empty if read from a report.
         withdrawn: Withdrawals of patients, one for each deal. No report contains it.
         silent: Voters for which the newest worker found no teacher. No report contains it.
@@ -177,30 +190,37 @@ class SiteFacts:
 
     @property
     def spent(self) -> Guarantee:
-        """What was spent, by the cap's accountant."""
+        """The guarantee of everything spent so far, by the cap's accountant."""
         return self.by[AccountantName(self.cap.accountant)]
 
     @property
     def least(self) -> str:
-        """The words before every figure of what was spent: ``at least`` if more may have been."""
+        """The words before every spent figure: ``at least`` if more may have been spent."""
         return "at least " if self.doubt else ""
 
     @property
     def patient_lines(self) -> tuple[str, ...]:
-        """What one patient risks, one sentence each; empty without a private training."""
+        """Sentences on the ε of one patient; empty without a private training."""
         return self.trainings.lines(self.spent)
 
     @property
     def identity_lines(self) -> tuple[str, ...]:
-        """What counts as one patient, one line for each row of the ledger that states it."""
+        """Lines that define one patient, one for each row of the ledger that states a definition."""
         return tuple(f"from row {row} of its ledger on, {identity.sentence}" for row, identity in self.identities)
 
     def study(self, study_id: str) -> SiteStudy | None:
-        """Return a study on record; None for one to which nobody has consented."""
+        """Return a study in the site's ledger.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            The study; None if nobody has consented to it.
+        """
         return next((one for one in self.studies if one.id == study_id), None)
 
     def account(self) -> dict[str, Any]:
-        """Return what was accepted and spent as plain JSON. It does not depend on the site's patients.
+        """Return the accepted queries and the spent budget as plain JSON. It does not depend on the site's patients.
 
         ``at_least`` is present only if there is a doubt, and gives the reason.
         """
@@ -237,7 +257,7 @@ class SiteFacts:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> SiteFacts:
-        """Read a status report or a shared account, as far as other parties show it.
+        """Read a status report or a shared account.
 
         Args:
             said: The JSON values.
@@ -288,10 +308,10 @@ def site_facts(
         books: Totals of its ledger.
         site: Its name.
         today: The date.
-        doubt: Why more may have been spent than the ledger shows.
-        alarms: What contradicts the record.
-        trainings: The trainings on record; None for an account that leaves them out.
-        consents: Who consented and when, by study.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is none.
+        alarms: Sentences about receipts that contradict the record.
+        trainings: The recorded trainings; None for an account that leaves them out.
+        consents: By study, one sentence for each consent: who gave it, and when.
 
     Returns:
         The figures.
@@ -312,7 +332,7 @@ def site_facts(
         share=spending.share,
         today=books.per_day.get(today, 0),
         per_day=books.declared.queries_per_day,
-        codes=len(books.teachers.codes),  # deleted ones too, to hide withdrawals
+        codes=len(books.teachers.codes),  # includes deleted codes, so that a withdrawal does not show
         released_again=books.released_again,
         restored=len(books.restored_at),
         identities=tuple((row, record.identity) for row, record in books.teachers.identities),
@@ -337,7 +357,14 @@ def site_facts(
 
 
 def read_guarantee(stated: Mapping[str, Any]) -> Guarantee:
-    """Read a guarantee that :meth:`~common.privacy.accounting.Guarantee.to_json` wrote."""
+    """Read a guarantee that :meth:`~common.privacy.accounting.Guarantee.to_json` wrote.
+
+    Args:
+        stated: The JSON values.
+
+    Returns:
+        The guarantee.
+    """
     protection = Protection(unit=Unit(stated["unit"]), relation=Relation(stated["relation"]))
     return Guarantee(float(stated["epsilon"]), float(stated["delta"]), str(stated["accountant"]), protection)
 

@@ -5,9 +5,9 @@ Called for DICOM RT Structure Sets. The rules are:
 1. A voxel lies inside a contour if its centre does, by the even-odd rule. A centre that is exactly on an edge belongs
    to the side of the larger coordinate, so that two structures with a common edge share no voxel.
 2. Of the contours of one structure in one slice, a voxel belongs to the structure if it lies inside an odd number.
-   A contour inside another one is therefore a hole, and one inside the hole is an island.
+   A contour inside another one is therefore a hole, and a contour inside the hole is an island.
 
-Refuses contours that cross each other, because nobody can say what their overlap means. Pure: opens no file.
+Refuses contours that cross each other, because the meaning of their overlap is unknown. The module opens no file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from common.errors import InvalidInput
 
 SNAP = 3
-"""Decimals, in voxels, to which points are rounded, so that rounding errors decide about no voxel."""
+"""Decimals, in voxels, to which points are rounded, so that no voxel depends on rounding errors."""
 
 _CHUNK = 1 << 20
 """Number of crossings of edges with rows that are computed at once."""
@@ -36,10 +36,10 @@ class Filled:
 
 
 def effort(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> int:
-    """Return how many steps it takes to fill a contour: voxels of its box, and crossings of its edges with rows.
+    """Return the number of steps to fill a contour: voxels of its box, and crossings of its edges with rows.
 
     Args:
-        points: As :func:`fill` takes them.
+        points: The corners as in :func:`fill`.
         shape: Shape of the slice.
 
     Returns:
@@ -70,7 +70,7 @@ def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
     crossed = np.zeros((j1 - j0, i1 - i0 + 1), dtype=np.int64)
     low, high = _rows(points, shape)
     start, end = points, np.roll(points, -1, axis=0)
-    up = (start[:, 1] <= end[:, 1])[:, None]  # the same arithmetic whichever way an edge is walked
+    up = (start[:, 1] <= end[:, 1])[:, None]  # so that both directions of an edge give the same arithmetic
     start, end = np.where(up, start, end), np.where(up, end, start)
     counts = (high - low).clip(0)
     edges = np.flatnonzero(counts)
@@ -91,7 +91,7 @@ def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: boo
     Args:
         contours: The insides of its contours.
         shape: Shape of the slice.
-        crossing: Whether contours may cross; where they overlap, rule 2 holds all the same.
+        crossing: True if contours may cross; rule 2 then applies to their overlap too.
 
     Returns:
         The voxels of the structure.
@@ -107,7 +107,7 @@ def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: boo
             raise InvalidInput(
                 "contours of one structure cross in a slice",
                 limit="contours beside each other, or one inside the other",
-                remedy="correct them where they were drawn",
+                remedy="correct them in the program in which they were drawn",
             )
         innermost[one.place][one.inside] = number
         found[one.place] ^= one.inside

@@ -7,12 +7,12 @@ Called for labels of a case table. In this order:
 3. The structures lie in the image's frame of reference.
 4. Contours are closed. There are at most :data:`MAX_CONTOURS` with :data:`MAX_POINTS` points together, counted before a
    number is read; every number is finite.
-5. Every contour lies in the plane of one slice, to :data:`OFF_PLANE` of the slices' distance, and within the image.
+5. Every contour lies in the plane of one slice, within :data:`OFF_PLANE` of the slices' distance, and inside the image.
 6. A structure is filled by the rules of :mod:`common.data.contours`. Structures of one label are joined; those of two
    labels may not share a voxel.
 
-Refuses everything else. A structure that is drawn on every second or third slice only is refused as well, because
-nothing says what lies between. Messages name structures, and no file or patient.
+Refuses everything else. A structure that is drawn on every second or third slice only is refused as well, because its
+extent between these slices is unknown. Messages name structures, and no file or patient.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ STRUCTURE_SET = "1.2.840.10008.5.1.4.1.1.481.3"
 
 MAX_BYTES, MAX_ELEMENTS = 1 << 27, 1 << 18
 MAX_CONTOURS, MAX_POINTS = 20_000, 1_000_000
-"""Planning systems write hundreds of contours a structure, with up to a few hundred points each."""
+"""Limits on contours and points. Planning systems write hundreds of contours for a structure, each with up to a few
+hundred points."""
 MAX_EFFORT = 1 << 31
 """Largest number of steps to fill all contours (:func:`common.data.contours.effort`); a head takes a thousandth."""
 OFF_PLANE = 0.1
-"""How far a contour's points may lie from the plane of a slice, as a part of the slices' distance."""
+"""Largest distance of a contour's points from the plane of a slice, as a share of the slices' distance."""
 MOST_NAMED = 8
 
 _CLOSED, _XOR = "CLOSED_PLANAR", "CLOSEDPLANAR_XOR"
@@ -69,7 +70,7 @@ class _Contour:
 
 
 def is_structure_set(path: Path) -> bool:
-    """Tell whether a file's header calls it an RT Structure Set.
+    """Return whether a file's header declares an RT Structure Set.
 
     Args:
         path: The file.
@@ -105,7 +106,7 @@ def read_structures(
         The label map [1, i, j, k].
 
     Raises:
-        InvalidInput: As the module says, or if pydicom is not installed.
+        InvalidInput: If a check of the module fails, or pydicom is not installed.
     """
     if not frame:
         raise InvalidInput(
@@ -118,7 +119,7 @@ def read_structures(
         drawn = {one: list(_contours(one, affine, shape)) for one in structures}
     except InvalidInput:
         raise
-    except Exception as error:  # of a file that somebody else wrote, pydicom raises anything
+    except Exception as error:  # pydicom raises any type of exception for a malformed file
         raise InvalidInput(
             "RT Structure Set cannot be read", value=type(error).__name__, remedy="export it again, or as DICOM-SEG"
         ) from error
@@ -179,7 +180,7 @@ def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Struct
             raise InvalidInput(
                 f"contours of structure {name}",
                 value=sorted(kinds)[:MOST_NAMED],
-                limit=f"closed ones: {_CLOSED} or {_XOR}",
+                limit=f"closed contours: {_CLOSED} or {_XOR}",
                 remedy='close them, or map the structure to "background" in [labels] of site.toml',
             )
         numbers += sum(_text(item).count(b"\\") + 1 for item in items)
@@ -192,7 +193,7 @@ def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Struct
 
 
 def _text(item: Any) -> bytes:
-    """Return a contour's numbers as they stand in the file; pydicom would make an object of each."""
+    """Return the bytes of a contour's numbers. pydicom would make an object of each number."""
     data = item.get_item("ContourData")
     text = data.value if data is not None else b""
     return text if isinstance(text, bytes) else b""
