@@ -83,7 +83,7 @@ some mask keys for every charge."""
 THOROUGH = int(os.environ.get("CONSILIUM_FUZZ", "0"))
 """Messages of each kind; `make test-fuzz` sends 20,000."""
 
-BATCH, FEW = 250, 60
+BATCH, FEW = 250, 40
 """Messages made of one seed, in the slow tests and in the fast ones, which look for what shows at once."""
 
 LONGEST = 1 << 17
@@ -390,7 +390,7 @@ def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(
     """Before anything is spent a changed offer may still be one that the site consented to: about another volume."""
     world = World(tmp_path, mode)
     site, price = world.fed.site_ledgers["site-1"], world.fed.planned()[0].mechanism
-    for body in world.messages(kind, seed=1):
+    for body in world.messages(kind, seed=1, number=2 * FEW):
         with contextlib.suppress(ConsiliumError):
             world.fed.workers[101].answer(asked(body, sign=world.fed.ledger.sign, site="site-1"))
     spend = site.spent()
@@ -457,7 +457,7 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
     site, worker = world.fed.site_ledgers["site-1"], world.fed.workers[101]
     monkeypatch.setattr("client.ledger.site_receipts.MAX_EVIDENCE_BYTES_A_DAY", 20_000)
     before, size = site.spent(), sum(len(row.body) for row in site.rows())
-    for seed in range(4):
+    for seed in range(2):
         for body in signed_receipts(world, seed):
             message = asked(body, sign=world.fed.ledger.sign, site="site-1")
             with contextlib.suppress(ConsiliumError):

@@ -115,7 +115,7 @@ def test_totals_are_recomputed_by_hand(finished: World) -> None:
 
 
 def test_changed_values_are_detected(finished: World) -> None:
-    _change_values(finished, every=3)
+    _change_values(finished, every=6)
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_missing_altered_and_added_triggers_are_detected(finished: World) -> Non
 
 
 def test_flipped_bytes_change_nothing_or_are_detected(finished: World) -> None:
-    _flip_bytes(finished, samples=300)
+    _flip_bytes(finished, samples=100)
 
 
 @pytest.mark.slow
