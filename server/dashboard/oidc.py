@@ -1,9 +1,9 @@
-"""Signs users in through a hospital's OpenID Connect provider, by the code flow with state, nonce and PKCE.
+"""Signs users in through a hospital's OpenID Connect provider, by the authorization code flow with PKCE.
 
-The sign-in pages use it, besides the users file. Authlib creates and verifies state, nonce, PKCE and the ID token.
-Nobody is let in by a provider that does not answer or states another issuer, by a token of another audience, key or
-time, or without a role; local users are not affected. It refuses settings whose addresses are not https, except on
-loopback.
+The sign-in pages use it in addition to the file of local users. Authlib creates and verifies the state, the nonce, the
+PKCE values and the ID token. A sign-in fails if the provider does not answer or states another issuer, if the token has
+a wrong audience, key or time, or if the user has no role. Local users can sign in regardless. URLs must be https,
+except on loopback.
 """
 
 from __future__ import annotations
@@ -30,16 +30,23 @@ PENDING_S = 600.0
 MOST_FINISHED = 1_000
 DESCRIBED_S = 300.0
 FAILED_S = 5.0
-"""How long to wait before asking a provider again that did not answer."""
+"""Seconds after a failed request for the provider's description before the next one."""
 MAX_ADDRESS = 1_000
 LEEWAY_S = 30
 PREFIX = "oidc:"
-"""Prefix of the names of users whom a provider authenticated; no local user's name contains a colon."""
+"""Prefix of the names of users whom a provider authenticated; a local user's name cannot contain a colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Values of the role claim that give each role; a user with several gets the first of these roles."""
+    """Values of the role claim that give each role.
+
+    A user with values for both roles is an operator.
+
+    Attributes:
+        operator: Values that make a user an operator.
+        privacy_officer: Values that make a user a privacy officer.
+    """
 
     operator: tuple[str, ...] = ()
     privacy_officer: tuple[str, ...] = ()
@@ -50,17 +57,17 @@ class Settings:
     """The content of ``oidc.toml``.
 
     Attributes:
-        issuer: Address of the provider.
-        client_id: The dashboard's id at the provider.
-        client_secret_file: File of its secret, relative to ``root``.
-        role_claim: Claim that holds the roles; ``a.b`` is b within a.
-        roles: Values of that claim.
-        name_claim: Claim that holds the user name.
-        scopes: Scopes to request; must contain ``openid``.
-        root: Folder of the settings.
+        issuer: URL of the provider.
+        client_id: The dashboard's client id at the provider.
+        client_secret_file: File that contains the client secret, relative to ``root``.
+        role_claim: Claim of the ID token that contains the roles; ``a.b`` is the member b of the claim a.
+        roles: Values of this claim that give a role here.
+        name_claim: Claim that contains the user name.
+        scopes: Scopes to request, separated by spaces; must contain ``openid``.
+        root: Folder of the settings file.
 
     Raises:
-        InvalidInput: If the issuer is not https, no role has a value, or ``openid`` is missing.
+        InvalidInput: If the issuer is not an https URL, no role has a value, or the scope ``openid`` is missing.
     """
 
     issuer: str
@@ -76,17 +83,23 @@ class Settings:
         check_address("issuer in the OIDC settings", self.issuer)
         if not (self.roles.operator or self.roles.privacy_officer):
             raise InvalidInput(
-                "[roles] in the OIDC settings", limit="operator or privacy_officer with a value at least"
+                "[roles] in the OIDC settings", limit="at least one value for operator or privacy_officer"
             )
         if "openid" not in self.scopes.split():
-            raise InvalidInput("scopes in the OIDC settings", value=self.scopes, limit="openid among them")
+            raise InvalidInput("scopes in the OIDC settings", value=self.scopes, limit="scopes that include openid")
 
 
 def load_settings(path: Path) -> Settings:
-    """Read the settings.
+    """Read the OIDC settings.
+
+    Args:
+        path: The TOML file.
+
+    Returns:
+        The settings.
 
     Raises:
-        InvalidInput: For unknown or missing keys, or a value that is not text.
+        InvalidInput: If the file cannot be read, if a key is unknown or missing, or if a value is invalid.
     """
     remedy = "give a TOML file; see docs/dashboard.md"
     text = read_text(path, what="--oidc", most_bytes=MAX_TOML_BYTES, remedy=remedy)
@@ -97,56 +110,68 @@ def load_settings(path: Path) -> Settings:
         raise InvalidInput("keys of the OIDC settings", value=wrong, limit=", ".join(sorted(known)))
     missing = sorted({"issuer", "client_id", "client_secret_file", "role_claim"} - table.keys())
     if missing or not all(isinstance(value, str) for value in table.values()):
-        raise InvalidInput("OIDC settings", value=missing or None, limit="a text for each key, none missing")
+        raise InvalidInput(
+            "OIDC settings", value=missing or None, limit="a text for each key, and no required key missing"
+        )
     return Settings(**table, roles=roles, root=path.parent)
 
 
 def check_address(what: str, address: object) -> str:
-    """Return the address if it is https, or http on this machine.
+    """Check that a value is an https URL, or an http URL of this machine.
 
     Args:
-        what: What it is, for the error.
-        address: The address.
+        what: Name of the value, for the error message.
+        address: The value.
+
+    Returns:
+        The URL.
 
     Raises:
-        InvalidInput: Otherwise.
+        InvalidInput: If it is not such a URL.
     """
-    with parsing(what, value=address, limit="an https address"):
+    with parsing(what, value=address, limit="an https URL"):
         parts = urlsplit(address if isinstance(address, str) else "")
     loopback = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not parts.hostname or not (parts.scheme == "https" or loopback):
-        raise InvalidInput(what, value=address, limit="an https address")
+        raise InvalidInput(what, value=address, limit="an https URL")
     return str(address)
 
 
 @dataclass(frozen=True, slots=True)
 class Vouched:
-    """A user whom the provider authenticated: a name that no local user has, and a role."""
+    """A user whom the provider authenticated.
+
+    Attributes:
+        name: The user's name with the prefix :data:`PREFIX`, so that no local user has it.
+        role: The user's role.
+    """
 
     name: str
     role: Role
 
 
 class Provider:
-    """One OpenID Connect provider. Its methods use the network and are called in threads.
+    """A client of one OpenID Connect provider. Its methods use the network, so they must be called in threads.
 
-    What the end of a sign-in needs is kept in the browser's cookie, encrypted under a key of this process. Many
-    sign-ins begun at once therefore take no memory and do not end those of others. The provider's description is
-    requested at most once in :data:`DESCRIBED_S`.
+    The state of a sign-in in progress is stored in the browser's cookie, encrypted with a key of this process.
+    Therefore sign-ins in progress need no memory here, and a large number of them cannot displace those of other users.
+    The provider's description is requested at most once in :data:`DESCRIBED_S` seconds.
 
     Args:
         settings: The settings.
-        clock: Returns seconds.
+        clock: Monotonic clock in seconds.
 
     Raises:
-        InvalidInput: If the secret cannot be read, or Authlib is not installed.
+        InvalidInput: If the client secret cannot be read, or Authlib is not installed.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float]) -> None:
         try:
             secret = (settings.root / settings.client_secret_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput("client_secret_file", value=settings.client_secret_file, limit="readable") from error
+            raise InvalidInput(
+                "client_secret_file", value=settings.client_secret_file, limit="a readable text file"
+            ) from error
         self.settings, self._clock = settings, clock
         self._client_of = _client_class()
         self._secret = secret
@@ -164,11 +189,11 @@ class Provider:
         """Begin a sign-in.
 
         Args:
-            redirect: Address to which the provider sends the browser back.
-            target: Page to open afterwards.
+            redirect: URL of the dashboard to which the provider sends the browser back.
+            target: Path of the page to open after the sign-in.
 
         Returns:
-            Address to send the browser to, and a value that it must bring back in its cookie.
+            URL at the provider to which to send the browser, and a value to store in the browser's cookie.
 
         Raises:
             InvalidInput: If the provider does not answer as expected.
@@ -188,16 +213,16 @@ class Provider:
         """Finish a sign-in.
 
         Args:
-            state: State in the provider's answer.
-            code: Code in the provider's answer.
-            browser: Value of the browser's cookie.
+            state: The state that the provider's answer contains.
+            code: The authorization code that the provider's answer contains.
+            browser: The value in the browser's cookie.
 
         Returns:
-            The user, and the page to open.
+            The user, and the path of the page to open.
 
         Raises:
-            InvalidInput: For an answer that this browser did not request here or that comes twice, for an invalid
-                token, or for a user without a role.
+            InvalidInput: If this browser did not begin the sign-in here, if it was finished already, if the token is
+                invalid, or if the user has no role.
         """
         pending = self._begun(state=state, browser=browser)
         client = self._client()
@@ -210,34 +235,34 @@ class Provider:
             claims = client.parse_id_token(token, pending["nonce"], claims_options=options, leeway=LEEWAY_S)
         except InvalidInput:
             raise
-        except Exception as error:  # any error in handling a stranger's input: nobody is let in
+        except Exception as error:  # any error in processing untrusted input refuses the sign-in
             raise InvalidInput(
-                "answer of the provider", limit="a valid ID token", value=type(error).__name__
+                "answer of the OIDC provider", limit="a valid ID token", value=type(error).__name__
             ) from error
         if not claims:
-            raise InvalidInput("answer of the provider", limit="with an ID token")
+            raise InvalidInput("answer of the OIDC provider", limit="an answer with an ID token")
         return self._vouched(claims), str(pending["target"])
 
     def _begun(self, *, state: str, browser: str) -> dict[str, Any]:
-        """Return what this browser began with this state; each can be finished once."""
+        """Return the stored values of the sign-in that this browser began with this state, and mark it as finished."""
         try:
             pending: dict[str, Any] = json.loads(self._sealed.decrypt(browser.encode()))
         except (InvalidToken, UnicodeEncodeError) as error:
-            raise InvalidInput("answer of the provider", limit="one that this browser asked for here") from error
+            raise InvalidInput("answer of the OIDC provider", limit="a sign-in that this browser began here") from error
         if not hmac.compare_digest(str(pending["state"]).encode(), state.encode("utf-8", "replace")):
-            raise InvalidInput("answer of the provider", limit="one that this browser asked for here")
+            raise InvalidInput("answer of the OIDC provider", limit="a sign-in that this browser began here")
         now = self._clock()
         with self._lock:
             self._finished = {name: ends for name, ends in self._finished.items() if ends > now}
             if pending["ends"] <= now or state in self._finished:
-                raise InvalidInput("answer of the provider", limit="one that was asked for here within ten minutes")
+                raise InvalidInput("answer of the OIDC provider", limit="a sign-in begun within ten minutes, used once")
             while len(self._finished) >= MOST_FINISHED:  # safe to forget: the provider accepts no code twice
                 self._finished.pop(next(iter(self._finished)))
             self._finished[state] = pending["ends"]
         return pending
 
     def _client(self) -> Any:
-        """Return a client that knows the provider's addresses from its recent description."""
+        """Return a client that has the provider's current description, and thus its URLs."""
         settings = self.settings
         client = self._client_of(
             None,
@@ -246,7 +271,7 @@ class Provider:
             server_metadata_url=settings.issuer.rstrip("/") + "/.well-known/openid-configuration",
             client_kwargs={"scope": settings.scopes, "code_challenge_method": "S256", "default_timeout": ANSWER_S},
         )
-        with self._lock:  # one thread asks the provider, the others wait for its answer
+        with self._lock:  # only one thread requests the description; the others wait
             asked_at, described = self._described
             kept_s = FAILED_S if isinstance(described, InvalidInput) else DESCRIBED_S
             if not 0 <= self._clock() - asked_at < kept_s:
@@ -254,34 +279,32 @@ class Provider:
                 self._described = (self._clock(), described)
         if isinstance(described, InvalidInput):
             raise described
-        client.server_metadata = dict(described)  # without the keys, which are fetched at the end of every sign-in
+        client.server_metadata = dict(described)  # without the keys, which are fetched at the end of each sign-in
         return client
 
     def _describe(self, client: Any) -> dict[str, Any] | InvalidInput:
-        """Return the provider's current description, or the reason why there is none."""
+        """Request the provider's description; return it, or the error if it is missing or unsuitable."""
         settings = self.settings
         try:
             found: dict[str, Any] = client.load_server_metadata()
             if found.get("issuer") != settings.issuer:
-                raise InvalidInput("issuer that the provider states", limit=settings.issuer)
+                raise InvalidInput("issuer stated by the OIDC provider", limit=settings.issuer)
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
-                check_address(f"{name} of the provider", found.get(name))
+                check_address(f"{name} of the OIDC provider", found.get(name))
             offered = found.get("id_token_signing_alg_values_supported", ("RS256",))
             found["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNED_BY]
             if not found["id_token_signing_alg_values_supported"]:
-                raise InvalidInput("signatures of the provider", limit=", ".join(SIGNED_BY))
+                raise InvalidInput("signature algorithms of the OIDC provider", limit=f"one of {', '.join(SIGNED_BY)}")
         except InvalidInput as error:
             return error
-        except Exception as error:  # noqa: BLE001 - no answer, or none that is a description
-            return InvalidInput(
-                f"{self.host} cannot be asked now", value=type(error).__name__, remedy="try again later"
-            )
+        except Exception as error:  # noqa: BLE001 - no answer, or not a description
+            return InvalidInput(f"{self.host} does not answer", value=type(error).__name__, remedy="try again later")
         return {name: value for name, value in found.items() if name != "jwks"}
 
     def _vouched(self, claims: Any) -> Vouched:
         name = claims.get(self.settings.name_claim)
         if not isinstance(name, str) or not USER_NAME.fullmatch(name):
-            raise InvalidInput(f"claim {self.settings.name_claim}", limit="a user name")
+            raise InvalidInput(f"claim {self.settings.name_claim} of the ID token", limit="a user name")
         found: Any = claims
         for key in self.settings.role_claim.split("."):
             found = found.get(key) if isinstance(found, dict) else None
@@ -290,7 +313,7 @@ class Provider:
         for role, given in ((Role.OPERATOR, self.settings.roles.operator), (Role.PRIVACY_OFFICER, self._officers)):
             if values & set(given):
                 return Vouched(PREFIX + name, role)
-        raise InvalidInput(f"{name}'s roles", limit="one that this dashboard knows")
+        raise InvalidInput(f"roles of {name}", limit="at least one that [roles] in the OIDC settings lists")
 
     @property
     def _officers(self) -> tuple[str, ...]:
@@ -298,7 +321,7 @@ class Provider:
 
 
 def _client_class() -> Any:
-    """Return Authlib's client over requests, set to follow no redirection; InvalidInput if Authlib is not installed."""
+    """Return Authlib's client class, changed to follow no redirection; raise InvalidInput if Authlib is missing."""
     try:
         from authlib.integrations.base_client.sync_app import OAuth2Mixin
         from authlib.integrations.base_client.sync_openid import OpenIDMixin

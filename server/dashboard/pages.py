@@ -1,6 +1,7 @@
-"""Serves the pages: views rendered by templates, each usable without scripts; scripts only keep them current.
+"""Serves the HTML pages, which templates render from the views.
 
-The application mounts its routes. It refuses unknown rows, volumes and verdicts.
+The application mounts its routes. Every page works without JavaScript; scripts only keep it up to date. Unknown rows,
+volumes and verdicts are refused.
 """
 
 from __future__ import annotations
@@ -39,11 +40,27 @@ routes = APIRouter(include_in_schema=False)
 
 @routes.get("/")
 def overview(screen: OnScreen) -> HTMLResponse:
+    """Show the Overview page.
+
+    Args:
+        screen: The request's screen.
+
+    Returns:
+        The page.
+    """
     return screen.show("overview")
 
 
 @routes.get("/study")
 def study(screen: OnScreen) -> HTMLResponse:
+    """Show the Study page, with the study's guarantee, the newest certificate and the newest signed head.
+
+    Args:
+        screen: The request's screen.
+
+    Returns:
+        The page.
+    """
     service = screen.service
     follower = service.follower
     spending = service.spending()
@@ -58,7 +75,14 @@ def study(screen: OnScreen) -> HTMLResponse:
 
 
 def newest(service: DashboardService) -> HeadView | None:
-    """Return the newest signed head; None if the ledger cannot be read, which raises an alarm elsewhere."""
+    """Return the newest signed head of the ledger.
+
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        The head; None before the first, or if the ledger cannot be read (the Overview page then shows an alarm).
+    """
     try:
         return newest_head(service.ledger_file, ledger_id=service.ledger_id)
     except (LedgerCorrupt, StorageFailed, sqlite3.Error):
@@ -67,12 +91,32 @@ def newest(service: DashboardService) -> HeadView | None:
 
 @routes.get("/sites")
 def sites(screen: OnScreen) -> HTMLResponse:
+    """Show the Sites page.
+
+    Args:
+        screen: The request's screen.
+
+    Returns:
+        The page.
+    """
     return screen.show("sites")
 
 
 @routes.post("/sites/report")
 def report(service: Here, session: Decider, form: Form) -> Response:
-    """Store a report that a site's operator sent by mail."""
+    """Store a site's report that its operator sent by mail.
+
+    Args:
+        service: The dashboard's service.
+        session: The session of a user who may decide.
+        form: The form's fields; ``report`` is the text of the report.
+
+    Returns:
+        A redirection to the site's entry on the Sites page.
+
+    Raises:
+        InvalidInput: If the report is refused; see :func:`server.dashboard.reports.take_report`.
+    """
     return RedirectResponse(f"/sites#{service.take_report(form.get('report', ''))}", 303)
 
 
@@ -84,6 +128,21 @@ def rows(
     before: Annotated[str, Query(pattern="^[0-9]{0,18}$")] = "",
     after: Annotated[str, Query(pattern="^[0-9]{0,18}$")] = "",
 ) -> HTMLResponse:
+    """Show the Ledger page with a page of rows, newest first. If the ledger cannot be read, show the reason.
+
+    Args:
+        screen: The request's screen.
+        kind: Only rows of this kind; empty for all.
+        text: Only rows whose body contains this text, or whose hash it is; empty for all.
+        before: Only rows with a smaller number; empty for all.
+        after: Only rows with a larger number; empty for all.
+
+    Returns:
+        The page.
+
+    Raises:
+        InvalidInput: If the kind is unknown, or the text contains a null character.
+    """
     service = screen.service
     found, head, problem = RowPage((), None, None, 0), None, ""
     try:
@@ -115,6 +174,18 @@ def rows(
 
 @routes.get("/ledger/{seq}")
 def row(screen: OnScreen, seq: int) -> HTMLResponse:
+    """Show one row of the ledger in full.
+
+    Args:
+        screen: The request's screen.
+        seq: Number of the row.
+
+    Returns:
+        The page.
+
+    Raises:
+        HTTPException: 404 if there is no such row.
+    """
     service = screen.service
     found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id) if 0 < seq < 2**63 else None
     if found is None:
@@ -125,12 +196,28 @@ def row(screen: OnScreen, seq: int) -> HTMLResponse:
 
 @routes.post("/ledger/verify")
 def verify(service: Here) -> Response:
+    """Start a verification of the whole ledger, unless one is running.
+
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        A redirection to the Ledger page.
+    """
     service.verify.start()
     return RedirectResponse("/ledger#verify", 303)
 
 
 @routes.post("/certificate")
 def certificate(service: Here) -> Response:
+    """Start writing a privacy certificate, if this dashboard can issue one.
+
+    Args:
+        service: The dashboard's service.
+
+    Returns:
+        A redirection to the Ledger page.
+    """
     if service.certificate is not None:
         service.certificate.start()
     return RedirectResponse("/ledger#certificate", 303)
@@ -138,6 +225,14 @@ def certificate(service: Here) -> Response:
 
 @routes.get("/labels")
 def labels(screen: OnScreen) -> HTMLResponse:
+    """Show the Labels page.
+
+    Args:
+        screen: The request's screen.
+
+    Returns:
+        The page.
+    """
     return screen.show("labels")
 
 
@@ -150,11 +245,27 @@ def label(
     coronal: int | None = None,
     sagittal: int | None = None,
 ) -> HTMLResponse:
+    """Show the page of one public volume with its label.
+
+    Args:
+        screen: The request's screen.
+        volume: SHA-256 of the volume.
+        layer: Layer to draw over the image.
+        axial: Number of the axial slice to show first; None for the default.
+        coronal: Number of the coronal slice; None for the default.
+        sagittal: Number of the sagittal slice; None for the default.
+
+    Returns:
+        The page.
+
+    Raises:
+        HTTPException: 404 if the study has no such volume.
+    """
     service, files = screen.service, screen.service.label_files
     everything = labels_page(service)
     index = next((i for i, one in enumerate(everything.labels) if one.volume == volume), None)
     if index is None:
-        raise HTTPException(404, "No public volume of that name belongs to this study.")
+        raise HTTPException(404, "This study has no public volume with this SHA-256.")
     one = everything.labels[index]
     queue = everything.queue
     at = queue.index(volume)
@@ -182,14 +293,14 @@ def _has(facts: VolumeFacts, layer: str) -> bool:
 
 
 def _viewed(facts: VolumeFacts | None, labels: Sequence[str]) -> dict[str, object]:
-    """Return what the viewer's script needs to know about a volume."""
+    """Return the facts about a volume that the viewer's script needs."""
     if facts is None:
         return {}
     return {"grid": facts.grid, "spacing_mm": facts.spacing_mm, "centre": facts.centre, "labels": list(labels)}
 
 
 def _planes(facts: VolumeFacts | None, asked: Mapping[str, int | None]) -> list[dict[str, Any]]:
-    """Return the planes of a picture, each with the requested slice or its first one to show."""
+    """Return the planes of a picture, each with the requested slice or its default slice."""
     if facts is None:
         return []
     planes = []
@@ -202,6 +313,22 @@ def _planes(facts: VolumeFacts | None, asked: Mapping[str, int | None]) -> list[
 
 @routes.post("/labels/{volume}/decision")
 def decide(service: Here, session: Decider, form: Form, volume: str) -> Response:
+    """Store a decision about the label of one volume.
+
+    Args:
+        service: The dashboard's service.
+        session: The session of a user who may decide.
+        form: The form's fields: ``verdict`` (``accept`` or ``reject``, with ``-next`` to continue with the volume
+            in ``then``), ``note`` and ``then``.
+        volume: SHA-256 of the volume.
+
+    Returns:
+        A redirection to the page of this volume or of the next.
+
+    Raises:
+        InvalidInput: If the verdict is unknown.
+        HTTPException: 404 if the volume has no label, 400 if the note is too long.
+    """
     try:
         verdict = Verdict(form.get("verdict", "").removesuffix("-next"))
     except ValueError as error:
@@ -215,7 +342,7 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
 
 @routes.post("/labels/decisions")
 def decide_many(service: Here, session: Decider, form: Form) -> Response:
-    """Enter the same decision about every ticked label."""
+    """Store the same decision about every selected label."""
     volumes = [name for name in form if VOLUME.fullmatch(name)]
     try:
         verdict = Verdict(form.get("verdict", ""))
@@ -227,11 +354,27 @@ def decide_many(service: Here, session: Decider, form: Form) -> Response:
 
 @routes.get("/studies")
 def studies(screen: OnScreen) -> HTMLResponse:
+    """Show the Studies page.
+
+    Args:
+        screen: The request's screen.
+
+    Returns:
+        The page.
+    """
     return screen.show("studies")
 
 
 @routes.get("/student")
 def student(screen: OnScreen) -> HTMLResponse:
+    """Show the Student page.
+
+    Args:
+        screen: The request's screen.
+
+    Returns:
+        The page.
+    """
     return screen.show("student")
 
 
@@ -262,14 +405,17 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
 
 
 def read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
-    """Return the plan that a form without a script describes.
+    """Return the planner's values from the fields of a form.
 
     Args:
         given: The form's fields.
-        own: Values of missing fields.
+        own: Values for missing fields.
+
+    Returns:
+        The values to plan with.
 
     Raises:
-        InvalidInput: For a value that is not a number or out of range.
+        InvalidInput: If a value is not a number or out of range.
     """
     values = {name: given.get(name, getattr(own, name)) for name in Wishes.model_fields}
     try:

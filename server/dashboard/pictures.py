@@ -1,8 +1,9 @@
 """Prepares the slice viewer's pictures: public volumes, pseudo-labels, confidence, the student's prediction.
 
-:func:`make_pictures` runs in a process of its own, because it loads torch. It writes one small file for each volume,
-again only if the label or the student changed. :func:`draw` cuts a slice out of one, and is fast. Pictures contain only
-public volumes, decoded noisy answers and the student's predictions, and no data of a hospital.
+A picture is a file with the uint8 arrays of one volume, stored as ``.npz``, and a JSON file with its figures.
+:func:`make_pictures` runs in a process of its own, because it loads torch. It writes a picture again only if the label
+or the student has changed. :func:`draw` renders one slice of a picture as PNG. Pictures contain only public volumes,
+labels decoded from noisy answers, and predictions of the student. They contain no data of a hospital.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from server.study.workspace import Workspace
 
 PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidence", "disagreement", "own", "adapted"]
 Picture = dict[str, UInt8[np.ndarray, "x y z"]]
-"""The arrays of one picture file by name: image, label and confidence.
+"""The arrays of a picture, of shape [x, y, z], by name: ``image``, ``label`` and ``confidence``.
 
-Also centre and doubt if the answers could be read, and student once there is one.
+``centre`` and ``doubt`` are present if the stored answers could be read, ``student`` once a student is trained.
 """
 
 LAYERS: tuple[PictureLayer, ...] = ("label", "centre", "doubt", "student", "confidence", "disagreement", "none")
 PICTURES = 2
-"""Version of the pictures' content; pictures of another version are made again."""
+"""Version of the pictures' format; pictures of another version are made again."""
 
 SIDE = 420
 COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0), (240, 228, 66))
@@ -51,10 +52,10 @@ class Structure:
 
     Attributes:
         name: Its name.
-        ml: Volume in the label, in ml.
-        confidence: Mean confidence of the label there; None if the label has none of it.
-        student_ml: Volume in the student's prediction.
-        dice: Dice between label and student.
+        ml: Its volume in the label, in ml.
+        confidence: Mean confidence of the label in its voxels, 0 to 1; None if the label has no such voxel.
+        student_ml: Its volume in the student's prediction, in ml; None without a student.
+        dice: Dice between label and student; None without a student, or if neither contains the structure.
     """
 
     name: str
@@ -66,19 +67,21 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class VolumeFacts:
-    """A picture file's summary.
+    """The figures of a picture.
 
     Attributes:
-        volume: Hash of the volume.
+        volume: SHA-256 of the volume.
         label: SHA-256 of the label's file.
-        grid: Number of voxels in each direction.
-        spacing_mm: Voxel spacing.
-        centre: Voxel to show first.
-        has_student: True if it contains the student's prediction.
-        doubt: Share of the labelled voxels that the noise leaves uncertain; independent of the student.
-        moved: 1 − Dice between the label and the public start; independent of the student.
-        confidence: Mean confidence of the label over its structures.
-        agreement: Mean Dice between label and student.
+        grid: Number of voxels along x, y and z.
+        spacing_mm: Voxel spacing along x, y and z, in mm.
+        centre: Indices of the voxel to show first.
+        has_student: True if the picture contains the student's prediction.
+        doubt: Share of the labelled voxels that are uncertain because of the noise; independent of the student. None if
+            the stored answers could not be read or the label is empty.
+        moved: 1 − Dice between the label and the label map before any answer; independent of the student. None if the
+            stored answers could not be read or both are empty.
+        confidence: Mean confidence of the label in its labelled voxels, 0 to 1; None if the label is empty.
+        agreement: Mean Dice between label and student; None without a student.
         structures: Figures of each structure.
     """
 
@@ -96,15 +99,15 @@ class VolumeFacts:
 
     @property
     def suspicion(self) -> float:
-        """``doubt`` + ``moved``: larger values should be reviewed first."""
+        """The sum of ``doubt`` and ``moved``; labels with larger values should be reviewed first."""
         return (self.doubt or 0.0) + (self.moved or 0.0)
 
 
 def make_pictures(workspace: Workspace, out: Path) -> int:
-    """Bring every labelled volume's picture file up to date.
+    """Make the picture of every labelled volume whose picture is missing or out of date.
 
     Args:
-        workspace: The study.
+        workspace: The study's directory.
         out: Folder of the pictures.
 
     Returns:
@@ -152,7 +155,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
 
 
 def _doubts(workspace: Workspace) -> dict[str, Doubt]:
-    """Return what the answers say beside the labels; nothing if no verified copy of the ledger can be made."""
+    """Return the uncertainty of each volume's label; an empty dict if no verified copy of the ledger can be made."""
     from server.ledger.backup import backup
     from server.postprocess.labels import read_released
 
@@ -168,17 +171,27 @@ def _doubts(workspace: Workspace) -> dict[str, Doubt]:
 
 
 def picture_key(label: str, student: str) -> str:
-    """Return a digest of what a picture is made from.
+    """Return a digest of the files from which a picture is made, to detect an outdated picture.
 
     Args:
         label: SHA-256 of the label's file.
-        student: SHA-256 of the student's weights; empty without one.
+        student: SHA-256 of the student's weights; empty without a student.
+
+    Returns:
+        The digest in hexadecimal.
     """
     return digest("picture", [PICTURES, label, student])
 
 
 def grey(image: Float[np.ndarray, "x y z"]) -> UInt8[np.ndarray, "x y z"]:
-    """Return an image as brightness 0 to 255, from its 1st to its 99.5th percentile."""
+    """Convert an image to 8-bit grey values: its 1st percentile becomes 0, its 99.5th becomes 255.
+
+    Args:
+        image: Array [x, y, z].
+
+    Returns:
+        Uint8 array [x, y, z].
+    """
     low, high = np.percentile(image, (1.0, 99.5))
     scaled = (image - low) / max(float(high - low), 1e-9)
     result: np.ndarray = np.round(255 * np.clip(scaled, 0, 1)).astype(np.uint8)
@@ -193,14 +206,17 @@ def summarise(
     names: tuple[str, ...],
     spacing_mm: tuple[float, float, float],
 ) -> VolumeFacts:
-    """Return a picture's figures; a figure is None if there is nothing to average.
+    """Compute the figures of a picture.
 
     Args:
-        volume: Hash of the volume.
+        volume: SHA-256 of the volume.
         label: SHA-256 of the label's file.
         arrays: The picture.
-        names: Names of the labels, background first.
-        spacing_mm: Voxel spacing.
+        names: Names of the label values, background first.
+        spacing_mm: Voxel spacing along x, y and z, in mm.
+
+    Returns:
+        The figures; a mean over no values is None.
     """
     hard, sure, student = arrays["label"], arrays["confidence"], arrays.get("student")
     voxel_ml = float(np.prod(spacing_mm)) / 1000
@@ -237,14 +253,14 @@ def summarise(
 
 
 def _doubt(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
-    """Return the sum of all voxels' shares of contradicting samples, per labelled voxel; at most 1."""
+    """Return the sum of ``doubt`` over all voxels, divided by the number of labelled voxels; at most 1."""
     if "doubt" not in arrays or not hard.any():
         return None
     return min(1.0, float(arrays["doubt"].sum() / 255 / (hard > 0).sum()))
 
 
 def _moved(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
-    """Return 1 − Dice between the label and the public start, averaged over the structures in either."""
+    """Return 1 − Dice between label and ``centre``, averaged over the structures that either contains."""
     if "centre" not in arrays:
         return None
     centre, found = arrays["centre"], []
@@ -256,11 +272,15 @@ def _moved(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
 
 
 def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
-    """Return a picture's facts and the digest of what it was made from; None before it is made.
+    """Read the figures of a picture.
 
     Args:
         folder: Folder of the pictures.
-        volume: Hash of the volume.
+        volume: SHA-256 of the volume.
+
+    Returns:
+        The figures, and the digest of the files from which the picture was made (:func:`picture_key`); None if there is
+        no picture of the current format.
     """
     try:
         record = json.loads((folder / f"{volume}.json").read_text(encoding="utf-8"))
@@ -268,42 +288,61 @@ def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
         return None
     facts = record["facts"]
     if record["key"].__class__ is not str or facts.keys() != {field.name for field in fields(VolumeFacts)}:
-        return None  # written by an earlier version: make it again
+        return None  # written by an earlier version; it will be made again
     structures = tuple(Structure(**one) for one in facts.pop("structures"))
     facts |= {name: tuple(facts[name]) for name in ("grid", "spacing_mm", "centre")}
     return VolumeFacts(**facts, structures=structures), record["key"]
 
 
 def load_picture(folder: Path, volume: str) -> Picture:
-    """Return the arrays of one picture file.
+    """Read the arrays of a picture.
+
+    Args:
+        folder: Folder of the pictures.
+        volume: SHA-256 of the volume.
+
+    Returns:
+        The picture.
 
     Raises:
-        InvalidInput: Before it is made.
+        InvalidInput: If it has not been made yet.
     """
     path = folder / f"{volume}.npz"
     if not path.exists():
-        raise InvalidInput("picture of this volume", limit="one that has been prepared", remedy="open Labels and wait")
+        raise InvalidInput(
+            "picture of this volume",
+            limit="a picture that is ready",
+            remedy="open the Labels page and wait until it is prepared",
+        )
     with np.load(path, allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files}
 
 
 VOXELS: tuple[str, ...] = ("image", "label", "centre", "doubt", "student")
+"""Arrays that the viewer draws, in the order in which they are sent."""
 
 
 def voxels(arrays: Picture) -> bytes:
-    """Return the arrays that the viewer draws, one after the other in the order of :data:`VOXELS`, x running fastest.
+    """Return the bytes of the arrays that the viewer draws, one after the other.
 
-    Missing arrays are left out.
+    Args:
+        arrays: The picture.
+
+    Returns:
+        The arrays in the order of :data:`VOXELS`, each in Fortran order (x fastest); missing arrays are left out.
     """
     return b"".join(arrays[name].tobytes(order="F") for name in VOXELS if name in arrays)
 
 
 def nifti(values: UInt8[np.ndarray, "x y z"], spacing_mm: tuple[float, float, float]) -> bytes:
-    """Return one array as gzipped NIfTI in RAS+.
+    """Convert an array to a gzipped NIfTI file in RAS+ orientation.
 
     Args:
         values: Uint8 array [x, y, z].
-        spacing_mm: Voxel spacing.
+        spacing_mm: Voxel spacing along x, y and z, in mm.
+
+    Returns:
+        The file's bytes.
     """
     import gzip
 
@@ -325,20 +364,23 @@ def draw(
 ) -> bytes:
     """Draw one slice as PNG, with voxels in their true proportions.
 
-    ``label``, ``centre`` and ``student`` tint and outline structures. ``doubt`` shades what the noise leaves uncertain,
-    and ``confidence`` where the label is unsure, from blue at one half or less to nothing at 1. ``disagreement`` marks
-    voxels in which label and student differ.
+    The layers ``label``, ``centre``, ``student``, ``own`` and ``adapted`` tint and outline each structure. ``doubt``
+    and ``confidence`` shade uncertain voxels in blue: not at all at certainty 1, fully at certainty 0.5 or less.
+    ``disagreement`` marks the voxels in which label and student differ. ``none`` shows the image alone.
 
     Args:
         arrays: The picture.
         plane: The plane.
-        index: Number of the slice.
-        layer: What to draw over the image.
-        spacing_mm: Voxel spacing.
+        index: Number of the slice, from 0.
+        layer: Layer to draw over the image.
+        spacing_mm: Voxel spacing along x, y and z, in mm.
         side: Longer side of the PNG in pixels.
 
+    Returns:
+        The PNG file's bytes.
+
     Raises:
-        InvalidInput: For an index outside the grid, or a layer that the picture does not have.
+        InvalidInput: If the index is outside the grid, or the picture does not have the layer.
     """
     view = PLANES[plane]
     size = arrays["image"].shape[view.fixed]
@@ -347,7 +389,7 @@ def draw(
     needed = {"disagreement": "student", "none": "image"}.get(layer, layer)
     if needed not in arrays:
         why = "there is no student yet" if needed == "student" else "the answers could not be read"
-        raise InvalidInput("layer", value=layer, limit=f"one that this volume has: {why}")
+        raise InvalidInput("layer", value=layer, limit=f"a layer that this volume has; {why}")
     width, height = (arrays["image"].shape[axis] * spacing_mm[axis] for axis in (view.across, view.up))
     scale = side / max(width, height)
     shape = max(1, round(width * scale)), max(1, round(height * scale))
@@ -366,8 +408,15 @@ def draw(
 def _overlaid(
     picture: Float[np.ndarray, "v u 3"], layer: PictureLayer, scaled: Callable[[str, Image.Resampling], np.ndarray]
 ) -> Float[np.ndarray, "v u 3"]:
-    """Return ``picture`` with a layer drawn over it; ``scaled`` returns a named array's slice in the picture's
-    pixels.
+    """Draw a layer over an image.
+
+    Args:
+        picture: RGB image, 0 to 255; it may be modified.
+        layer: The layer.
+        scaled: Returns the same slice of the named array, resampled to the image's pixels.
+
+    Returns:
+        The image with the layer.
     """
     if layer in ("label", "student", "centre", "own", "adapted"):
         values = scaled(layer, Image.Resampling.NEAREST)
@@ -390,7 +439,14 @@ def _overlaid(
 
 
 def edge(mask: Bool[np.ndarray, "v u"]) -> Bool[np.ndarray, "v u"]:
-    """Return the pixels of a mask that are within two pixels of its outside."""
+    """Return the outline of a mask: its pixels that are at most two pixels from its outside.
+
+    Args:
+        mask: Boolean image.
+
+    Returns:
+        Boolean image of the outline.
+    """
     inner = mask.copy()
     for _ in range(2):
         padded = np.pad(inner, 1)

@@ -1,7 +1,7 @@
-"""Computes the Planner page: what a budget buys before it is spent, by the planner's own functions.
+"""Computes the content of the Planner page: the noise and the expected benefit that a privacy budget allows.
 
-The pages, the API and the first page's verdict use it. It refuses values out of range, and further plans while too many
-wait.
+The pages, the API and the verdict on the Overview page use it. The planner package computes the plans. Values out of
+range are refused, and further plans while too many wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Spectrum:
 
 
 class Wishes(BaseModel, frozen=True):
-    """A plan to look at. ``dimension`` is the code's length l; the codec's spectrum is used if it has that length."""
+    """The values to plan with.
+
+    ``dimension`` is the length l of a code. If the study's codec has this length, its spectrum is used.
+    """
 
     epsilon: float = Field(8.0, ge=0.05, le=1000, description="Budget ε")
     delta: float = Field(1e-5, ge=1e-10, le=0.1, description="Budget δ")
@@ -56,17 +59,20 @@ class Wishes(BaseModel, frozen=True):
     unit: Unit = Unit.HOSPITAL
     relation: Relation = Relation.REPLACE_ONE
     aggregation: Literal["open", "sealed-sum"] = "open"
-    colluders: int = Field(1, ge=0, le=1000, description="Sites t that may conspire with the server of a sealed sum")
-    spare_draws: int = Field(0, ge=0, le=1000, description="Draws of a sealed sum that may be lost")
+    colluders: int = Field(1, ge=0, le=1000, description="In a sealed study, sites t that may collude with the server")
+    spare_draws: int = Field(0, ge=0, le=1000, description="In a sealed study, draws that may be lost")
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
-    """Return the study's own plan as the form's values, even if it exceeds the form's limits.
+    """Return the values of a study's own plan, without checking them against the form's limits.
 
     Args:
         study: The study.
         hospitals: Number of registered hospitals.
         dimension: Length of a code.
+
+    Returns:
+        The values; ``hospitals`` is at least the study's quorum.
     """
     privacy = study.privacy
     return Wishes.model_construct(
@@ -90,10 +96,11 @@ class WishedPlan:
     """The planner's result.
 
     Attributes:
-        wishes: What was planned.
+        wishes: The values that were planned with.
         plan: The plan.
         uses_codec_spectrum: True if the codec's spectrum was used.
-        components_above_noise: Then, the number of coordinates with a standard deviation above the noise.
+        components_above_noise: Number of coordinates whose standard deviation exceeds the noise; None without a
+            spectrum.
     """
 
     wishes: Wishes
@@ -102,7 +109,7 @@ class WishedPlan:
     components_above_noise: int | None
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as plain JSON, with the numbers also as rounded text."""
+        """Return the result as JSON values; the key ``written`` contains the main numbers as rounded text."""
         plan = self.plan
         return {
             **plan.to_json(),
@@ -128,8 +135,11 @@ def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPl
         study: The study, whose clipping norm is used.
         spectrum: The codec's spectrum, if known.
 
+    Returns:
+        The plan.
+
     Raises:
-        InvalidInput: For a combination that cannot be planned.
+        InvalidInput: If these values cannot be combined.
     """
     return _planned(wishes, study.codec.radius, spectrum)
 
@@ -162,14 +172,24 @@ class Desk:
         self._waiting = 0
 
     async def plan(self, wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
-        """Return the plan for these values; see :func:`planned`.
+        """Compute the plan for these values in a thread; see :func:`planned`.
+
+        Args:
+            wishes: The values.
+            study: The study, whose clipping norm is used.
+            spectrum: The codec's spectrum, if known.
+
+        Returns:
+            The plan.
 
         Raises:
-            InvalidInput: For a combination that cannot be planned.
+            InvalidInput: If these values cannot be combined.
             HTTPException: 503 if too many plans are waiting.
         """
         if self._waiting >= MOST_WAITING:
-            raise HTTPException(503, "many plans are being worked out; try again", headers={"retry-after": "2"})
+            raise HTTPException(
+                503, "too many plans are waiting; try again in a few seconds", headers={"retry-after": "2"}
+            )
         self._waiting += 1
         try:
             async with self._one:
@@ -179,13 +199,13 @@ class Desk:
 
 
 def _written(one: Guarantee) -> dict[str, object]:
-    """Return a guarantee with ε, δ and the accountant as text, because the page rounds nothing itself."""
+    """Return a guarantee with ε, δ and the accountant as text; the page's script does no rounding."""
     named = ACCOUNTANTS[str(one.accountant)]
     return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta), "named": named}
 
 
 class Spectra:
-    """Reads the spectrum of the study's codec, once for each codec."""
+    """Reads the spectrum of the study's codec, and caches it until the codec changes."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -194,7 +214,8 @@ class Spectra:
     def get(self) -> Spectrum | None:
         """Return the standard deviations of the code's coordinates over public shapes.
 
-        It is None before a codec is fitted, and for a codec without a spectrum.
+        Returns:
+            The spectrum; None before a codec is fitted, or if the codec has none.
         """
         if not (self._workspace.root / "codec.json").exists():
             return None

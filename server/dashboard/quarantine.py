@@ -1,7 +1,7 @@
-"""Reads files that others wrote, within limits, and rejects what is not valid.
+"""Reads untrusted JSON within limits, and refuses invalid content.
 
-Hospitals' reports and lines of the event log reach the pages only through it. Whatever the bytes are, only InvalidInput
-is raised, so one bad line or file is reported and everything else continues.
+Hospitals' reports and the lines of the event log are read with it before pages show them. It raises only InvalidInput,
+whatever the bytes are, so the caller can report one bad line or file and continue with the others.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from common.objects import read_regular
 MAX_TEXT = 4_000
 MAX_ITEMS = 2_000
 MAX_NUMBER = 2**53
-"""Largest integer up to which a browser's numbers and float64 are exact."""
+"""Largest number accepted; float64, which JavaScript uses for all numbers, represents integers up to it exactly."""
 
 
 def read_json(path: Path, *, most_bytes: int) -> Any:
-    """Return the JSON in a regular file. It never waits: a pipe or a device is refused.
+    """Read a JSON file. Pipes and devices are refused, so reading never blocks.
 
     Args:
         path: The file.
-        most_bytes: Largest allowed size.
+        most_bytes: Largest allowed size in bytes.
+
+    Returns:
+        The parsed JSON.
 
     Raises:
-        InvalidInput: If it cannot be read, is too large, or is not valid.
+        InvalidInput: If the file cannot be read, is too large, or is not valid JSON.
     """
     try:
         return parse_json(read_regular(path, most_bytes=most_bytes))
@@ -42,11 +45,17 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the JSON in UTF-8 bytes.
+    """Parse JSON in UTF-8.
+
+    Args:
+        content: The bytes.
+
+    Returns:
+        The parsed JSON.
 
     Raises:
-        InvalidInput: For a number that is not finite, nesting deeper than Python can read, or half a surrogate pair,
-            which JSON can express but no page could show in UTF-8.
+        InvalidInput: If the bytes are not JSON in UTF-8, contain a number that is not finite or half a surrogate pair,
+            or are nested too deeply for Python's parser.
     """
     try:
         text = content.decode()
@@ -61,16 +70,17 @@ def parse_json(content: bytes) -> Any:
 
 
 def check_event(event: Mapping[str, Any]) -> None:
-    """Check that a line of the event log has every field that docs/events.md lists, with valid values.
+    """Check that an event of the event log has every field that docs/events.md lists, with valid values.
 
-    Of an unknown kind only the common fields are checked.
+    Args:
+        event: The event; if its kind is unknown, only the kind and the time are checked.
 
     Raises:
-        InvalidInput: Otherwise.
+        InvalidInput: If a field is missing or has an invalid value.
     """
     kind, time = event.get("event"), event.get("time")
     if not isinstance(kind, str) or not isinstance(time, str) or len(kind) + len(time) > MAX_TEXT:
-        raise InvalidInput("event", limit="a kind and a time")
+        raise InvalidInput("event", limit="an object with the texts event and time")
     try:
         moment = datetime.fromisoformat(time)
     except ValueError as error:
@@ -80,7 +90,7 @@ def check_event(event: Mapping[str, Any]) -> None:
     for name in EVENTS.get(kind, ()):
         holds = _FIELDS.get((kind, name)) or _FIELDS.get(("", name), _text)
         if not holds(event.get(name)):
-            raise InvalidInput(f"field {name} of a {kind} event", limit="what docs/events.md says")
+            raise InvalidInput(f"field {name} of a {kind} event", limit="a value as docs/events.md describes it")
 
 
 def _text(value: Any) -> bool:
@@ -141,7 +151,7 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
         for name in ("chance", "delta", "dice", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")
     },
 }
-"""Check of each field, by kind and name or by name for all kinds; other fields must be texts."""
+"""Check of a field, by (kind, field) or by ("", field) for all kinds; fields not listed must be texts."""
 
 
 def _finite(digits: str) -> float:

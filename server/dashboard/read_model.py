@@ -1,7 +1,7 @@
 """Keeps the state that pages show up to date: reads a study's ledger and event log in a thread of its own.
 
-The service owns the one :class:`Follower`, and the views read it. An unreadable file is reported as a problem or a
-doubt, and read again at the next look.
+The service owns one :class:`Follower`, and the views read its state. If a file cannot be read, the follower reports a
+problem or a doubt and reads the file again at the next pass.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from server.study.workspace import Site, Workspace
 logger = logging.getLogger(__name__)
 
 SILENT_S = 60.0
-"""After this long without a look at the study, it counts as not being followed."""
+"""Seconds without a completed pass after which the study counts as not being followed."""
 
 
 class Follower:
     """The state of one study, kept up to date by a thread. Readers hold ``lock`` while they read.
 
     Args:
-        workspace: The study.
-        clock: Returns seconds.
+        workspace: The study's directory.
+        clock: Monotonic clock in seconds.
 
     Attributes:
-        version: Grows with every change.
-        looked: Time of the last look.
-        nobody_runs: True if no process holds a run of this study, so a run without a logged end has died.
-        problem: Error of the last look, if it failed.
+        version: Number that grows with each change.
+        looked: Time of the last pass, by ``clock``; None before the first.
+        nobody_runs: True if no process runs this study. A run without a logged end has then died.
+        problem: Error of the last pass; None if it succeeded.
     """
 
     def __init__(self, workspace: Workspace, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,12 +60,12 @@ class Follower:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Registered sites; none before the first is registered."""
+        """The registered sites."""
         return self._sites
 
     @property
     def doubt(self) -> str | None:
-        """Why the ledger's figures may be too low, in words; None if they are those of the whole ledger."""
+        """Reason why the ledger's figures may be too low, as text; None if they cover the whole ledger."""
         if self.ledger.problem is not None:
             return "the ledger does not hold or cannot be read"
         if self.ledger.cut is not None:
@@ -82,7 +82,7 @@ class Follower:
         return None
 
     def facts(self) -> StudyFacts:
-        """Return the study's facts, from the ledger as far as it was read."""
+        """Return the study's figures, computed from the rows of the ledger that were read so far."""
         asked = tuple(site.pool for site in self.sites)
         seen = self.version, self.doubt, self._gain, asked
         if self._facts is None or self._facts[0] != seen:
@@ -91,11 +91,15 @@ class Follower:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last look; 0 before the first."""
+        """Seconds since the last pass; 0 before the first."""
         return 0.0 if self.looked is None else self._clock() - self.looked
 
     def poll(self) -> bool:
-        """Look once, to the end of both files; return whether anything changed."""
+        """Read both files to their end once.
+
+        Returns:
+            True if anything changed.
+        """
         changed = self._read_small()
         before = lives(self.workspace)
         if self.events.step(self.lock):
@@ -109,7 +113,7 @@ class Follower:
                 changed = True
             if self.looked is not None:
                 self.looked = self._clock()
-            if self._stopping.wait(0.0005):  # let requests in between two steps
+            if self._stopping.wait(0.0005):  # lets requests take the lock between two steps
                 return changed
         self.looked = self._clock()
         if changed:
@@ -117,11 +121,11 @@ class Follower:
         return changed
 
     def start(self, *, every_s: float, after: Callable[[], object] = lambda: None) -> None:
-        """Look at the study in a daemon thread until :meth:`stop`.
+        """Call :meth:`poll` repeatedly in a daemon thread until :meth:`stop`.
 
         Args:
-            every_s: Seconds between two looks.
-            after: Called in the thread after every look that found a change.
+            every_s: Seconds between two passes.
+            after: Called in the thread after each pass that found a change.
         """
 
         def follow() -> None:
@@ -132,7 +136,7 @@ class Follower:
                     if self.poll():
                         after()
                     problem = None
-                except Exception as error:  # report a failed look, and look again
+                except Exception as error:  # report the failed pass, and try again
                     logger.exception("look=failed")
                     problem = type(error).__name__
                 if problem != self.problem:
@@ -156,7 +160,7 @@ class Follower:
         try:
             sites = self.workspace.sites() if small[0].exists() else ()
         except (InvalidInput, OSError):
-            return False  # it is being replaced at the moment; the next look finds it complete
+            return False  # the file is being replaced; the next pass reads it
         measured = read_measured(root, self.study.id)
         with self.lock:
             self._small, self._sites = stamp, sites

@@ -1,11 +1,14 @@
-"""Reads the reports that hospitals chose to hand over: ``site-reports/<site>.json`` in the study's directory.
+"""Reads the reports that hospitals hand over: ``site-reports/<site>.json`` in the study's directory.
 
-The pages use it. A report is what `consilium site status --json` prints at a hospital: its own account of what it
-spent, and how its teachers were trained, with the ε of that training for one patient. A site that shares its status
-sends the account alone whenever it gets receipts. The printed report is signed by the site's ledger and may also be
-handed in at the Sites page, which accepts nothing unsigned. Other figures are shown only if the hospital adds them as
-``shared``; they are outside the guarantee. The number of withdrawn patients, which earlier versions stated, is ignored.
-A report that is invalid, too large, or of another site than its file is named after is reported as such and not used.
+The pages use it. A report is the output of `consilium site status --json` at a hospital. It contains what the site has
+spent according to its own ledger, how its teachers were trained, and the ε of that training for one patient.
+
+- A site that shares its status sends a report without the part on training each time it receives receipts.
+- The printed report is signed with the key of the site's ledger. It can also be handed in on the Sites page, which
+  accepts only signed reports.
+- Other figures are shown only if the hospital adds them under ``shared``; the privacy guarantee does not cover them.
+- The number of withdrawn patients, which earlier versions stated, is ignored.
+- A report that is invalid, too large, or of a site other than its file's name is shown as a problem and not used.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SharedFigure:
-    """A figure that a hospital shares by its own choice, outside the guarantee."""
+    """A figure that a hospital chose to share; the privacy guarantee does not cover it."""
 
     name: str
     value: str
@@ -44,26 +47,26 @@ class SharedFigure:
 
 @dataclass(frozen=True, slots=True)
 class HandedReport:
-    """A hospital's own account.
+    """A hospital's own report.
 
     Attributes:
-        site: The site.
-        given: When it was written.
-        problem: Why it could not be used; the other fields are then empty.
-        spent_epsilon: ε spent, by the site's own ledger.
-        at_least: True if more may have been spent.
-        cap_epsilon: The site's own cap.
-        accountant: Its accountant.
-        queries_accepted: Number of queries that it accepted.
-        codes_stored: Number of codes that it stores, if stated.
-        receipted: Number of queries with a receipt.
-        alarms: Alarms of its own ledger.
-        strategy: How its teachers were trained.
-        patient: What one patient risks by those trainings and by all releases.
-        patient_is: How it identifies a patient.
-        shared: Figures that it shares.
-        version: Version of its software.
-        signed: True if its signature was verified.
+        site: Name of the site.
+        given: Time at which it was written.
+        problem: Reason why it is not used; the other fields are then empty.
+        spent_epsilon: ε spent according to the site's own ledger.
+        at_least: True if ``spent_epsilon`` is only a lower bound.
+        cap_epsilon: ε that the site allows itself to spend.
+        accountant: Accountant that decides at the site.
+        queries_accepted: Number of queries that the site accepted.
+        codes_stored: Number of codes that the site stores, if stated.
+        receipted: Number of queries for which the site has a receipt.
+        alarms: Alarms of the site's own ledger.
+        strategy: Strategies by which its teachers were trained.
+        patient: Privacy risk of one patient by those trainings and by all releases.
+        patient_is: How the site identifies a patient.
+        shared: Figures that the hospital chose to share.
+        version: Version of the site's software.
+        signed: True if the report's signature was verified.
     """
 
     site: str
@@ -89,8 +92,11 @@ def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str,
     """Return the newest report of each site.
 
     Args:
-        folders: Folders of reports, each file named after its site.
-        keys: The sites' signing keys, by name.
+        folders: Folders of reports; each file is named after its site.
+        keys: The sites' public signing keys, by site name.
+
+    Returns:
+        The reports by site name, including those with a problem.
     """
     found: dict[str, HandedReport] = {}
     for folder in folders:
@@ -106,15 +112,15 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
 
     Args:
         text: The report.
-        folder: Where to store it.
-        keys: The sites' signing keys, by name.
+        folder: Folder in which to store it.
+        keys: The sites' public signing keys, by site name.
         now: The current time.
 
     Returns:
-        The site that wrote it.
+        Name of the site that wrote it.
 
     Raises:
-        InvalidInput: Unless it is signed by a registered site, valid, and newer than the stored one.
+        InvalidInput: Unless the report is valid, signed by a registered site, and newer than the stored one.
     """
     data = parse_json(text.encode("utf-8", "replace"))
     site = data.get("site") if isinstance(data, dict) else None
@@ -127,7 +133,7 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     report = _checked(data, path, key=keys[site])
     before = _read(path, key=keys[site]) if path.exists() else None
     if before is not None and not before.problem and before.given >= report.given:
-        raise InvalidInput("report", limit=f"a report newer than the one held from {site}, of {before.given}")
+        raise InvalidInput("report", limit=f"a report newer than the stored one of {site}, from {before.given}")
     write_atomically(path, text.encode())
     return site
 
@@ -169,7 +175,7 @@ def _aside(path: Path, given: str, error: Exception) -> HandedReport:
 def _report(data: dict[str, Any], *, site: str, given: str) -> HandedReport:
     facts, shared = SiteFacts.from_json(data), data.get("shared") or {}
     if facts.site != site:
-        raise InvalidInput("site named in the report", limit=f"{site}, the site its file is named for")
+        raise InvalidInput("site named in the report", limit=f"{site}, after which the file is named")
     return HandedReport(
         site=site,
         given=given,
@@ -196,6 +202,6 @@ def _text(stated: Any) -> str:
 
 
 def _few(stated: Sequence[str]) -> tuple[str, ...]:
-    """Return the first few of some texts, and how many more there are."""
+    """Return the first :data:`MAX_LISTED` texts, and a text with the number of further ones."""
     more = (f"and {len(stated) - MAX_LISTED:,} more",) if len(stated) > MAX_LISTED else ()
     return (*(one[:MAX_TEXT] for one in stated[:MAX_LISTED]), *more)

@@ -1,6 +1,7 @@
-"""Reads the ledger's rows as they are stored: a page of them, one, or all; read only, nothing derived.
+"""Reads the ledger's rows as they are stored, without checking them: a page of rows, one row, or all rows.
 
-The Ledger page and the API use it. It refuses unknown kinds and long search texts.
+The Ledger page and the API use it. The file is opened for reading only. Unknown kinds and long search texts are
+refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
 MOST_ROWS = 2**62
 SEARCHED = 10_000
-"""Rows that one filtered request searches; searching a whole large file takes seconds."""
+"""Largest number of rows that a request with a filter searches; searching a large file as a whole takes seconds."""
 
 MAX_SHOWN = 2_000
 HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
@@ -43,7 +44,15 @@ HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A row: its number, time, kind, subject in words, and the hash that the next row contains."""
+    """A row in a list.
+
+    Attributes:
+        seq: Its number.
+        time: Its time.
+        kind: Its kind.
+        subject: Its content in a few words.
+        hash: Its hash, which the next row contains.
+    """
 
     seq: int
     time: str
@@ -71,7 +80,10 @@ class RowPage:
 
 @dataclass(frozen=True, slots=True)
 class HeadView:
-    """A signed head. Whoever keeps one elsewhere can detect a cut or rewritten ledger."""
+    """A signed head: the hash of a row, signed with the ledger's key.
+
+    A copy of it on another machine makes a later cut or rewriting of the ledger detectable.
+    """
 
     role: str
     ledger_id: str
@@ -83,7 +95,10 @@ class HeadView:
 
 @dataclass(frozen=True, slots=True)
 class RowDetail:
-    """One row in full, with the first signed head that covers it (None while its transaction is being written)."""
+    """One row in full.
+
+    ``head`` is the first signed head that covers the row; it is None while the row's transaction is being written.
+    """
 
     seq: int
     time: str
@@ -100,19 +115,22 @@ def row_page(
 ) -> RowPage:
     """Return a page of matching rows.
 
-    With a filter it searches at most :data:`SEARCHED` rows, so a page may have few rows or none, and still state where
-    to continue.
+    With a filter, at most :data:`SEARCHED` rows are searched. The page may then have few rows or none, although further
+    pages have some.
 
     Args:
         ledger: The ledger's file.
         kind: Only rows of this kind.
-        text: Only rows whose body contains this text, or with this hash.
-        before: Only rows older than this one.
-        after: Only rows newer than this one.
+        text: Only rows whose body contains this text, or whose hash it is.
+        before: Only rows with a smaller number than this.
+        after: Only rows with a larger number than this.
         limit: Largest number of rows.
 
+    Returns:
+        The page, newest row first.
+
     Raises:
-        InvalidInput: For an unknown kind, or a text that is too long.
+        InvalidInput: If the kind is unknown or the text is too long.
     """
     where, values = _where(kind, text)
     reach = SEARCHED if values else MOST_ROWS
@@ -146,12 +164,15 @@ def row_page(
 
 
 def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
-    """Return one row with its body, or None if there is none of this number.
+    """Return one row with its body.
 
     Args:
         ledger: The ledger's file.
         seq: Number of the row.
-        ledger_id: The ledger's id, for its head.
+        ledger_id: The ledger's id, which its signed heads contain.
+
+    Returns:
+        The row; None if there is no such row.
     """
     with closing(open_ledger(ledger)) as db:
         found = db.execute(
@@ -177,11 +198,14 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
 
 
 def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
-    """Return the newest signed head; None before the first.
+    """Return the newest signed head.
 
     Args:
         ledger: The ledger's file.
-        ledger_id: The ledger's id.
+        ledger_id: The ledger's id, which its signed heads contain.
+
+    Returns:
+        The head; None before the first.
     """
     with closing(open_ledger(ledger)) as db:
         found = db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
@@ -189,7 +213,15 @@ def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
 
 
 def in_words(value: Any, name: str = "") -> Any:
-    """Return a body for a reader: float64 values, which ledgers store in hexadecimal, are shown as decimals too."""
+    """Convert a row's body for display: add decimals to float64 values, which ledgers store in hexadecimal.
+
+    Args:
+        value: The body, or a part of it.
+        name: Key of this part in the body; it decides how a number is rounded.
+
+    Returns:
+        The same structure; a text such as ``0x1.0p+3`` becomes ``8 (0x1.0p+3)``.
+    """
     match value:
         case dict():
             return {key: in_words(one, str(key)) for key, one in value.items()}
@@ -209,18 +241,21 @@ def in_words(value: Any, name: str = "") -> Any:
 
 
 def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int, str, str, str, str, str]]:
-    """Return (seq, time, kind, body, prev_hash, hash) of every matching row, oldest first.
+    """Iterate over all matching rows, oldest first.
 
-    Arguments and the file are checked at once, before the first row is requested, because a streaming response cannot
-    report an error later.
+    Arguments and the file are checked before this function returns, because a streaming response cannot report an error
+    once it has begun.
 
     Args:
         ledger: The ledger's file.
         kind: Only rows of this kind.
-        text: Only rows whose body contains this text, or with this hash.
+        text: Only rows whose body contains this text, or whose hash it is.
+
+    Returns:
+        An iterator of (seq, time, kind, body, prev_hash, hash).
 
     Raises:
-        InvalidInput: For an unknown kind, or a text that is too long.
+        InvalidInput: If the kind is unknown or the text is too long.
     """
     where, values = _where(kind, text)
     open_ledger(ledger).close()
@@ -240,7 +275,18 @@ def _all_where(ledger: Path, where: str, values: tuple[str, ...]) -> Iterator[tu
 
 
 def subject(kind: str, body: dict[str, Any]) -> str:
-    """Return what a row is about, in a few words."""
+    """Describe a row's content in a few words.
+
+    Args:
+        kind: Kind of the row.
+        body: Its parsed body.
+
+    Returns:
+        The description; empty for an unknown kind.
+
+    Raises:
+        LookupError, TypeError, ValueError, InvalidInput: If a ledger cannot have written this body.
+    """
     match kind:
         case "release" if "draw" in body:
             return f"draw {body['draw']} of query {body['query_id'][:10]}, asked of {_sites(body)}"
@@ -281,8 +327,15 @@ def _view(row: tuple[int, str, str, str, str]) -> RowView:
 
 
 def row_body(body: str) -> dict[str, Any]:
-    """Return a row's body for display; a body that is no JSON object is returned as text."""
-    body = str(body)  # a file put in the ledger's place may hold any type
+    """Parse a row's body for display.
+
+    Args:
+        body: The stored body.
+
+    Returns:
+        The JSON object; a body that is none is returned as text under the key ``not a row's body``.
+    """
+    body = str(body)  # a file that replaced the ledger may contain any type
     try:
         found = parse_json(body.encode("utf-8", "replace"))
     except InvalidInput:
@@ -294,7 +347,7 @@ def _said(kind: str, body: dict[str, Any]) -> str:
     try:
         return subject(kind, body)[:MAX_SHOWN]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, InvalidInput):
-        return "not what a ledger writes in such a row"
+        return "not a valid body of such a row"
 
 
 def _where(kind: str | None, text: str) -> tuple[str, tuple[str, ...]]:

@@ -1,6 +1,6 @@
-"""Renders pages: templates with their live blocks, and filters for numbers, times and hashes.
+"""Renders pages from templates, and defines the templates' filters for numbers, times and hashes.
 
-The pages and the live stream use it. An undefined name in a template raises.
+The pages and the live stream use it. An undefined name in a template raises an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
 }
-"""Blocks of each live page, in ``templates/blocks/<page>_<block>.html``; all pages share the block ``status``."""
+"""Blocks of each live page. The template of a block is returned by :func:`block_file`."""
 
 NAVIGATION = (
     ("/", "overview", "Overview"),
@@ -53,7 +53,15 @@ NAVIGATION = (
 
 
 def live_facts(service: DashboardService, page: str) -> dict[str, Any]:
-    """Return what the blocks of a live page are rendered from."""
+    """Return the variables of the templates of a live page's blocks.
+
+    Args:
+        service: The dashboard's service.
+        page: Name of the page.
+
+    Returns:
+        The variables by name.
+    """
     facts: dict[str, Any] = {"overview": service.overview(), "page": page}
     match page:
         case "study":
@@ -70,19 +78,36 @@ def live_facts(service: DashboardService, page: str) -> dict[str, Any]:
 
 
 def live_blocks(service: DashboardService, templates: jinja2.Environment, page: str) -> dict[str, str]:
-    """Return the HTML of every block of a live page."""
+    """Render every block of a live page.
+
+    Args:
+        service: The dashboard's service.
+        templates: The templates.
+        page: Name of the page.
+
+    Returns:
+        The HTML of each block by name.
+    """
     facts = live_facts(service, page)
     return {name: templates.get_template(block_file(page, name)).render(facts) for name in LIVE[page]}
 
 
 def block_file(page: str, block: str) -> str:
-    """Return the template of a block."""
+    """Return the file of a block's template.
+
+    Args:
+        page: Name of the page.
+        block: Name of the block; all pages share the block ``status``.
+
+    Returns:
+        Path below the folder of templates.
+    """
     return f"blocks/{'all' if block == 'status' else page}_{block}.html"
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What a page is rendered with: the dashboard, the user's session and the templates."""
+    """The objects with which a page is rendered: the dashboard's service, the user's session and the templates."""
 
     service: DashboardService
     session: Session
@@ -92,9 +117,12 @@ class Screen:
         """Render a page.
 
         Args:
-            name: The page.
-            facts: Its own facts, besides those of its live blocks.
-            template: Another template than the page's own.
+            name: Name of the page.
+            facts: Further variables of the template, besides those of the page's live blocks.
+            template: Template to use instead of the page's own.
+
+        Returns:
+            The page.
         """
         everything = {
             "user": self.session,
@@ -115,7 +143,10 @@ OnScreen = Annotated[Screen, Depends(_screen)]
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the dashboard's templates; undefined names raise, and text is escaped. Compiled once a process."""
+    """Return the templates' environment, which is created once in a process.
+
+    Undefined names raise an error, and text is escaped.
+    """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -131,7 +162,7 @@ def environment() -> jinja2.Environment:
 
 
 def static_version(folder: Path) -> str:
-    """Return a short hash of all static files; pages request them with it, so an update never mixes versions."""
+    """Return a short hash of all static files, which pages add to their URLs so that browsers fetch changed files."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -178,14 +209,14 @@ _UNSEEN = {
 
 
 def _shown(value: Any) -> Any:
-    """Return a text with ε and its number kept on one line, and with invisible characters shown."""
+    """Return a text with a no-break space after ε, and with invisible characters as code points."""
     if not isinstance(value, str):
         return value
     return (value if value.isprintable() else value.translate(_UNSEEN)).replace("ε ", "ε\N{NO-BREAK SPACE}")
 
 
 def _marked(text: str) -> Markup:
-    """Return a text with the commands between backticks set as code, and the rest escaped."""
+    """Return a text as HTML: commands between backticks become ``<code>``, and the rest is escaped."""
     parts = str(text).split("`")
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)

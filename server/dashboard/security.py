@@ -1,8 +1,8 @@
 """Adds security headers to every response, and checks every request's session, role and origin.
 
-The application applies it to all routes: :func:`admitted` runs before every one of them, so a new route is closed by
-default. It refuses a request without a session (pages lead to the sign-in, the API answers 401), a change by a role
-that may not make it, a form without its session's token, and a form sent from another site.
+The application runs :func:`admitted` before every route, so a new route needs a session by default. It refuses
+requests without a session (pages redirect to the sign-in, the API answers 401), forms without the session's token, and
+forms sent from another site. :data:`Decider` refuses changes by a role that may not make them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from server.dashboard.auth import Session
 MAX_BODY_BYTES = 1 << 16
 BODY_S = 30.0
 MAX_FIELDS = 1_000
-"""Fields of a form; a form with the largest body cannot decide about more labels than that."""
+"""Largest number of fields of a form; more than the largest body can contain decisions about labels."""
 
 POLICY = "; ".join(
     (
@@ -53,7 +53,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class SecureHeaders:
-    """ASGI middleware that adds the headers above to every response; browsers may cache only static files."""
+    """ASGI middleware that adds :data:`HEADERS` to every response; it forbids caching unless the response allows it."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, secure: bool) -> None:
         self._app = app
@@ -79,10 +79,10 @@ class SecureHeaders:
 
 
 class SmallBodies:
-    """ASGI middleware that reads a request's whole body before anything else sees it.
+    """ASGI middleware that reads a request's whole body before passing the request on.
 
-    It answers 413 to a body over 64 KiB, and 408 to one that takes longer than :data:`BODY_S`. At this point nobody has
-    signed in, so no more than that is ever held.
+    It answers 413 to a body over 64 KiB, and 408 to one that takes longer than :data:`BODY_S` seconds. This limits the
+    memory that clients can occupy without signing in.
     """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
@@ -105,7 +105,7 @@ class SmallBodies:
                         return
                     body, more = body + message.get("body", b""), message.get("more_body", False)
         except TimeoutError:
-            await _refused(scope, receive, send, 408, f"a request is sent within {BODY_S:.0f} s\n")
+            await _refused(scope, receive, send, 408, f"the request's body must arrive within {BODY_S:.0f} s\n")
             return
         if len(body) > MAX_BODY_BYTES:
             await _too_large(scope, receive, send)
@@ -119,7 +119,7 @@ class SmallBodies:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
-    await _refused(scope, receive, send, 413, f"a request has at most {MAX_BODY_BYTES} bytes\n")
+    await _refused(scope, receive, send, 413, f"the request's body must have at most {MAX_BODY_BYTES} bytes\n")
 
 
 async def _refused(scope: Scope, receive: Receive, send: Send, status: int, words: str) -> None:
@@ -139,23 +139,38 @@ class Gate:
     lookup: Callable[[str | None], Session | None]
 
     def session(self, request: Request) -> Session | None:
-        """Return the request's session, or None."""
+        """Return the session of a request.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The session; None without a valid one.
+        """
         return self.lookup(request.cookies.get(self.cookie))
 
 
 OPEN = frozenset({"/login", "/login/oidc", "/login/oidc/back", "/healthz", "/metrics"})
-"""Paths without login; each checks access itself."""
+"""Paths that need no session; each of these routes checks access itself."""
 
 
 async def admitted(request: Request) -> None:
     """Check a request before its handler runs; every route depends on it.
 
-    1. A path in :data:`OPEN` is passed on.
-    2. A change (any method but GET) must not come from another site.
-    3. There must be a session. Without one, a page leads to the sign-in and back, and anything else is answered 401.
-    4. A change must carry the session's token: in ``X-CSRF-Token`` for the API, as field ``csrf`` in a page's form.
+    1. Allow a path in :data:`OPEN` without further checks.
+    2. Refuse a change (any method but GET) that comes from another site.
+    3. Require a session.
+    4. For a change, require the session's token: in the header ``X-CSRF-Token`` for the API, in the field ``csrf`` for
+       a page's form.
 
     Handlers receive the session as :data:`SignedIn` and the form as :data:`Form`.
+
+    Args:
+        request: The request.
+
+    Raises:
+        HTTPException: 303 to the sign-in for a page without a session, 401 for another path without one, 403 for a
+            change from another site or without the token, 400 or 415 for an unreadable form.
     """
     path: str = request.scope["path"]  # not request.url: the sender controls it through the Host header
     if path in OPEN:  # 1
@@ -170,7 +185,7 @@ async def admitted(request: Request) -> None:
         why = "&ended=1" if request.cookies.get(gate.cookie) else ""
         raise HTTPException(303, headers={"location": f"/login?next={quote(asked, safe='')}{why}"})
     if session is None:
-        raise HTTPException(401, "sign in at /login; the session's cookie is what the API asks for")
+        raise HTTPException(401, "sign in at /login and send the session's cookie")
     form = await read_form(request) if page and changes else {}
     if changes:  # 4
         check_token(session, form.get("csrf") if page else request.headers.get("x-csrf-token"))
@@ -189,7 +204,9 @@ async def _form(request: Request) -> dict[str, str]:
 
 async def _decider(session: SignedIn) -> Session:
     if not session.role.may_decide:
-        raise HTTPException(403, "a privacy officer reads; decisions about labels and sites' reports are an operator's")
+        raise HTTPException(
+            403, "only an operator may decide about labels and hand in sites' reports; you are a privacy officer"
+        )
     return session
 
 
@@ -197,20 +214,36 @@ SignedIn = Annotated[Session, Depends(_session)]
 """The session of a request."""
 
 Form = Annotated[dict[str, str], Depends(_form)]
-"""The fields of a page's form, whose token was checked."""
+"""The fields of a page's form; its token has been checked."""
 
 Decider = Annotated[Session, Depends(_decider)]
-"""The session of a request if its role may decide about labels; otherwise 403."""
+"""The session of a request; a role that may not decide about labels is answered 403."""
 
 
 def for_machines(request: Request) -> bool:
-    """Return whether a path is read by programs, not people."""
+    """Return whether a request's path serves programs rather than pages.
+
+    Args:
+        request: The request.
+
+    Returns:
+        True for the API, metrics, health check and static files.
+    """
     path: str = request.scope["path"]
     return path.startswith(("/api/", "/metrics", "/healthz", "/static/"))
 
 
 def check_origin(request: Request) -> None:
-    """Raise HTTP 403 if a browser states that a request comes from another site; other clients state nothing."""
+    """Refuse a request that a browser sends from a page of another site.
+
+    Browsers state the origin in ``Sec-Fetch-Site`` or ``Origin``. A request without both headers passes.
+
+    Args:
+        request: The request.
+
+    Raises:
+        HTTPException: 403 if it comes from another site.
+    """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     foreign = site not in (None, "same-origin", "none")
@@ -221,13 +254,27 @@ def check_origin(request: Request) -> None:
 
 
 def check_token(session: Session, token: str | None) -> None:
-    """Raise HTTP 403 unless ``token`` is the session's own."""
+    """Check the token of a changing request.
+
+    Args:
+        session: The session.
+        token: The token sent with the request, if any.
+
+    Raises:
+        HTTPException: 403 unless it is the session's token.
+    """
     if token is None or not hmac.compare_digest(token.encode(), session.csrf.encode()):
         raise HTTPException(403, "the form's token is not this session's; reload the page and try again")
 
 
 async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of an urlencoded form.
+
+    Args:
+        request: The request.
+
+    Returns:
+        The fields by name; of several fields with one name, the last.
 
     Raises:
         HTTPException: 415 for another content type, 400 for an unreadable form.
@@ -241,7 +288,13 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def local_path(target: str | None) -> str:
-    """Return ``target`` if it is a path of this dashboard, else the first page.
+    """Return a path of this dashboard that is safe to redirect to.
+
+    Args:
+        target: The requested path, if any.
+
+    Returns:
+        ``target`` if it is a path of this dashboard other than the sign-in, else ``/``.
 
     >>> local_path("/study"), local_path("https://example.org/")
     ('/study', '/')

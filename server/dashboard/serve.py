@@ -1,7 +1,7 @@
 """Runs the dashboard's HTTP server in the foreground, until SIGINT or SIGTERM.
 
-`consilium dashboard serve` calls it. It refuses half a certificate, passwords over an unencrypted network, and a proxy
-without host names.
+`consilium dashboard serve` calls it. It refuses a certificate without its key (or a key without its
+certificate), passwords over an unencrypted network, and a proxy without host names.
 """
 
 from __future__ import annotations
@@ -23,20 +23,30 @@ from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
 HEAD_S = 15.0
-"""Time in which a connection must send a request's head; at most twice as long passes before it is closed."""
+"""Seconds in which a connection must send a request's head. It is closed after one to two such periods."""
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if no complete request head arrives within :data:`HEAD_S`.
+    """uvicorn's h11 connection, closed if no complete request head arrives within :data:`HEAD_S`.
 
-    Its parser accepts at most 64 KiB of a request's head; uvicorn's other parser has no limit.
+    The h11 parser accepts request heads of at most 64 KiB; uvicorn's other parser has no limit.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to watch for request heads.
+
+        Args:
+            transport: The connection's transport.
+        """
         super().connection_made(transport)
         self._watch = self.loop.call_later(HEAD_S, self._look, self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the watch.
+
+        Args:
+            exc: The error that ended the connection; None if it was closed.
+        """
         self._watch.cancel()
         super().connection_lost(exc)
 
@@ -49,14 +59,14 @@ class Connection(H11Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where the dashboard listens.
+    """The address at which the dashboard listens.
 
     Attributes:
-        host: Address.
+        host: Network address.
         port: Port.
-        certificate: TLS certificate; without it there is no TLS.
-        key: Its private key.
-        proxy: Address of a TLS proxy whose forwarded headers are trusted.
+        certificate: File of the TLS certificate; None for no TLS.
+        key: File of its private key.
+        proxy: Address of a TLS proxy whose ``X-Forwarded-*`` headers are trusted.
     """
 
     host: str
@@ -67,7 +77,7 @@ class Listen:
 
     @property
     def url(self) -> str:
-        """Address of the first page, for a user at this machine."""
+        """URL of the Overview page, for a user at this machine."""
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{'localhost' if is_loopback(self.host) else self.host}:{self.port}/"
 
@@ -85,23 +95,26 @@ def options_for(
     oidc: Settings | None = None,
     log_to: Sequence[str] = (),
 ) -> Options:
-    """Return the options of a dashboard that listens there.
+    """Return the settings of a dashboard, after checking that its address is safe for passwords.
 
     Args:
-        listen: Where it listens.
+        listen: The address at which it listens.
         study: The study's directory.
         state: The dashboard's own directory.
-        session_hours: How long a session lasts.
-        metrics_token: Token that opens ``/metrics``.
+        session_hours: Lifetime of a session in hours.
+        metrics_token: Bearer token that gives access to ``/metrics``.
         certifier: Returns the command that writes a certificate.
-        hosts: Host names by which browsers call it, separated by commas.
-        webhook: Address that is told of alarms.
+        hosts: Host names in the URLs by which browsers reach it, separated by commas.
+        webhook: URL to which alarms are posted.
         oidc: The OpenID Connect provider, if any.
         log_to: Targets of the security log.
 
+    Returns:
+        The settings.
+
     Raises:
-        InvalidInput: For half a certificate, for passwords that would cross a network unencrypted, and for a proxy
-            without a host name.
+        InvalidInput: If only one of certificate and key is given, if passwords would cross a network unencrypted, or if
+            a proxy has no host name.
     """
     if (listen.certificate is None) != (listen.key is None):
         raise InvalidInput("--certificate and --key", limit="both, or neither")
@@ -136,6 +149,12 @@ def options_for(
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can reach an address.
 
+    Args:
+        address: IP address or host name.
+
+    Returns:
+        True for a loopback address and for ``localhost``.
+
     >>> is_loopback("127.0.0.1"), is_loopback("192.0.2.1")
     (True, False)
     """
@@ -146,11 +165,11 @@ def is_loopback(address: str) -> bool:
 
 
 def serve(options: Options, listen: Listen) -> None:
-    """Serve one study's dashboard; open event streams are cut :data:`SHUTDOWN_S` seconds after the signal.
+    """Serve a dashboard until SIGINT or SIGTERM; open event streams end :data:`SHUTDOWN_S` seconds after the signal.
 
     Args:
-        options: How it is run.
-        listen: Where it listens.
+        options: The dashboard's settings.
+        listen: The address at which it listens.
     """
     uvicorn.run(
         create_app(options),

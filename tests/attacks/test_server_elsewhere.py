@@ -165,7 +165,7 @@ def test_a_provider_that_sends_the_dashboard_elsewhere_cannot_be_asked(tmp_path:
             roles=Roles(operator=("op",)),
             root=tmp_path,
         )
-        with pytest.raises(InvalidInput, match="cannot be asked"):
+        with pytest.raises(InvalidInput, match="does not answer"):
             Provider(settings, clock=lambda: 1.0).begin(redirect="http://localhost/login/oidc/back", target="/")
         server.shutdown()
         server.server_close()
