@@ -239,7 +239,13 @@ class DashboardService:
         return read_reports(self.follower.workspace.reports_dir, self.reports_dir, keys=self._site_keys())
 
     def take_report(self, text: str) -> str:
-        """Store a site's report that was handed in here, and return the site's name.
+        """Store a site's report that was handed in.
+
+        Args:
+            text: The report.
+
+        Returns:
+            Name of the site that wrote it.
 
         Raises:
             InvalidInput: See :func:`server.dashboard.reports.take_report`.

@@ -1,5 +1,4 @@
-"""Handles signing in and out: at most two passwords are checked at a time, guesses are slowed, the cookie hides from
-scripts.
+"""Handles signing in and out. Guesses are slowed down, and scripts cannot read the session's cookie.
 
 The application mounts its routes. It refuses wrong passwords, too many sign-ins from one address, and forms sent from
 another site.
@@ -36,7 +35,7 @@ BACK = "/login/oidc/back"
 
 @dataclass(slots=True)
 class Door:
-    """What signing in needs.
+    """The objects that the sign-in routes share.
 
     Attributes:
         users: The local users.
@@ -66,7 +65,11 @@ class Door:
 
     @contextmanager
     def counted(self, address: str) -> Iterator[None]:
-        """Count a sign-in of this address as in progress inside the block."""
+        """Count a sign-in of an address as in progress inside the block.
+
+        Args:
+            address: The client's address.
+        """
         self.waiting[address] += 1
         try:
             yield

@@ -67,7 +67,14 @@ def read_decision(line: str) -> Found | None:
 
 
 def dashboard_sources(state: Path) -> list[Source]:
-    """Return the files of a dashboard's state directory that the security log follows."""
+    """Return the files of a dashboard that the security log follows.
+
+    Args:
+        state: The dashboard's state directory.
+
+    Returns:
+        The logs of sign-ins and of decisions about labels.
+    """
     return [
         LinesSource(state / SIGN_INS, read=read_sign_in),
         LinesSource(state / "decisions.jsonl", read=read_decision),

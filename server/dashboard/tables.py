@@ -1,4 +1,4 @@
-"""Writes tables and rows as files: CSV in which no spreadsheet finds a formula, and JSON line by line.
+"""Writes tables and ledger rows as CSV, without values that a spreadsheet takes for formulas, and as JSON.
 
 The API uses it.
 """
@@ -53,7 +53,14 @@ def _cell(value: Any) -> Any:
 
 
 def json_lines(rows: Iterable[tuple[int, str, str, str, str, str]]) -> Iterator[str]:
-    """Yield a JSON list of ledger rows, one row a line."""
+    """Write ledger rows as a JSON list with one row on each line.
+
+    Args:
+        rows: (seq, time, kind, body, prev_hash, hash) of each row.
+
+    Yields:
+        Parts of the text.
+    """
     yield "["
     for number, (seq, time, kind, body, prev_hash, row_hash) in enumerate(rows):
         fact = {"seq": seq, "time_utc": str(time), "kind": str(kind), "body": row_body(body)}
@@ -63,7 +70,14 @@ def json_lines(rows: Iterable[tuple[int, str, str, str, str, str]]) -> Iterator[
 
 
 def flat_site(site: SiteView) -> dict[str, Any]:
-    """Return a site as one row of a table."""
+    """Return a site as one row of a table.
+
+    Args:
+        site: The site.
+
+    Returns:
+        Values by column.
+    """
     facts = {name: value for name, value in asdict(site).items() if name != "budget"}
     budget = site.budget
     return facts | {
@@ -79,7 +93,14 @@ def flat_site(site: SiteView) -> dict[str, Any]:
 
 
 def flat_label(label: LabelView) -> dict[str, Any]:
-    """Return a label as one row of a table."""
+    """Return a label as one row of a table.
+
+    Args:
+        label: The label.
+
+    Returns:
+        Values by column.
+    """
     facts = label.facts
     return {
         "number": label.number,
@@ -94,7 +115,13 @@ def flat_label(label: LabelView) -> dict[str, Any]:
 
 
 def attached(name: str) -> dict[str, str]:
-    """Return the header that makes a browser save an answer under this name.
+    """Return the header that makes a browser save a response as a file.
+
+    Args:
+        name: Name of the file; other characters than ASCII letters, digits, ``.``, ``_`` and ``-`` are replaced.
+
+    Returns:
+        The header.
 
     >>> attached("a b.csv")
     {'content-disposition': 'attachment; filename="a-b.csv"'}

@@ -52,7 +52,14 @@ class EventView:
 
 
 def event_view(event: Mapping[str, Any]) -> EventView:
-    """Return an event of the log in words; an unknown kind is shown by its name."""
+    """Describe an event of the event log in words.
+
+    Args:
+        event: The event.
+
+    Returns:
+        The description; for an unknown kind, the kind's name.
+    """
     kind = event["event"]
     say = _EVENTS.get(kind)
     level = _LEVELS.get(kind, "info")
@@ -62,7 +69,14 @@ def event_view(event: Mapping[str, Any]) -> EventView:
 
 
 def declined_words(reason: str) -> str:
-    """Return why a site declined, in words; an unknown reason is returned as it is."""
+    """Describe in words why a site declined an offer.
+
+    Args:
+        reason: The reason's word in the protocol.
+
+    Returns:
+        The description; an unknown reason is returned unchanged.
+    """
     return DECLINED.get(reason, reason)
 
 
@@ -81,7 +95,13 @@ def many(count: int, one: str, several: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text for a reader.
+    """Return a duration as text.
+
+    Args:
+        seconds: The duration in seconds.
+
+    Returns:
+        The text, in at most two units.
 
     >>> duration(0.4), duration(185), duration(7800)
     ('0.4 s', '3 min 5 s', '2 h 10 min')

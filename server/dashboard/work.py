@@ -18,6 +18,9 @@ from server.dashboard.jobs import NICE
 def main(arguments: list[str]) -> None:
     """Do the task that the first argument names, and print its result as JSON.
 
+    Args:
+        arguments: Name of the task, then its arguments.
+
     Raises:
         InvalidInput: For unknown arguments.
     """

@@ -270,7 +270,14 @@ def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
 
 
 def healthy(server: FlowerServer) -> bool:
-    """Return whether SuperLink answers ``GET /health`` over TLS, verified by the study's authority."""
+    """Check whether SuperLink answers ``GET /health`` over TLS, verified by the study's authority.
+
+    Args:
+        server: The SuperLink.
+
+    Returns:
+        True if it answers with status 200.
+    """
     return _status(server, urllib.request.Request(f"https://{server.address}/health")) == 200
 
 
@@ -337,7 +344,13 @@ def unregister_node(server: FlowerServer, node_id: int) -> None:
 
 
 def list_nodes(server: FlowerServer) -> tuple[Node, ...]:
-    """Return every registered node with its status, ordered by node id.
+    """List the nodes registered at SuperLink.
+
+    Args:
+        server: The SuperLink.
+
+    Returns:
+        Every node with its status, ordered by node id.
 
     Raises:
         DaemonFailed: If SuperLink does not answer, or not with a list of nodes.
@@ -374,6 +387,13 @@ def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int |
 def run_status(server: FlowerServer, run_id: int) -> RunStatus:
     """Return a run's status.
 
+    Args:
+        server: The SuperLink.
+        run_id: Flower's id of the run.
+
+    Returns:
+        The status.
+
     Raises:
         DaemonFailed: If SuperLink does not answer or does not know the run.
     """
@@ -393,6 +413,10 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
 
 def stop_run(server: FlowerServer, run_id: int) -> None:
     """Ask SuperLink to stop a run.
+
+    Args:
+        server: The SuperLink.
+        run_id: Flower's id of the run.
 
     Raises:
         DaemonFailed: With Flower's message, or if SuperLink does not answer.

@@ -102,7 +102,14 @@ def exact_path(scope: Scope) -> str | None:
 
 
 def sent_path(scope: Scope) -> str:
-    """Return the path as it came over the wire, with any percent escapes still in it."""
+    """Return the path of a request as it was sent, with its percent escapes.
+
+    Args:
+        scope: The request's ASGI scope.
+
+    Returns:
+        The path.
+    """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("ascii", "replace")
 

@@ -51,7 +51,11 @@ class Connections:
         self._sites: dict[str, dict[GuardedProtocol, None]] = {}
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Count a new connection as a stranger's, and close the oldest stranger if there are too many."""
+        """Count a new connection as a stranger's, and close the oldest stranger's if there are too many.
+
+        Args:
+            connection: The connection.
+        """
         self._strangers[connection] = None
         _bound(self._strangers, MAX_STRANGERS)
 
@@ -70,7 +74,11 @@ class Connections:
             _bound(own, MAX_PER_SITE)
 
     def closed(self, connection: GuardedProtocol) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended.
+
+        Args:
+            connection: The connection.
+        """
         self._strangers.pop(connection, None)
         self._sites.get(connection.site, {}).pop(connection, None)
 
@@ -99,7 +107,11 @@ class GuardedProtocol(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def admitted(self, site: str) -> None:
-        """Tell the connection that ``site`` has signed a request on it; the gateway calls this."""
+        """Count this connection as a site's, after the gateway verified a request that the site signed.
+
+        Args:
+            site: Name of the site.
+        """
         self._open.admitted(self, site)
 
     def abort(self) -> None:
@@ -108,11 +120,21 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, and start the deadline for a request's head.
+
+        Args:
+            transport: The connection's transport.
+        """
         super().connection_made(transport)
         self._open.opened(self)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection from the counts, and stop its timers.
+
+        Args:
+            exc: The error that ended the connection; None if it was closed.
+        """
         self._open.closed(self)
         for timer in (self._deadline, self._stalled):
             if timer is not None:

@@ -420,6 +420,9 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
 def publish_peers(workspace: Workspace) -> Peers:
     """Publish the admitted sites with their signing keys if the study aggregates by sealed sums.
 
+    Args:
+        workspace: The study's directory.
+
     Returns:
         The list of peers; it is returned, but not published, for other studies.
     """
@@ -453,9 +456,15 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
 
 
 def broken_off(workspace: Workspace) -> list[str]:
-    """Return the sites whose approval was interrupted after their key was admitted and before their entry was written.
+    """Return the sites whose approval was interrupted after their key was admitted and before they were registered.
 
     Repeating the approval finishes it.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        Names of the sites, sorted.
     """
     entered = {site.name for site in workspace.registered()}
     return sorted(node.site for node in read_admitted(workspace.nodes_file) if node.site not in entered)

@@ -61,7 +61,10 @@ class Share:
             self._turns.release()
 
     def take(self, count: int) -> None:
-        """Count ``count`` body bytes as in transit.
+        """Count body bytes as in transit.
+
+        Args:
+            count: Number of bytes.
 
         Raises:
             Refused: ``busy`` if the site's or the total limit would be exceeded; nothing is counted then.
@@ -72,7 +75,11 @@ class Share:
         self._shares.bytes += count
 
     def give_back(self, count: int) -> None:
-        """Take ``count`` body bytes off the count: the body has ended or was abandoned."""
+        """Subtract the bytes of a body that has ended or was abandoned from those in transit.
+
+        Args:
+            count: Number of bytes.
+        """
         self._bytes -= count
         self._shares.bytes -= count
 
@@ -85,5 +92,12 @@ class Shares:
         self._sites: dict[str, Share] = {}
 
     def of(self, site: str) -> Share:
-        """Return the share of the admitted site of this name; it is created at first use."""
+        """Return the share of an admitted site.
+
+        Args:
+            site: Name of the site.
+
+        Returns:
+            The share; it is created at first use.
+        """
         return self._sites.setdefault(site, Share(self))

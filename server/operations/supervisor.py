@@ -82,7 +82,14 @@ class RunFailed(ConsiliumError):
 
 
 def flower_server(workspace: Workspace) -> FlowerServer:
-    """Return the Flower side of this study's server, as :mod:`server.operations.daemons` describes it."""
+    """Return the folders, port and TLS identity of the study's SuperLink.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The server, for the functions of :mod:`server.operations.daemons`.
+    """
     folder, client = workspace.flower_dir, workspace.root / "keys" / "flower"
     authority, certificate, key = (folder / name for name in IDENTITY)
     identity = ServerIdentity(authority=authority, certificate=certificate, key=key)
@@ -108,7 +115,14 @@ def prepare_network(workspace: Workspace) -> None:
 
 
 def core_daemon(workspace: Workspace) -> DaemonSpec:
-    """Describe how to start the core, which holds keys and ledger, makes releases and serves a Unix socket."""
+    """Return how to start the core, the process that has the keys and the ledger and makes the releases.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The daemon. A socket left by an earlier core is deleted.
+    """
     folder = workspace.relay_dir.absolute()
     (folder / CORE_SOCKET).unlink(missing_ok=True)
     return DaemonSpec(
@@ -126,7 +140,14 @@ def core_daemon(workspace: Workspace) -> DaemonSpec:
 
 
 def fleet_daemon(workspace: Workspace) -> DaemonSpec:
-    """Describe how to start the fleet proxy between the gateway and SuperLink (:mod:`server.operations.fleet`)."""
+    """Return how to start the proxy between the gateway and SuperLink (:mod:`server.operations.fleet`).
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The daemon. A socket left by an earlier proxy is deleted.
+    """
     server, folder = flower_server(workspace), workspace.fleet_dir.absolute()
     (folder / SOCKET).unlink(missing_ok=True)
     return DaemonSpec(
@@ -269,7 +290,14 @@ def serve(
 
 
 def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
-    """Return the state of every daemon of this server, and of its gateway, as far as logs can be read."""
+    """Return the state of every daemon of this server, and of its gateway.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The states, from those logs that this user can read.
+    """
     own, keeper = standings((workspace.root / "logs", workspace.flower_dir / "logs")), workspace.port_keeper()
     if keeper is workspace:
         return own

@@ -61,7 +61,11 @@ class BatchRoster:
 def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
     """Return the releases behind a study's answers, in order.
 
-    A batch that was answered in two runs with different sites counts as two releases.
+    Args:
+        answers: The stored answers, in the order of their rows.
+
+    Returns:
+        One entry for each release; a batch answered in two runs with different sites counts as two.
     """
     found: list[BatchRoster] = []
     for answer in answers:
@@ -194,7 +198,7 @@ def _z(study: Study, digits: int) -> str:
 
 
 def gate_sentence(study: Study, *, yours: bool = False) -> str:
-    """Return what the study's gate asks of hospitals, and what leaves them for it.
+    """Describe the verdicts that the study asks of hospitals, and what leaves a hospital for them.
 
     Args:
         study: A study with a gate.
@@ -209,7 +213,15 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
 
 
 def start_sentence(study: Study, *, yours: bool = False) -> str:
-    """What a study with a given network says of it: which it is, who begins from it, and what its own cost is."""
+    """Describe the network from which a study's training begins: its weights, use, and privacy cost.
+
+    Args:
+        study: A study with a section [start].
+        yours: Address the reader's own site.
+
+    Returns:
+        The sentences.
+    """
     start, teachers = study.start, "your teachers" if yours else "teachers"
     who = f"{teachers}, the student and its controls" if study.one_network else "the student and its controls"
     named = f' "{start.name}"' if start.name else ""

@@ -106,7 +106,17 @@ def create_study(
 
 
 def server_keys(workspace: Workspace) -> ServerKeys:
-    """Return the server's public keys."""
+    """Return the server's public keys.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The keys in hexadecimal.
+
+    Raises:
+        InvalidInput: If a private key's file cannot be read.
+    """
     return ServerKeys(
         sealing_key=public_hex(load_sealing_key(workspace.sealing_key_file)),
         signing_key=public_hex(load_signing_key(workspace.signing_key_file)),
@@ -170,14 +180,21 @@ def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> N
 
 
 def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]:
-    """Add public volumes behind those that are published: stored answers stay, and the next run asks about new ones.
+    """Append public volumes to those already published; stored answers stay, and the next run asks about the new ones.
 
-    Only a study of one query a volume grows so, up to its planned queries, for which its noise was set. It may also be
-    published by this with fewer volumes than it plans.
+    Only a study with one query for each volume can grow, up to its planned queries, for which its noise was set. The
+    first volumes can be published this way too, and may be fewer than planned.
+
+    Args:
+        workspace: The study's directory.
+        images: Files of the volumes to add.
+
+    Returns:
+        Content hashes of all public volumes, in query order.
 
     Raises:
-        InvalidInput: If every query is about all volumes, if there would be more volumes than planned queries, and for
-            what :func:`publish_volumes` refuses.
+        InvalidInput: If every query is about all volumes, if there would be more volumes than planned queries, if a
+            volume cannot be read on the study's grid, or if a volume is given twice.
     """
     study = workspace.study()
     agenda = protocol_of(study).agenda(study)
@@ -343,12 +360,26 @@ def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
 
 
 def neighbour_study(directory: Path) -> Path | None:
-    """Return a study beside this directory whose ledger a new study could share; None if there is none."""
+    """Find a study in the same folder whose ledger a new study could share.
+
+    Args:
+        directory: Directory of the new study.
+
+    Returns:
+        Directory of the first such study by name; None if there is none.
+    """
     return next((path for path in studies_beside(directory) if Workspace(path).ledger_file.exists()), None)
 
 
 def studies_beside(directory: Path) -> tuple[Path, ...]:
-    """Return the directories of the other studies in the same folder, by name."""
+    """Return the directories of the other studies in the same folder.
+
+    Args:
+        directory: Directory of a study, which need not exist.
+
+    Returns:
+        The directories, sorted by name.
+    """
     here = directory.absolute()
     found = (path.parent for path in sorted(here.parent.glob("*/study.toml")))
     return tuple(path for path in found if path != here)

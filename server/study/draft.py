@@ -35,16 +35,32 @@ class Draft:
 
 
 def read_draft(path: Path) -> Draft:
-    """Read a study file that belongs to no study yet.
+    """Read a study file from which a study is to be created.
+
+    Args:
+        path: The TOML file.
+
+    Returns:
+        The study, and a sentence for each setting that was filled in.
 
     Raises:
-        InvalidInput: Names the key, its value and the limit of the first mistake.
+        InvalidInput: With the key, its value and its limit, for the first mistake in the file.
     """
     return parse_draft(read_text(path, what="study file", most_bytes=MAX_TOML_BYTES, remedy="check the path"))
 
 
 def parse_draft(text: str) -> Draft:
-    """Return the study in the text of such a file (TOML); see :func:`read_draft`."""
+    """Parse the text of a study file from which a study is to be created; see :func:`read_draft`.
+
+    Args:
+        text: The TOML text.
+
+    Returns:
+        The study, and a sentence for each setting that was filled in.
+
+    Raises:
+        InvalidInput: With the key, its value and its limit, for the first mistake in the text.
+    """
     document = parse_toml(text, what="study file", remedy="see `consilium study init` for a valid one")
     said: list[str] = []
     quorum = _table(document, "privacy").get("quorum")

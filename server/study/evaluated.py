@@ -120,8 +120,13 @@ def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
 
 
 def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:
-    """Return every site's stored figures of the exported student whose signature is valid, by site; one for each
-    key.
+    """Return the stored figures of the exported student whose signatures are valid.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        Figures by site name; if sites share a signing key, those of one of them. Empty without an exported student.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if statement is None:
@@ -138,7 +143,14 @@ def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:
 
 
 def evaluated(workspace: Workspace) -> Evaluated:
-    """Return the summary of all stored figures."""
+    """Summarise the stored figures of the exported student over the sites.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The summary.
+    """
     statement, found = statement_of(workspace), figures_on(workspace)
     of_structure: dict[str, dict[str, float]] = {}
     for site, figures in sorted(found.items()):

@@ -53,7 +53,14 @@ def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
 
 
 def draws(workspace: Workspace) -> Iterator[str]:
-    """Yield one line for each draw: its id, its result, and whose signed masked codes are stored."""
+    """Describe each draw of the study, which is one attempt at a sealed sum, in a line.
+
+    Args:
+        workspace: The study's directory.
+
+    Yields:
+        Id of the draw, its result, and the number of sites whose signed masked codes are stored.
+    """
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         lost = {draw.masks: draw.reason for draw in ledger.ended_without_answer(study.id)}

@@ -78,7 +78,14 @@ def read_kept(folder: Path, parse: Callable[[bytes], S]) -> Iterator[S]:
 
 
 def gate_state(workspace: Workspace) -> GateState:
-    """Return the state of the exported student's gate; without a student it has no verdicts."""
+    """Return the hospitals' verdicts on the exported student.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The verdicts and the number needed; without an exported student there are none.
+    """
     study, statement = workspace.study(), statement_of(workspace)
     found = () if statement is None else verdicts_on(workspace, statement.bundle) or ()
     return GateState(study.gate.verdicts, found)
@@ -132,7 +139,14 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
 
 
 def check_released(workspace: Workspace) -> None:
-    """Raise Refused (``not-released``) while the student lacks verdicts."""
+    """Check that the student has the verdicts that it needs for its release.
+
+    Args:
+        workspace: The study's directory.
+
+    Raises:
+        Refused: ``not-released`` if verdicts are missing.
+    """
     state = gate_state(workspace)
     if not state.released:
         raise Refused(
@@ -143,12 +157,29 @@ def check_released(workspace: Workspace) -> None:
 
 
 def statement_of(workspace: Workspace) -> StudentStatement | None:
-    """Return the published statement about the exported student; None before there is one."""
+    """Return the published statement about the exported student.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The statement; None before the student is exported.
+
+    Raises:
+        InvalidInput: If the stored statement is invalid.
+    """
     path = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     return StudentStatement.parse(path.read_bytes()) if path.exists() else None
 
 
 def site_keys(workspace: Workspace) -> dict[str, str]:
-    """Return the signing key of every admitted site, by name; revoked sites have none."""
+    """Return the public signing keys of the admitted sites.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        Key in hexadecimal by site name, without revoked sites and sites registered without a key.
+    """
     sites = workspace.admitted() if workspace.registered() else ()
     return {site.name: site.answer_key for site in sites if site.answer_key}

@@ -35,9 +35,13 @@ def held_alone(path: Path, *, busy: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process holds the file; None if it cannot be read from here.
+    """Check whether a process holds a file exclusively. The check itself takes the lock only for a moment.
 
-    The check takes the lock for a moment only.
+    Args:
+        path: The file.
+
+    Returns:
+        True or False; None if this user cannot read the file.
     """
     try:
         with path.open("rb") as stream:

@@ -67,12 +67,27 @@ def rooms(ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None) -
 
 
 def short(found: Sequence[Room]) -> tuple[str, ...]:
-    """Return a sentence for each pool that cannot pay for the whole study."""
+    """Describe the pools that cannot pay for the whole study.
+
+    Args:
+        found: Result of :func:`rooms`.
+
+    Returns:
+        A sentence for each such pool.
+    """
     return tuple(room.sentence for room in found if room.releases < room.wanted)
 
 
 def check_shared(ledger: Ledger, study: Study) -> None:
-    """Raise InvalidInput if every pool of the ledger that a new study shares is spent."""
+    """Check that a new study can still spend budget of the ledger that it shares.
+
+    Args:
+        ledger: The shared ledger.
+        study: The new study.
+
+    Raises:
+        InvalidInput: If the ledger has pools, and none can pay for a query of this study.
+    """
     found = rooms(ledger, study)
     if found and not any(room.releases for room in found):
         raise InvalidInput(

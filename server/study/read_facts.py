@@ -63,10 +63,15 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:
-    """Return a study's facts from its directory.
+    """Compute a study's figures from its directory.
 
-    If there is neither a ledger nor its standing, nothing was spent yet. If the ledger cannot be read, or is missing
-    beside its standing, the spending is 0 and its ``doubt`` gives the reason.
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The figures. Nothing is spent if there is neither a ledger nor the standing, which the server keeps
+        beside it. If the ledger cannot be read, or is missing although its standing exists, the spending is 0 and
+        ``doubt`` is the reason.
     """
     try:
         if workspace.ledger_file.exists() or standing_path(workspace.ledger_file).exists():
@@ -78,7 +83,14 @@ def facts_of(workspace: Workspace) -> StudyFacts:
 
 
 def measured_files(root: Path) -> tuple[Path, ...]:
-    """Return the files in which :func:`read_measured` looks for the scores of the study in ``root``."""
+    """Return the files that may contain the scores of a study's student.
+
+    Args:
+        root: The study's directory.
+
+    Returns:
+        ``report.json`` in the directory and in its parent, in the order in which :func:`read_measured` tries them.
+    """
     return root / "report.json", root.parent / "report.json"
 
 

@@ -33,7 +33,14 @@ class RunState:
     reason: str = ""
 
     def after(self, event: Mapping[str, Any]) -> RunState:
-        """Return the state after one more event of the log; no event shows that a run died."""
+        """Return the state after one more event of the log; no event shows that a run died.
+
+        Args:
+            event: The event.
+
+        Returns:
+            The new state.
+        """
         match event["event"]:
             case "run-started":
                 return RunState("running")
@@ -47,7 +54,14 @@ class RunState:
 
 
 def run_state(workspace: Workspace) -> RunState:
-    """Return the state of the newest run, from its locks and its log."""
+    """Determine the state of the newest run from its locks and the event log.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The state.
+    """
     before = lives(workspace)
     found = RunState()
     for event in read_events(workspace.events_file):
@@ -58,11 +72,25 @@ def run_state(workspace: Workspace) -> RunState:
 
 
 def lives(workspace: Workspace) -> bool | None:
-    """Return whether a process runs or supervises the study; None if its locks cannot be read from here."""
+    """Check whether a process runs or supervises the study.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        True or False; None if this user cannot read the locks.
+    """
     held = [is_held(workspace.root / name) for name in (RUN_LOCK, SUPERVISED)]
     return True if True in held else None if None in held else False
 
 
 def supervised(workspace: Workspace) -> bool:
-    """Return whether a process will submit the study's run again if it dies."""
+    """Check whether a process will submit the study's run again if it dies.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        True if such a process holds its lock.
+    """
     return is_held(workspace.root / SUPERVISED) is True

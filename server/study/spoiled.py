@@ -20,7 +20,15 @@ GO_ON = "consilium study resume --despite-spoiled"
 
 
 def spoiled_draws(ledger: Ledger, study: Study) -> tuple[LostDraw, ...]:
-    """Return the study's spoiled draws, in order."""
+    """Return the study's spoiled draws.
+
+    Args:
+        ledger: The server's ledger.
+        study: The study.
+
+    Returns:
+        The draws, in the order of their rows.
+    """
     return tuple(lost for lost in ledger.ended_without_answer(study.id) if lost.reason == "spoiled")
 
 
@@ -75,7 +83,11 @@ def check_answered(workspace: Workspace, ledger: Ledger, study: Study) -> None:
 
 
 def accept_spoiled(workspace: Workspace) -> None:
-    """Record that a person chose to continue the study in spite of all draws spoiled so far."""
+    """Record that a person chose to continue the study in spite of all draws spoiled so far.
+
+    Args:
+        workspace: The study's directory.
+    """
     with Ledger.open(workspace.ledger_file) as ledger:
         spoiled = spoiled_draws(ledger, workspace.study())
     if spoiled:
@@ -83,7 +95,14 @@ def accept_spoiled(workspace: Workspace) -> None:
 
 
 def accepted_row(workspace: Workspace) -> str:
-    """Return the row hash that :func:`accept_spoiled` recorded; empty if there is none."""
+    """Return the row hash that :func:`accept_spoiled` recorded.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The hash; empty if there is none.
+    """
     try:
         return workspace.spoils_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
-"""Reads the network that a study is to begin from: a MONAI bundle, or a file of the student's own network's weights.
+"""Reads the network with whose weights a study's training begins: a MONAI bundle, or a file of weights.
 
-Nothing in a bundle is executed. Refuses a bundle that is marked as adapted to a hospital's patients, one with other
-labels or channels than the study, and weights that do not fit the student's network. Where the weights of a bare file
-come from is not checked.
+Nothing in a bundle is executed. It refuses a bundle that is marked as adapted to a hospital's patients, a bundle with
+other labels or channels than the study, and weights that do not fit the student's network. The origin of a file of
+weights is not checked.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from common.start_config import MAX_NAME, StartConfig
 
 @dataclass(frozen=True, slots=True)
 class GivenStart:
-    """A network to begin from: its section of a study, the weights' bytes, and which network it is.
+    """A network with which a study's training begins.
 
-    ``recipe`` is None for a file of weights alone, which does not say. ``spacing_mm`` is what a bundle's network was
-    trained at.
+    Attributes:
+        config: The section [start] of the study file.
+        weights: Bytes of the weights.
+        recipe: Network and channels of a bundle; None for a file of weights, which does not state them.
+        spacing_mm: Voxel spacing at which a bundle's network was trained, in mm; empty for a file of weights.
     """
 
     config: StartConfig
@@ -37,19 +40,44 @@ class GivenStart:
     spacing_mm: tuple[float, ...] = ()
 
     def of_network(self, recipe: TrainingConfig) -> TrainingConfig:
-        """A recipe with the network and channels that a bundle names; as it is beside a file of weights."""
+        """Return a training recipe with this network and its channels.
+
+        Args:
+            recipe: The recipe.
+
+        Returns:
+            The recipe with the bundle's network and channels; unchanged for a file of weights.
+        """
         if self.recipe is None:
             return recipe
         return replace(recipe, channels=self.recipe.channels, network=self.recipe.network)
 
     def model(self, recipe: TrainingConfig, data: DataConfig) -> torch.nn.Module:
-        """The network itself, ready to predict; InvalidInput for weights of another network than the recipe's."""
+        """Build the network with these weights, in evaluation mode.
+
+        Args:
+            recipe: Recipe that names the network.
+            data: The study's labels and channels.
+
+        Returns:
+            The network.
+
+        Raises:
+            InvalidInput: If the weights do not fit the recipe's network.
+        """
         model = network_for(recipe, data)
         weights_from_bytes(self.weights, model)
         return model.eval()
 
     def remark(self, data: DataConfig) -> str:
-        """A sentence where the network was trained at another voxel size than the study's; empty elsewhere."""
+        """Return a warning if the network was trained at another voxel spacing than the study's.
+
+        Args:
+            data: The study's data section.
+
+        Returns:
+            The warning; empty if the spacings agree or the network's is unknown.
+        """
         if not self.spacing_mm or tuple(self.spacing_mm) == tuple(data.student.spacing_mm):
             return ""
         return (

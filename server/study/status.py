@@ -251,10 +251,13 @@ def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> 
 
 
 def ledger_problem(workspace: Workspace) -> str | None:
-    """Return why no run could start on the study's ledger: it is damaged, or its standing shows that it is an older
-    copy.
+    """Return the reason why no run can start on the study's ledger: it is damaged, or an older copy.
 
-    It is None if there is no problem, or if the ledger cannot be read here, as in the network's part of a server.
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The reason; None if there is none, or if this user may not read the ledger, as in the network part of a server.
     """
     if not os.access(workspace.ledger_file, os.R_OK):
         return None
@@ -301,7 +304,18 @@ def _stated(value: Any) -> float:
 
 
 def study_status(workspace: Workspace) -> StudyStatus:
-    """Return a study's state, from its ledger and its event log."""
+    """Summarise a study's state from its ledger and its event log.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The state.
+
+    Raises:
+        LedgerCorrupt: If the ledger is damaged.
+        InvalidInput: If the directory holds no study, or its files are invalid.
+    """
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
         facts = facts_in(ledger, workspace)

@@ -1,7 +1,7 @@
-"""Turns a study's events into curves: the student's loss, where a pass of its training ends, and Dice.
+"""Writes training curves from a study's events: the student's loss, the ends of training passes, and Dice.
 
-Loss and Dice are of pseudo-labels and of published validation cases. Nothing here was made of a hospital's data but
-what was released with noise, so these curves cost no budget.
+The loss is on pseudo-labels, and Dice is on published validation cases. The only values derived from hospitals' data
+are releases under differential privacy, so these curves cost no privacy budget.
 """
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from server.study.workspace import Workspace
 
 
 class StudyCurves:
-    """Adds what events tell of trainings to curves."""
+    """Adds the training progress that events report to curves.
+
+    Args:
+        curves: The curves.
+    """
 
     def __init__(self, curves: Curves) -> None:
         self._curves, self._step = curves, 0
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Add what one event tells; most tell nothing of a training."""
+        """Add the point that an event reports; events of other kinds are ignored.
+
+        Args:
+            event: The event.
+        """
         match event["event"]:
             case "student-step":
                 self._step = event["step"]
@@ -37,7 +45,15 @@ class StudyCurves:
 
 @contextmanager
 def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves | None]:
-    """The curves that ``asked`` names, of a run of this study that is named for it; None where none are asked for."""
+    """Open the curves of a run that is named after the study.
+
+    Args:
+        workspace: The study's directory.
+        asked: Target of the curves, as on the command line; None for no curves.
+
+    Yields:
+        The curves; None if none are asked for.
+    """
     if asked is None:
         yield None
         return
@@ -47,7 +63,12 @@ def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves |
 
 @contextmanager
 def curves_from_here(workspace: Workspace, asked: str | None) -> Iterator[None]:
-    """Once what is done within is done, write the curves of the events that it told."""
+    """Write the curves of the events that are logged inside the block, when the block ends.
+
+    Args:
+        workspace: The study's directory.
+        asked: Target of the curves, as on the command line; None for no curves.
+    """
     tail = EventTail(workspace.events_file, from_end=True)
     with curves_of(workspace, asked) as curves:
         try:

@@ -137,7 +137,11 @@ class Workspace:
         return self.root / SharedLedger.from_json(record).directory
 
     def share_ledger(self, directory: Path) -> None:
-        """Record that the ledger is in another study's directory; for a directory that has none yet."""
+        """Record that the ledger is in another study's directory. This directory must have none yet.
+
+        Args:
+            directory: Directory with the ledger.
+        """
         shared = SharedLedger(os.path.relpath(directory.resolve(), self.root.resolve()))
         self._write(LEDGER_RECORD, shared.to_json())
 
@@ -316,7 +320,10 @@ class Workspace:
         return tuple(site for site in self.sites() if site.name in let_in)
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
-        """Record the sites.
+        """Write the list of registered sites.
+
+        Args:
+            sites: All registered sites.
 
         Raises:
             InvalidInput: See :meth:`check_sites`.
@@ -326,7 +333,14 @@ class Workspace:
 
     @staticmethod
     def check_sites(sites: tuple[Site, ...]) -> None:
-        """Raise InvalidInput if two sites have the same name, pool or node id."""
+        """Check that no two sites have the same name, pool or node id.
+
+        Args:
+            sites: The sites.
+
+        Raises:
+            InvalidInput: If two have.
+        """
         for field in ("name", "pool", "node_id"):
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
@@ -341,6 +355,11 @@ class Workspace:
         return tuple(map(LeftSite.from_json, self._read(LEFT, remedy="restore it from a backup")))
 
     def save_left(self, sites: tuple[LeftSite, ...]) -> None:
+        """Write the list of sites that left and were deleted.
+
+        Args:
+            sites: All such sites.
+        """
         self._write(LEFT, [site.to_json() for site in sites])
 
     def volumes(self) -> tuple[str, ...]:
@@ -357,6 +376,11 @@ class Workspace:
         return (self.root / "public.json").exists()
 
     def save_volumes(self, volumes: tuple[str, ...]) -> None:
+        """Write the list of public volumes.
+
+        Args:
+            volumes: Content hash of each volume, in query order.
+        """
         self._write("public.json", list(volumes))
 
     def paired(self) -> tuple[PairedFiles, ...]:
@@ -367,6 +391,11 @@ class Workspace:
         return tuple(map(PairedFiles.from_json, records))
 
     def save_paired(self, paired: tuple[PairedFiles, ...]) -> None:
+        """Write the list of public volumes with label maps.
+
+        Args:
+            paired: Content hashes of each volume and its label map.
+        """
         self._write(PAIRED, [files.to_json() for files in paired])
 
     def validation(self) -> tuple[PairedFiles, ...]:
@@ -376,6 +405,11 @@ class Workspace:
         return tuple(map(PairedFiles.from_json, self._read(VALIDATION, remedy="publish them again")))
 
     def save_validation(self, cases: tuple[PairedFiles, ...]) -> None:
+        """Write the list of labelled public cases on which networks are scored.
+
+        Args:
+            cases: Content hashes of each case's image and label map.
+        """
         self._write(VALIDATION, [files.to_json() for files in cases])
 
     def codec(self) -> CodecRecord:
@@ -387,6 +421,11 @@ class Workspace:
         return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))
 
     def save_codec(self, codec: CodecRecord) -> None:
+        """Write the record of the fitted codec.
+
+        Args:
+            codec: The record.
+        """
         self._write("codec.json", codec.to_json())
 
     def forget_codec(self) -> None:
@@ -407,6 +446,11 @@ class Workspace:
         return Endpoint.from_json(record)
 
     def save_endpoint(self, endpoint: Endpoint) -> None:
+        """Write the server's address and ports.
+
+        Args:
+            endpoint: Address and ports.
+        """
         self._write("endpoint.json", endpoint.to_json())
 
     def port_keeper(self) -> Workspace:
@@ -424,6 +468,11 @@ class Workspace:
         return int(json.loads(path.read_text(encoding="utf-8"))["run_id"]) if path.exists() else None
 
     def save_run_id(self, run_id: int) -> None:
+        """Write Flower's id of the run that was submitted for this study.
+
+        Args:
+            run_id: The id.
+        """
         self._write("run.json", {"run_id": str(run_id)})
 
     def busy(self) -> bool:

@@ -98,7 +98,14 @@ class Banner:
 
 
 def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
-    """Return alarms as a page shows them, one banner for each cause, worst first; none is left out."""
+    """Group alarms into banners, one for each cause.
+
+    Args:
+        found: The alarms, worst first.
+
+    Returns:
+        The banners in the same order; each alarm is in exactly one.
+    """
     of = {alarm.name: alarm for alarm in found}
     head = next((of[name] for name in _HEADS if name in of), None)
     below = () if head is None else tuple(a for a in found if a is not head and a.name in _HEADS[head.name])
@@ -106,7 +113,14 @@ def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
 
 
 def worst_first(found: Sequence[Alarm]) -> tuple[Alarm, ...]:
-    """Return alarms ordered from critical to info."""
+    """Order alarms from critical to info.
+
+    Args:
+        found: The alarms.
+
+    Returns:
+        The ordered alarms.
+    """
     return tuple(sorted(found, key=lambda alarm: LEVELS.index(alarm.level)))
 
 

@@ -78,12 +78,26 @@ class BudgetView:
 
 
 def study_budget(facts: StudyFacts) -> BudgetView:
-    """Return the study's own budget as pages show it."""
+    """Return the study's own budget as pages show it.
+
+    Args:
+        facts: The study's figures.
+
+    Returns:
+        The budget.
+    """
     return _budget("study", None, facts.spending, room=facts.answers_left, done=not facts.unanswered)
 
 
 def pool_budget(facts: PoolFacts) -> BudgetView:
-    """Return what all studies together have spent on a site's pool, as pages show it."""
+    """Return what all studies together have spent on a site's pool, as pages show it.
+
+    Args:
+        facts: The pool's figures.
+
+    Returns:
+        The budget.
+    """
     return _budget(facts.site, facts.pool, facts.for_life, room=facts.room)
 
 
@@ -103,7 +117,14 @@ def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float |
 
 @lru_cache(maxsize=64)
 def mechanism_of(study: Study) -> Mechanism:
-    """Return the study's mechanism for one coordinate; its noise does not depend on the code's length."""
+    """Return the study's mechanism for a code of one coordinate; the noise is the same for codes of any length.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The mechanism.
+    """
     return study_mechanism(study, dimension=1)
 
 

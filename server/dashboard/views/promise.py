@@ -152,7 +152,14 @@ def _section(title: str, text: str) -> Section:
 
 
 def issued(folder: Path) -> IssuedCertificate | None:
-    """Return the certificate in a folder; None before one was issued."""
+    """Return the newest certificate in a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Its time and hashes; None before one was issued.
+    """
     document, page = folder / "certificate.json", folder / "certificate.pdf"
     try:
         moment = datetime.fromtimestamp(document.stat().st_mtime, UTC).isoformat(timespec="seconds")

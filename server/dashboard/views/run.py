@@ -63,7 +63,15 @@ class RunView:
 
 
 def run_view(follower: Follower, *, now: datetime) -> RunView:
-    """Return the newest run with its stages."""
+    """Return the newest run with its stages.
+
+    Args:
+        follower: The read model.
+        now: The current time.
+
+    Returns:
+        The run; its state is ``none`` before the first run.
+    """
     events = follower.events
     run = events.run
     stages = tuple(_stage(follower, name, now=now) for name in STAGES)

@@ -70,7 +70,14 @@ class StudyRow:
 
 
 def study_rows(follower: Follower) -> tuple[StudyRow, ...]:
-    """Return every study of the ledger, newest first."""
+    """Return every study of the ledger.
+
+    Args:
+        follower: The read model.
+
+    Returns:
+        The studies, newest first.
+    """
     gains = _gains(follower.workspace.root, follower.study.id)
     books, rows = follower.ledger.books, []
     for study_id, history in follower.ledger.histories.items():

@@ -105,7 +105,14 @@ class StudyPage:
 
 
 def study_page(follower: Follower) -> StudyPage:
-    """Return the Study page."""
+    """Return the content of the Study page.
+
+    Args:
+        follower: The read model.
+
+    Returns:
+        The page's content.
+    """
     study = follower.study
     privacy = study.privacy
     views = [_batch(follower, name) for name in _batch_names(follower)[:MOST_BATCHES]]
@@ -139,7 +146,14 @@ def study_page(follower: Follower) -> StudyPage:
 
 
 def epsilon_curve(follower: Follower) -> list[CurvePoint]:
-    """Return ε over charges by every accountant, at most :data:`CURVE_POINTS` points, the newest always included."""
+    """Return ε after each charge by every accountant, thinned out to about :data:`CURVE_POINTS` points.
+
+    Args:
+        follower: The read model.
+
+    Returns:
+        The points, oldest first; the newest charge is always included.
+    """
     points, budget = follower.ledger.points, follower.study.privacy.budget
     step = 1
     while len(points) // step > CURVE_POINTS:
