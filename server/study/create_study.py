@@ -151,7 +151,7 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
 
 
 def _published(workspace: Workspace, study: Study, images: Sequence[Path]) -> tuple[str, ...]:
-    """Hashes of images among the public objects, in order; each must load on the study's grid."""
+    """Store images as public objects and return their hashes in order; each must load on the study's grid."""
     from common.data.volume import volume_from_bytes
 
     volumes = []

@@ -27,7 +27,7 @@ class PoolsSpent(ConsiliumError):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much of a study a pool can pay for.
+    """The number of a study's releases that a pool can pay for.
 
     Attributes:
         site: The pool's site.

@@ -33,7 +33,7 @@ def spoiled_draws(ledger: Ledger, study: Study) -> tuple[LostDraw, ...]:
 
 
 def budget_state(ledger: Ledger, study: Study) -> str:
-    """Return in words how many answers there are, how many charges are left, and what was spent."""
+    """Return a sentence with the number of answers, the number of charges left, and the ε spent."""
     privacy, facts = study.privacy, ledger.study_facts(study)
     charged = max((pool.in_study.spend.releases for pool in facts.pools.values()), default=0)
     spending = facts.spending

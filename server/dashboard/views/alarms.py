@@ -1,6 +1,6 @@
-"""Lists what an operator must know, worst first, and what to do about it.
+"""Derives the operator's alarms from the read model: each has a level, a title and a remedy.
 
-The first page, the metrics and the webhook use it.
+The Overview page, the metrics and the webhook use it. Alarms are ordered from critical to info.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from server.dashboard.wording import declined_words, duration, many
 
 NEARLY_SPENT = 0.9
 AWAY_S = 3600.0
-"""A site that was not heard from for this long, while others were, raises an alarm."""
+"""Seconds without a sign of a site after which an alarm is raised, if other sites were heard from."""
 
 Level = Literal["critical", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
@@ -27,14 +27,14 @@ LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that an operator should know.
+    """A problem that the operator should know about.
 
     Attributes:
-        name: One of a fixed list, for machines.
-        level: How bad it is.
-        title: What it is.
-        remedy: What to do.
-        site: The site it is about, if any.
+        name: Identifier from a fixed list, for programs.
+        level: ``critical``, ``warning`` or ``info``.
+        title: The problem, in one sentence.
+        remedy: What the operator should do.
+        site: Name of the site concerned; empty if none.
     """
 
     name: str
@@ -86,12 +86,12 @@ _HEADS = {
     "quorum-missed": _OF_A_QUORUM | {"quorum-at-risk"},
     "quorum-at-risk": _OF_A_QUORUM,
 }
-"""For each alarm, the alarms that explain it; they are shown below it in one banner."""
+"""For each main alarm, the alarms that may be its cause; they are shown with it in one banner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """One cause: the alarm that names it, and the alarms that explain it."""
+    """A main alarm, and the alarms that may be its cause."""
 
     head: Alarm
     also: tuple[Alarm, ...]
@@ -224,7 +224,7 @@ def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinish
 
 
 def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
-    """Yield an alarm if too few sites can still answer, or just as many as are needed."""
+    """Yield an alarm if fewer sites than needed can answer, or exactly as many as needed after others failed."""
     quorum = follower.study.privacy.quorum
     gone = [site.name for site in sites if not site.can_answer]
     left = len(sites) - len(gone)

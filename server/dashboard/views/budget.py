@@ -1,4 +1,4 @@
-"""Computes what was spent and what is left, for the study and for every site's patient pool.
+"""Computes the spent and the remaining privacy budget of the study and of every site's patient pool.
 
 The other views use it.
 """
@@ -26,7 +26,7 @@ class Reading:
     Attributes:
         accountant: The accountant.
         epsilon: Its ε.
-        gate: True if this accountant decides about releases.
+        gate: True if this is the accountant that decides whether a release is allowed.
     """
 
     accountant: str
@@ -49,7 +49,7 @@ class BudgetView:
         delta: δ.
         unit: Unit of privacy.
         relation: Neighbouring relation.
-        share: Share spent of Σμ², the quantity that adds up and that the gate compares.
+        share: Spent share of Σμ², the quantity that adds up over releases and is compared with the limit.
         releases: Number of releases charged.
         answers_left: Further answers that the study can get, or that the pool's budget covers; 0 if there is ``doubt``.
         readings: ε by every accountant.

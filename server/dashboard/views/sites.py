@@ -1,6 +1,6 @@
-"""Computes every site's state: whether it answers, which receipts it holds, what its pool has left.
+"""Computes the state of every site: whether it answers, which receipts it holds, and what budget its pool has left.
 
-The first page, the Sites page and the metrics use it.
+The Overview page, the Sites page and the metrics use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server.dashboard.views.run import RunView
 from server.dashboard.wording import MISSED, declined_words
 
 QUIET_S = 120.0
-"""Seconds after its deadline from which a site counts as late."""
+"""Seconds after the deadline of a reply from which a site counts as late."""
 
 
 @dataclass(frozen=True, slots=True)

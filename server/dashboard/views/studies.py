@@ -1,4 +1,4 @@
-"""Computes the studies of one ledger side by side: what each asks, what it has spent, what its student gained.
+"""Computes the Studies page: the settings, spending and measured gain of each study of the ledger.
 
 Settings and spending come from the ledger. A gain is known only if a study's directory is beside this one and holds a
 report.
@@ -31,7 +31,7 @@ class StudyRow:
     """One study.
 
     Attributes:
-        epsilon: ε spent on the pool it cost most, by its gate; a lower bound if there is ``doubt``.
+        epsilon: Largest ε that the study spent on one pool, by its own accountant; a lower bound if there is ``doubt``.
         guaranteed: The larger of that and the budget; None if there is ``doubt``.
         share: Share spent of the Σμ² that its own budget admits.
         here: True for the study that this dashboard follows.

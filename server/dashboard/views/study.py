@@ -1,7 +1,6 @@
-"""Computes the Study page: ε over releases, how batches went, what was refused, the code's spectrum beside the
-noise.
+"""Computes the Study page: ε after each charge, batches, refusals, and the code's spectrum compared with the noise.
 
-The Study page uses it.
+The pages and the API use it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch: what was released, its roster, and how long the sites took."""
+    """A batch of queries: its answers, the sites' acceptances, and the times of their replies."""
 
     id: str
     time: str
@@ -214,7 +213,10 @@ def _refusal(refusal: RefusalSeen) -> RefusalView:
 
 @dataclass(frozen=True, slots=True)
 class NoiseView:
-    """The code's public standard deviations, largest first, beside the noise on the mean of ``voters`` codes."""
+    """The standard deviations of the code's coordinates over public shapes, largest first, and that of the noise.
+
+    The noise is that on the mean of ``voters`` codes; ``above`` is the number of coordinates that vary more than it.
+    """
 
     stds: tuple[float, ...]
     noise: float

@@ -60,7 +60,7 @@ def verdict(
         answers: Number of stored answers.
         running: True if a run is active.
         trained: True if the student is trained.
-        broken: The ledger has a problem: nothing is shown as a success, and repairing it comes first.
+        broken: True if the ledger has a problem; then nothing is shown as a success, and the advice is to repair it.
     """
     if gain is not None:
         found = of_measured(gain)
@@ -72,7 +72,7 @@ def verdict(
 
 
 def _how(answers: int, running: bool, trained: bool) -> str:
-    """Return what leads to a measurement from the study's current state."""
+    """Return the steps from the study's current state to a measured gain."""
     score = "score student and controls on labelled cases that nobody trained on; a report of it counts here."
     before = (
         "Wait for the run to end; then "
