@@ -1,8 +1,7 @@
-"""Writes the curves of a site's own training to a folder at the hospital: each teacher's loss, and Dice at its end.
+"""Writes the curves of a site's training to a folder at the hospital: each teacher's loss, and its Dice at the end.
 
-The curves are made of patients' data and no ε covers them, so they stay where they are written, and nothing sends them.
-The loss of a private training is not written, because its privacy charge does not cover it. Its Dice on held-out cases
-is.
+The curves depend on patients' data and no ε covers them, so they are never sent. The loss of a private training is not
+written, because its privacy charge does not cover it. The Dice of its teachers on held-out cases is written.
 """
 
 from __future__ import annotations
@@ -16,18 +15,29 @@ from common.curves import Curves, open_curves
 
 
 class TeacherCurves:
-    """Adds what a training tells of its voters to curves."""
+    """Adds the losses and Dice scores of a training's teachers to curves."""
 
     def __init__(self, curves: Curves) -> None:
         self._curves = curves
 
     def step(self, voter: int, step: int, loss: float) -> None:
-        """Add a step's loss; nothing where there is none."""
+        """Add the loss of one step; a loss that is not finite is left out.
+
+        Args:
+            voter: Number of the voter.
+            step: Number of the step.
+            loss: The step's loss.
+        """
         if math.isfinite(loss):
             self._curves.point(f"teacher-{voter}/loss", loss, step=step)
 
     def end(self, report: SiteReport, structures: Sequence[str]) -> None:
-        """Add each teacher's Dice on the cases that were held out of its training."""
+        """Add each teacher's Dice on the cases that were held out of its training.
+
+        Args:
+            report: The training's report.
+            structures: Names of the structures, in the order of the report's Dice.
+        """
         for voter in report.voters:
             for name, dice in zip(structures, voter.dice, strict=False):
                 if dice is not None and math.isfinite(dice):
@@ -36,7 +46,18 @@ class TeacherCurves:
 
 @contextmanager
 def curves_of(asked: str | None, *, run: str) -> Iterator[TeacherCurves | None]:
-    """The curves that ``asked`` names; None where none are asked for."""
+    """Open curves for one training, and close them at the end.
+
+    Args:
+        asked: Form and folder of the curves, such as ``tensorboard:runs``; None for no curves.
+        run: Name of the run.
+
+    Yields:
+        The curves; None if ``asked`` is None.
+
+    Raises:
+        InvalidInput: If the form is unknown, the folder cannot be created, or the package is not installed.
+    """
     if asked is None:
         yield None
         return

@@ -27,9 +27,20 @@ class Sampler(Protocol):
     """Chooses the patients of each step."""
 
     @property
-    def expected(self) -> float: ...
+    def expected(self) -> float:
+        """Expected number of patients of a step."""
+        ...
 
-    def batch(self, step: int) -> Int64[np.ndarray, "b"]: ...
+    def batch(self, step: int) -> Int64[np.ndarray, "b"]:
+        """Choose the slots of one step.
+
+        Args:
+            step: Number of the step.
+
+        Returns:
+            Slots in ascending order, int64 [b].
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
