@@ -224,8 +224,9 @@ def words(html: str) -> str:
 def own_page(life: Life) -> Told:
     client = TestClient(create_hospital_app(page_of(life.site), key="k" * 32), base_url="http://localhost")
     text = words(client.get(f"/?key={'k' * 32}").text)
-    least, spent, cap, accepted = found(r"(at least )?ε (\S+) of (\S+) spent (\d+) queries accepted", text)
-    again, refused = found(r"(\d+) queries accepted, (\d+) offers declined", text)
+    figure = r"(at least )?ε (\S+) of (\S+) spent (?:at least )?(\d+) quer(?:y|ies) accepted"
+    least, spent, cap, accepted = found(figure, text)
+    again, refused = found(r"(\d+) quer(?:y|ies) accepted, (\d+) offers? declined", text)
     assert again == accepted
     (withdrawn,) = found(r"(\d+) withdrawals? of patients on record", text)
     state, queries, _ = found(r"trial \(this one\) (\w+) (?:at least )?(\d+) .*? (\d+(?:\.\d+)?) %", text)
