@@ -176,7 +176,7 @@ async def from_provider(request: Request, door: AtDoor, gate: AtGate, state: str
                 who, target = await asyncio.to_thread(door.provider.finish, state=state, code=code, browser=word)
     except InvalidInput as error:
         door.log.write("sign-in-failed", address=address, by="oidc")
-        response: Response = _form(request, door, status=401, problem=f"Nobody was let in: {error}.")
+        response: Response = _form(request, door, status=401, problem=f"The sign-in failed: {error}.")
     else:
         token, _ = door.sessions.begin(who.name, who.role, credential=None)
         door.log.write("sign-in", address=address, by="oidc", user=who.name, role=who.role)

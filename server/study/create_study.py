@@ -175,7 +175,9 @@ def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> N
         raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
     if {files.image for files in paired} & set(volumes):
         raise InvalidInput(
-            "paired public volumes", limit="none that is asked about", remedy="publish it as one of both"
+            "paired public volumes",
+            limit="no volume that hospitals are asked about",
+            remedy="publish it as one or the other",
         )
 
 

@@ -14,8 +14,8 @@ from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
 from server.ledger.server_ledger import Ledger
 
 _REMEDY = (
-    "ask for a smaller ε (`study init --epsilon`) while something is left; what was spent comes back to no pool, so "
-    "otherwise other patients must answer"
+    "choose a smaller ε (`study init --epsilon`) that the pools can still pay for; spent budget never returns to a "
+    "pool, so otherwise admit pools of other patients"
 )
 
 

@@ -61,9 +61,9 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
         return None
     last = spoiled[-1]
     return (
-        f"a site of the roster {', '.join(last.sites)} sent what no honest code with its noise is: "
+        f"a site of the roster {', '.join(last.sites)} sent a value that no honest site can send: "
         f"{len(last.query_ids)} sums of draw {last.masks[:16]} are spoiled, charged to all of them and not released. "
-        f"A sum does not say who it was; {budget_state(ledger, study)}; to fix: have the sites disclose the draw to an "
+        f"A sum cannot show who it was; {budget_state(ledger, study)}; to fix: have the sites disclose the draw to an "
         "auditor (`consilium dispute evidence`), or `consilium provision revoke` the one in doubt; then, or knowing "
         f"that a site may spoil what is left: `{GO_ON}`"
     )

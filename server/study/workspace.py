@@ -28,7 +28,7 @@ from server.study.locks import held_alone, is_held
 
 LEDGER_RECORD = "ledger.json"
 """File in a study's directory that names the directory of a shared ledger."""
-BUSY = "a run is already going on in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
+BUSY = "a run is already active in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
 RUN_LOCK = "run.lock"
 PAIRED = "paired.json"
 VALIDATION = "validation.json"
@@ -78,7 +78,7 @@ class Endpoint(Document):
             if not 1 <= getattr(self, name) <= 65535:
                 raise InvalidInput(f"--{name.replace('_', '-')}", value=getattr(self, name), limit="1 to 65535")
         if self.port == self.internal_port:
-            raise InvalidInput("--internal-port", value=self.port, limit="another one than --port")
+            raise InvalidInput("--internal-port", value=self.port, limit="a port other than --port")
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", self.host):
             raise InvalidInput("--host", value=self.host[:80], limit="a name or an address, without https:// and port")
 
@@ -519,7 +519,10 @@ class Workspace:
     def _check_there(self) -> None:
         if not self.root.is_dir():
             raise InvalidInput(
-                "directory of a study", value=str(self.root), limit="one that is there", remedy="`consilium study init`"
+                "directory of a study",
+                value=str(self.root),
+                limit="an existing directory",
+                remedy="`consilium study init`",
             )
 
     def _read(self, name: str, *, remedy: str) -> Any:

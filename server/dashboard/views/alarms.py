@@ -153,7 +153,7 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "standing-unread",
             "warning",
             f"Nothing here can tell an older copy of the ledger from the newest: {ledger.unread}",
-            "Where the server itself cannot read it no run starts; elsewhere let the dashboard read that disk.",
+            "If the server cannot read it either, no run starts. Otherwise let the dashboard's user read that disk.",
         )
     if follower.problem or follower.silent_s > 60:
         yield Alarm(
@@ -168,14 +168,14 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "event-log-damaged",
             "warning",
             f"The event log is damaged: {what}",
-            "What those lines said is missing here; the ledger, not this log, says what was spent.",
+            "The dashboard lacks what these lines reported. The spending shown comes from the ledger.",
         )
     if events.last_time and datetime.fromisoformat(events.last_time) - now > timedelta(seconds=QUIET_S):
         yield Alarm(
             "clock-wrong",
             "warning",
             "The newest event lies in the future",
-            "Set the clocks of the server and of this machine: ages and alarms of silence are wrong until then.",
+            "Correct the clocks of the server and of this machine; until then ages and alarms about silence are wrong.",
         )
 
 
@@ -186,7 +186,7 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
             "run-failed",
             "critical",
             run.words,
-            "Once that is cured: `consilium study resume`; answers that were released are kept.",
+            "Correct the cause, then run `consilium study resume`; answers that were released are kept.",
         )
     if run.state == "died":
         yield Alarm("run-died", "critical", "The run died", run.words)
@@ -196,7 +196,7 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
             yield Alarm(
                 "run-silent",
                 "warning",
-                f"The run has said nothing for {duration(silence)}",
+                f"The run has logged nothing for {duration(silence)}",
                 "A process still holds the run: see `consilium study status` and the logs.",
             )
     if events.quorum_missed and run.state != "finished":
@@ -239,7 +239,7 @@ def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished:
         f"needed{missing}",
         "Bring the sites named back, or admit more."
         if few
-        else "One more site away and nothing is released: bring those named back before it happens.",
+        else "If one more site fails, nothing is released. Bring the named sites back before that.",
     )
 
 
@@ -275,7 +275,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "budget-passed",
             "critical",
             f"{site.name} has spent more than its budget",
-            "Recovered charges or a tightened budget; see the pool's rows in Ledger.",
+            "Charges were recovered or the budget was tightened; see the pool's rows on the Ledger page.",
             site.name,
         )
     if site.state == "offline":
@@ -357,7 +357,7 @@ def _of_the_reports(reports: Mapping[str, HandedReport], known: set[str]) -> Ite
                 "report-set-aside",
                 "warning",
                 report.problem or f"{site}.json reports for a site that is not registered",
-                "Ask the site for a new one; lay it into `site-reports/NAME.json` of the study's directory.",
+                "Ask the site for a new one; store it as `site-reports/NAME.json` in the study's directory.",
                 site if site in known else "",
             )
         elif report.alarms:

@@ -17,7 +17,7 @@ from common.worth import ONE_RUN, GainWord, Worth
 from server.planning.planner import Outlook, Plan
 from server.planning.recommend import PAIRS, WORTH_ASKING, joint_noise, predicted_gain
 
-MEND_FIRST = "Hand nothing on before the ledger verifies: what it cost is not known until then. See the alarms above."
+MEND_FIRST = "Do not pass the student on before the ledger verifies: its privacy cost is unknown. See the alarms above."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
         "unknown" if expected is Outlook.INFORMATIVE else "doubtful",
         False,
         f"Not measured yet; by the plan {says}",
-        f"The planner expects {why}. That is a bound from public numbers, no result.",
+        f"The planner expects {why}. This is a bound computed from public numbers, not a measurement.",
         then,
     )
 
