@@ -106,7 +106,7 @@ def test_where_every_file_is_a_patient_the_sites_ledger_says_so_before_it_accept
     assert verify(place / "site-ledger.sqlite").ok
     (stated,) = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
     assert (stated["row"], stated["identity"]) == (3, "file")
-    assert "from row 3 on, no table says which patient a file belongs to" in run("status", "--site-dir", str(place))
+    assert "from row 3 of its ledger on, no table says which patient" in run("status", "--site-dir", str(place))
 
 
 def test_a_table_of_patients_given_later_adds_one_row_and_the_same_again_none(site: Path, tmp_path: Path) -> None:
