@@ -1,8 +1,11 @@
 """Reads a DICOM Segmentation as a label map, by highdicom, and puts it on its image's voxels.
 
 A voxel's value is the number of its segment, or 0 if no segment covers it. Writers leave out slices without any
-structure, so the label map is placed by the positions that its slices state. Called for labels of a case table. Refuses
-a file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its image's voxel grid.
+structure, so the label map is placed by the positions that its slices state. Called for labels of a case table.
+
+Refuses, before highdicom reads it, a file that is deflated, nested too deep or has more than :data:`MAX_ELEMENTS`
+elements. Refuses a file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its
+image's voxel grid.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
+from common.data.dicom_header import check_elements
 from common.data.dicom_study import highdicom
 from common.data.geometry import LPS_TO_RAS
 from common.data.nifti import Scan, VoxelRoom
 from common.errors import InvalidInput
 
 ENDING = ".dcm"
+
+MAX_ELEMENTS = 1 << 18
+"""Largest number of elements before the pixels. A frame has about 30, so several thousand frames fit."""
 
 OFF_VOXELS = 0.05
 """Largest distance of a Segmentation's voxel from the image's voxel, in voxels."""
@@ -34,10 +41,12 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
         The label map, on the slices that the file has.
 
     Raises:
-        InvalidInput: If the file is no binary Segmentation, segments overlap, it is too large, or highdicom is not
-            installed.
+        InvalidInput: If the file's elements are refused, it is no binary Segmentation, segments overlap, it is too
+            large, or highdicom is not installed.
     """
     hd = highdicom()
+    with path.open("rb") as stream:
+        check_elements(stream, most=MAX_ELEMENTS)
     try:
         found = hd.seg.segread(path)
         size = int(found.Rows) * int(found.Columns) * len(found.PerFrameFunctionalGroupsSequence)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from client.data.case_table import TableLayout
 from client.data.layouts import match_study
 from common.config import DataConfig
-from common.data import dicom_structures
+from common.data import dicom_labels, dicom_structures
 from common.data.contours import combine, fill
 from common.data.dataset import Case
 from common.data.dicom_structures import is_structure_set, read_structures
@@ -360,17 +361,18 @@ def test_work_without_end_is_refused_before_anything_is_filled(
     refused_cheaply(path, "work to fill an RT Structure Set", volume)
 
 
-def header(syntax: bytes) -> bytes:
+def header(syntax: bytes, kind: str = dicom_structures.STRUCTURE_SET) -> bytes:
     meta = b"".join(
         tag + b"UI" + len(value).to_bytes(2, "little") + value
         for tag, value in (
-            (b"\x02\0\x02\0", dicom_structures.STRUCTURE_SET.encode() + b"\0"),
+            (b"\x02\0\x02\0", kind.encode() + b"\0"),
             (b"\x02\0\x10\0", syntax),
         )
     )
     return bytes(128) + b"DICM" + b"\x02\0\0\0UL\x04\0" + len(meta).to_bytes(4, "little") + meta
 
 
+SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 EXPLICIT, DEFLATED = b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.1.99"
 BOMBS = {
     "deflated": (DEFLATED, lambda: zlib.compress(bytes(64 << 20))[2:], "deflated"),
@@ -387,16 +389,20 @@ BOMBS = {
 }
 
 
+@pytest.mark.parametrize("reader", [dicom_structures, dicom_labels], ids=["RT Structure Set", "Segmentation"])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_file_that_grows_is_refused_before_pydicom_reads_it(
-    tmp_path: Path, volume: Volume, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, volume: Volume, monkeypatch: pytest.MonkeyPatch, kind: str, reader: ModuleType
 ) -> None:
+    import highdicom as hd
     import pydicom
 
     monkeypatch.setattr(pydicom, "dcmread", lambda *given, **named: pytest.fail("pydicom has seen the file"))
-    monkeypatch.setattr(dicom_structures, "MAX_ELEMENTS", 1 << 13)
+    monkeypatch.setattr(hd.seg, "segread", lambda *given, **named: pytest.fail("highdicom has seen the file"))
+    monkeypatch.setattr(reader, "MAX_ELEMENTS", 1 << 13)
     syntax, made, match = BOMBS[kind]
-    (path := tmp_path / "label.dcm").write_bytes(header(syntax) + made())
+    stored = dicom_structures.STRUCTURE_SET if reader is dicom_structures else SEGMENTATION
+    (path := tmp_path / "label.dcm").write_bytes(header(syntax, stored) + made())
     refused_cheaply(path, match, volume)
 
 
