@@ -78,7 +78,7 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
     for path in (path for path in kept.root.rglob("*") if path.is_file()):
         assert not any(secret in path.read_bytes() for secret in secrets), path
     assert (kept.bundle_dir / "models" / "model.pt").exists()
-    with workspace.locked(), pytest.raises(Exception, match="already going on"):
+    with workspace.locked(), pytest.raises(Exception, match="already active"):
         invoke(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
 
 

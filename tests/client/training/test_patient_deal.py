@@ -114,7 +114,7 @@ def test_dealing_again_for_other_voters_or_another_seed_is_refused(tmp_path: Pat
     path = tmp_path / "slots.json"
     load_or_deal(path, NAMES, voters=4, seed=7)
     for voters, seed in ((3, None), (4, 8)):
-        with pytest.raises(InvalidInput, match="dealt"):
+        with pytest.raises(InvalidInput, match="stored deal"):
             load_or_deal(path, NAMES, voters=voters, seed=seed)
 
 
@@ -175,5 +175,5 @@ def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataO
 
 
 def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="a name without #withdrawn-"):
+    with pytest.raises(InvalidInput, match="names not beginning with #withdrawn-"):
         deal(["a", "#withdrawn-0"], voters=1, seed=0)

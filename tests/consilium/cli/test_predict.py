@@ -262,7 +262,7 @@ def test_an_input_far_from_the_public_volumes_is_said_and_a_normal_one_is_not(
     unlike = {case["case"]: case["unlike"] for case in facts["cases"]}
     assert [name for name, said in unlike.items() if said] == ["phantom-0", "phantom-1"]
     text = run(images, "--model", told, "--out", tmp_path / "out")
-    assert "warning: 2 of 6 are unlike every public volume the student was trained on" in text
+    assert "warning: 2 of 6 differ from every public volume that the student was trained on" in text
     assert f"phantom-0: {unlike['phantom-0']}" in text
     assert "warning" not in run(images, "--model", bundle, "--out", tmp_path / "out")
 

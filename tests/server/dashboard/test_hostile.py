@@ -133,7 +133,7 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
     view = overview(follower, now=datetime.now(UTC))
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
     assert alarm.level == "critical"
-    assert f"ends at row 8 and lacks row {newest} which the standing file kept beside it names" in alarm.title
+    assert f"ends at row 8 and lacks row {newest}, which the standing file kept beside it names" in alarm.title
     assert "consilium ledger recover" in alarm.remedy
     assert view.budget.answers_left == 0
     assert view.budget.doubt == "the ledger is an older copy than its standing"

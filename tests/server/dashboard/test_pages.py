@@ -161,7 +161,7 @@ def test_the_planner_page_says_what_the_planner_says(reader, collected):
         dimension=32,
     ).to_json()
     assert {key: given[key] for key in expected} == json.loads(json.dumps(expected))
-    assert expected["summary"] in client.get("/planner", params=wishes).text
+    assert expected["summary"] in html.unescape(client.get("/planner", params=wishes).text)
     assert client.get("/api/plan", params={"unit": "patient", "relation": "zero-out"}).status_code == 400
     assert "zero-out" in client.get("/planner", params={"unit": "patient", "relation": "zero-out"}).text
 
@@ -450,7 +450,7 @@ def test_training_keeps_to_decisions_and_none_can_be_dropped_later(tmp_path):
     assert len(read_decisions(tmp_path / "decisions.jsonl")) == 2
     other = DecisionStore(tmp_path / "other.jsonl")
     other.decide(user="eve", study=study, volume=volume, label=label, verdict=Verdict.ACCEPT)
-    with pytest.raises(InvalidInput, match="goes on from"):
+    with pytest.raises(InvalidInput, match="begins with the 2 decisions"):
         take_over(other.path, tmp_path / "decisions.jsonl")
 
 

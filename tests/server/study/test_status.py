@@ -215,7 +215,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
         timer.start()
         watch(workspace, on_event=lambda event: seen.append(event["event"]))
         timer.join()
-        with pytest.raises(StudyBusy, match="already going on"):
+        with pytest.raises(StudyBusy, match="already active"):
             supervise(workspace)
     assert seen == ["run-started", "run-restarted", "run-started", "run-finished"]
     assert run_state(workspace).name != "died"

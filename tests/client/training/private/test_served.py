@@ -223,7 +223,7 @@ def test_for_unit_patient_no_worker_starts_on_a_teacher_that_no_training_under_t
 ) -> None:
     of_patients(hospital.site)
     hospital.train(None, {0: 3, 1: 4}, recorded=False)
-    refused = "no training on record for these teachers: got 'voter 0, voter 1'.*to fix: `consilium site train`"
+    refused = "no training on record for these teachers: got 'voter 0, voter 1'.*to fix: run `consilium site train`"
     with pytest.raises(InvalidInput, match=refused):
         hospital.serve()
     assert refused_by_the_doctor(hospital)
@@ -249,7 +249,7 @@ def of_patients(site: Path) -> None:
 
 def refused_by_the_doctor(hospital: Hospital) -> bool:
     finding = _teachers(load_site(hospital.site), load=True)
-    return finding.state is State.FAIL and "no training" in finding.text and finding.remedy.startswith("`consilium")
+    return finding.state is State.FAIL and "no training" in finding.text and finding.remedy.startswith("run `consilium site train`")
 
 
 def test_another_voters_private_teacher_is_not_this_voters(hospital: Hospital) -> None:
