@@ -249,7 +249,8 @@ def of_patients(site: Path) -> None:
 
 def refused_by_the_doctor(hospital: Hospital) -> bool:
     finding = _teachers(load_site(hospital.site), load=True)
-    return finding.state is State.FAIL and "no training" in finding.text and finding.remedy.startswith("run `consilium site train`")
+    train = "run `consilium site train`"
+    return finding.state is State.FAIL and "no training" in finding.text and finding.remedy.startswith(train)
 
 
 def test_another_voters_private_teacher_is_not_this_voters(hospital: Hospital) -> None:
