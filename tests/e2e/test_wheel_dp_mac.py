@@ -164,7 +164,7 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
         [*command, "--temperature", "1"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--temperature of dp-mac" in refused.stderr
+    assert "--temperature with strategy dp-mac" in refused.stderr
     assert _lines(journals[0]) == 1 + STEPS
 
 
