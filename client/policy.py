@@ -120,7 +120,7 @@ class Caps(StatedBudget):
 
 @dataclass(frozen=True, slots=True)
 class AllowLists:
-    """Content hashes of what the site accepts, as a further restriction besides its consent to the study.
+    """Content hashes of the objects that the site accepts. They restrict what its consent to a study allows.
 
     An empty list allows everything that the study uses.
 

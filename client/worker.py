@@ -288,7 +288,10 @@ class Worker:
         return shared_status(self._config.site, self._ledger, conflicts=conflicts)
 
     def _offered(self, offer: Offer) -> OfferReply:
-        """Decide an offer; in a sealed sum, add this site's mask key and the peers that nobody here has confirmed."""
+        """Accept or decline an offer.
+
+        In a sealed sum the reply also states this site's mask key and the peers whose keys the staff has not confirmed.
+        """
         study, peers = offer.study, offer.peers or ()
         unknown: tuple[str, ...] = ()
         if peers and study == self._consent.study.id:

@@ -77,7 +77,10 @@ class StatedBooks(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Document):
-    """A site's request to join a study. All of it is public. ``books`` is None in requests of older sites."""
+    """A site's request to join a study. All of it is public.
+
+    ``books`` is the id of the ledger that the site charges; None in requests of older sites.
+    """
 
     study: str
     site: str

@@ -105,7 +105,11 @@ def _once(what: str, names: Sequence[str]) -> None:
 
 def _check_head(row: int, head: str) -> None:
     if row < 0 or (row == 0) != (head == NO_HEAD):
-        raise InvalidInput("head held", value=(row, head), limit="a row from 1 with its hash, or 0 and zeros")
+        raise InvalidInput(
+            "newest head that the site holds",
+            value=(row, head),
+            limit="a row from 1 with its hash, or row 0 with 64 zeros",
+        )
 
 
 _LedgerId = Annotated[str, _check_ledger_id]
@@ -139,7 +143,7 @@ class Offer(Document):
     issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)] | None = None
 
     def check(self) -> None:
-        """Refuse an edition or a round outside its bounds, a draw without peers, and repeated peers."""
+        """Refuse an edition or a round outside its bounds, a sealed sum without peers, and repeated peers."""
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)
             Between("round of a query", 1, MAX_COUNTER)(query.round)
@@ -181,7 +185,7 @@ class OfferReply(Document):
         return self.reason == "accepted"
 
     def check(self) -> None:
-        """Refuse a head whose row and hash contradict each other."""
+        """Refuse a head with a row number but no hash, or with a hash but row 0."""
         _check_head(self.ledger_row, self.ledger_head)
 
 
@@ -210,7 +214,7 @@ class CodesRequest(Document):
     members: Annotated[tuple[Member, ...], Count("members of a roster", least=2, most=MAX_MEMBERS)] | None = None
 
     def check(self) -> None:
-        """Refuse repeated queries, and a draw without members."""
+        """Refuse repeated queries, and a sealed sum whose roster is empty."""
         _once("queries of a codes request", self.queries)
         if (self.draw is None) != (self.members is None):
             raise InvalidInput("draw of a codes request", limit="both a draw number and its members, or neither")
@@ -268,7 +272,7 @@ class ReceiptsReply(Document):
     status: str | None = None
 
     def check(self) -> None:
-        """Refuse a head whose row and hash contradict each other, and a status that is too long."""
+        """Refuse a head with a row number but no hash, or with a hash but row 0, and a status that is too long."""
         _check_head(self.ledger_row, self.ledger_head)
         if self.status is not None and len(self.status) > MAX_STATUS:
             raise InvalidInput("status of a site", value=len(self.status), limit=f"at most {MAX_STATUS} characters")

@@ -13,7 +13,7 @@ STEP = (1.0, 1.5, 2.5)
 ORIGIN = (-10.0, 20.0, 30.0)
 STUDY = "1.2.826.0.1.3680043.8.498.1"
 FRAME = f"{STUDY}.9"
-"""Frame of reference of what :func:`write_series` writes."""
+"""Frame of reference of the series that :func:`write_series` writes."""
 
 
 def write_series(

@@ -81,7 +81,7 @@ class Networks:
         return trained[way] if trained else self._terms.student
 
     def _once(self, way: Way) -> torch.nn.Module:
-        """Return a training's network, trained or read only once although several ways use it."""
+        """Return the network of a training, which is trained or read once even if several ways of adapting use it."""
         if way not in self._made:
             self._made[way] = self._trained(way)
         return self._made[way]

@@ -39,8 +39,9 @@ class SiteFile(OpenLedger[SiteBooks]):
     def forgotten(self) -> str | None:
         """Explain why this file must be an older copy than the one last written on this machine.
 
-        The standing beside the file shows it. If both were rolled back together, the server's next receipt shows it:
-        that receipt charges queries which this copy never accepted, and raises an alarm.
+        The standing, a small file beside the ledger that records its newest row and totals, shows it. If both were
+        rolled back together, the server's next receipt shows it: that receipt charges queries which this copy never
+        accepted, and raises an alarm.
 
         Returns:
             The explanation; None if the file is the newest as far as the standing shows.
@@ -60,7 +61,9 @@ class SiteFile(OpenLedger[SiteBooks]):
     def charge_lost(self, standing: SiteLedgerStanding | None, *others: SiteLedgerStanding) -> Spend:
         """Charge a restored older copy for the rows it lost, and pause every study.
 
-        1. For each standing of a lost file, charge what it counts after the last row that it shares with this ledger.
+        A standing is the small file beside a ledger that records its newest row and totals.
+
+        1. For each standing of a lost file, charge what that file had spent after the last row that both files have.
            Charges that this ledger made itself after that row stay as well.
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.

@@ -75,7 +75,7 @@ class CaseList:
 
 
 class OwnCases:
-    """The cases of the site in one directory, and its networks' predictions of those shown last.
+    """The cases of one site, and what the site's networks predict for the cases that were shown most recently.
 
     Args:
         directory: The site's directory.

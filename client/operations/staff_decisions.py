@@ -159,7 +159,7 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
     3. Mark the training of the patient's voter as withdrawn. The voter does not vote until `consilium site train` is
        run again.
     4. Empty the slot.
-    5. Mark adapted bundles as containing a withdrawn patient.
+    5. Delete the trainings of adaptations, and list the adapted bundles, which a person must delete.
 
     Only that voter is retrained. An interrupted call is completed by repeating it; a completed one changes nothing.
 

@@ -322,7 +322,11 @@ def new_request(directory: Path) -> JoinRequest:
 def _site_toml(
     kit: SiteKit, *, data: str, pool: str | None = None, caps: PrivacyConfig | None = None, books: str | None = None
 ) -> str:
-    """Return the text of ``site.toml``, either with ``pool`` and ``caps``, or with the directory of ``books``."""
+    """Return the text of ``site.toml``.
+
+    A directory with a ledger of its own states ``pool`` and ``caps``. One that joined another directory's ledger states
+    the path of that directory as ``books``.
+    """
     whose = {"pool": pool} if books is None else {"books": books}
     values: dict[str, dict[str, object]] = {
         "": {"schema": SITE_SCHEMA, "site": kit.facts.site, **whose, "data": data, "study": "study.toml"},

@@ -117,7 +117,7 @@ def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
 def check_same(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> None:
     """Refuse received files that differ from those regenerated here.
 
-    Weights are not compared, because they are a value.
+    Weights are not compared: they are the result of a training and cannot be regenerated here.
 
     Args:
         files: The received files.

@@ -117,7 +117,7 @@ class CaseComparison:
 
     @property
     def worth(self) -> Worth:
-        """The comparison as a :class:`~common.worth.Worth`, from which its verdict and its sentence are made."""
+        """The comparison as a :class:`~common.worth.Worth`, which gives the verdict and the text of a report."""
         return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases)
 
     @property

@@ -219,7 +219,7 @@ class OpenLedger(ABC, Generic[B]):
 
     @abstractmethod
     def _standing(self) -> KeptStanding:
-        """Return the current standing. The caller holds the write lock."""
+        """Return the newest row and totals, which are kept beside the ledger. The caller holds the write lock."""
 
     def _keep_standing(self) -> None:
         with self._chain.unchanging():  # otherwise an earlier standing could replace a later one

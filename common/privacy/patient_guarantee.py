@@ -136,9 +136,10 @@ class Combined:
     Attributes:
         epsilon: ε, finite and at least 0.
         delta: δ, above 0 and below 1.
-        protection: Always :data:`EXCHANGED`.
+        protection: Always :data:`EXCHANGED`: unit patient, relation replace-one.
         rule: Name of the rule that gave the figure.
-        reasons: Reasons why the smaller ε of trainings and releases does not hold; empty if it does.
+        reasons: Why the smaller of two ε, that of the trainings and that of the releases, may not be stated; empty if
+            it may.
 
     Raises:
         InvalidInput: If a value is outside its range, or unit and relation are others.

@@ -62,7 +62,7 @@ class SiteProtocol(Protocol):
     """A query protocol at a site. It is created without arguments and has no state."""
 
     def describes(self, query: QuerySpec) -> bool:
-        """Return whether a query belongs to this protocol, judged by its number of volumes and its centre alone.
+        """Return whether a query belongs to this protocol, judged by its number of volumes and ``centre`` alone.
 
         Args:
             query: The query.

@@ -330,7 +330,7 @@ def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
 
 
 def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    """Return whether two lives drew the same noise, up to the first round in which their dimensions differ."""
+    """Return whether two simulated runs drew the same noise, up to the first round in which their dimensions differ."""
     for vector, its in zip(one, other, strict=False):
         if vector.size != its.size:
             return True

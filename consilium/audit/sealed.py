@@ -28,7 +28,7 @@ READABLE_BITS = 49
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A release with its roster, every site's private mask key and every site's words."""
+    """A sealed release with its roster, and each site's private mask key and masked vector of 64-bit words."""
 
     release: AuditedRelease
     roster: MaskedRoster

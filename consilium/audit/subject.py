@@ -143,7 +143,7 @@ class Subject:
 
     @property
     def cost(self) -> float:
-        """μ² of one release; in a sealed study, of one draw, even if it is lost."""
+        """μ² of one release; in a sealed study, of one attempt at a sealed sum, which is charged even if it fails."""
         return self.limit.mu_squared / self.study.privacy.charges
 
     @property
@@ -356,7 +356,10 @@ def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str
         return to_probabilities(np.clip(ratios, -40, 40) * sharpness, factor=factor)
 
     def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "c x y z"]:
-        """Return the smallest deflection whose code has the wanted norm, or the largest deflection tried."""
+        """Return the predictions for the smallest change of shape whose code has the wanted norm.
+
+        If no change that is tried reaches the norm, return those for the largest one.
+        """
         for size in 2.0 ** np.arange(-8, 6.5, 0.5):
             predicted = said(component, sign * float(size))
             if np.linalg.norm(code_of(predicted, codec, frame)) >= wanted * radius:

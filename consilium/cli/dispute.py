@@ -50,7 +50,9 @@ def evidence(
         str | None,
         typer.Argument(help="The draw, by twelve digits of its id or more; without it all draws are listed."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The auditor's new file; evidence-DRAW.json by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New file for the auditor; evidence-ID.json by default, with the draw's id.")
+    ] = None,
 ) -> None:
     """List a study's draws, or write the signed masked codes of one draw to a file for the auditor.
 

@@ -227,9 +227,10 @@ def _admitted(connection: socket.socket, folder: Path) -> bool:
 
 
 def _answered(connection: socket.socket) -> bool:
-    """Answer a connection that only asks whether the core is alive; return whether it did so, or has closed.
+    """Answer a connection that only asks whether the core is alive.
 
-    The first frame of a run stays unread.
+    Returns:
+        True if the peer asked this, or closed the connection. False if it starts a run, whose first frame stays unread.
     """
     connection.settimeout(HELLO_S)
     try:

@@ -108,7 +108,7 @@ def report(service: Here, session: Decider, form: Form) -> Response:
 
     Args:
         service: The dashboard's service.
-        session: The session of a user who may decide.
+        session: The session of a user whose role may take in reports.
         form: The form's fields; ``report`` is the text of the report.
 
     Returns:

@@ -109,7 +109,9 @@ class DashboardService:
         return self.follower.ledger.books.key.ledger_id
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a view, computed under the read model's lock once for each version and every few seconds.
+        """Return a view from memory.
+
+        It is computed anew, under the read model's lock, if the data changed or if it is a few seconds old.
 
         Args:
             key: Name of the view.

@@ -47,7 +47,8 @@ class Recovery:
     Attributes:
         entered: Number of charges entered from receipts.
         receipts: Number of receipts read.
-        by_standing: By pool, the number of charged releases that the standing counts and no receipt covers.
+        by_standing: By pool, the number of charged releases that no receipt proves, but the ledger's standing counts
+            (a small file beside the ledger that records its newest row and totals).
         pools: All pools after the recovery.
     """
 

@@ -76,7 +76,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A charged draw of a sealed sum.
+    """One attempt at a sealed sum, which was charged to the pools of its roster.
 
     Attributes:
         queries: The queries it is to answer.

@@ -103,7 +103,7 @@ class Ledger(AnswersQueries):
         if standing is not None and (os.path.lexists(standing) or not standing.parent.is_dir()):
             remedy = "mount that disk, or name another file; if its ledger is lost, run `consilium ledger recover`"
             limit = "a new file in an existing folder"
-            raise InvalidInput("file of the standing", value=str(standing), limit=limit, remedy=remedy)
+            raise InvalidInput("file of the ledger's standing", value=str(standing), limit=limit, remedy=remedy)
         if os.path.lexists(link):
             raise LedgerCorrupt(
                 f"the ledger {path} is missing, but its standing exists; to fix: put the newest copy of the ledger "

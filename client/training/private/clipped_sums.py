@@ -67,7 +67,7 @@ class Parts:
             raise InvalidInput("shares of the parts", value=self.shares, limit="sum of 1/r^2 at most 1")
 
     def scale(self, part: int) -> float:
-        """Return Θ_k·r_k, the value that R grid steps stand for in part k.
+        """Return the factor from norm 1, which is R grid steps, to the values of part k: its clip Θ_k times r_k.
 
         Args:
             part: Number k of the part.

@@ -167,7 +167,10 @@ def coordinates(
 
 
 def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientLoss:
-    """Return the loss whose gradient the W-step clips: one patient's E after its Z-step, averaged over its images.
+    """Return the loss whose gradient the W-step clips.
+
+    It is the objective E of one patient after its Z-step (E is defined in the module), averaged over its images.
+
 
     Args:
         blocks: The network's blocks.

@@ -131,7 +131,7 @@ class Patients:
         return self.patch or tuple(self.images.shape[2:])
 
     def _views(self, slot: int, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the images and targets of a patient's views in this turn; zeros for an empty slot."""
+        """Return the images and targets of a patient's patches in this training step; zeros for an empty slot."""
         rows = self._rows.get(slot)
         if rows is None:
             classes = self.targets.shape[1] if self.classes is None else self.classes

@@ -182,7 +182,7 @@ def training_identity(
     deal: str,
     start: str | None = None,
 ) -> str:
-    """Return the hash that identifies a training by everything that decides its charge and its first weights.
+    """Return the hash that identifies a training by everything that decides its charge and its initial weights.
 
     Patients' files are not included. Settings that version 0.2.0 did not have are left out at their default, so
     trainings begun with it keep their identity.
@@ -192,7 +192,7 @@ def training_identity(
         recipe: The study's recipe of a teacher.
         voter: The voter.
         patients: Names of its patients, in slot order.
-        deal: Name of the deal.
+        deal: Name of the assignment of patients to voters.
         start: Hash of the public weights to begin from; None for random ones.
 
     Returns:

@@ -191,7 +191,9 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
 
 
 def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
-    """Return the paired cases with the network trained on them alone; None if there are none.
+    """Return the public cases that have an image and a label map, with the network trained on these alone.
+
+    None if there are no such cases.
 
     The network is trained once for the student and all controls.
     """

@@ -139,7 +139,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Told:
-    """What a text says of a site; None where it says nothing of it."""
+    """Figures that a text states about a site; None for a figure that it does not state."""
 
     where: str
     spent: dict[str, str]

@@ -193,7 +193,7 @@ def adapted(event: TrainingEvent = EVENT) -> Training:
 
 
 def test_with_a_network_that_may_leave_the_smaller_of_the_two_never_stands_for_a_patient() -> None:
-    """Releases of ε = 1 say nothing of a network trained at ε = 2.9 that left: the trainings' own ε covers both."""
+    """The releases' ε of 1 does not cover a published network trained at ε = 2.9; the trainings' ε covers both."""
     small = Guarantee(1.0, 1e-5, "exact", Protection(Unit.PATIENT, ONE))
     trained = Trainings((training(0), adapted()))
     found, left = (each(delta=1e-5, neighbours=REPLACE) for each in (trained.guarantee, trained.adapted))

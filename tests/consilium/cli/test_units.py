@@ -1,4 +1,4 @@
-"""Every command has one default of whom the guarantee protects, and the two that differ say so and why."""
+"""All commands have the same default privacy unit, but two, which say so and why."""
 
 from __future__ import annotations
 
