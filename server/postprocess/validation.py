@@ -50,7 +50,7 @@ class ValidationCurve:
         Args:
             step: Number of the step, counted over the whole training.
         """
-        if not self._cases or step >= self._steps:
+        if not self._cases or step >= self._steps or step + 1 < self._due:  # the step before tells what is fresh
             return
         newest = self._newest()
         fresh, self._seen = newest != self._seen, newest
