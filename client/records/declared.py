@@ -182,7 +182,7 @@ def check_unit(study: Study) -> None:
     """
     if study.privacy.unit is not Unit.HOSPITAL:
         raise InvalidInput(
-            "privacy unit of a study in which a teacher from elsewhere is to vote",
+            "privacy unit of the study, for a teacher that was added and not trained here",
             value=str(study.privacy.unit),
             limit=str(Unit.HOSPITAL),
             remedy="train teachers with `consilium site train`, or take part in a study of unit hospital",
