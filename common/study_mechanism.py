@@ -76,11 +76,12 @@ def pool_sentence(study: Study, *, yours: bool = False) -> str:
     """
     privacy, life = study.privacy, study.pool_budget
     share = max_mu_squared(privacy.accountant, privacy.budget) / max_mu_squared(privacy.accountant, life)
-    whose = "Your patient pool, if no study had it before," if yours else "A patient pool that no study had before"
+    whose = "Your patient pool, if it is in no study yet," if yours else "A patient pool that was in no study before"
     stated = f"ε = {epsilon_text(life.epsilon)} ({privacy.accountant}), δ = {delta_text(life.delta)}"
     return (
-        f"{whose} may spend {stated}, {privacy.protection} in its life, over all studies together. This study may "
-        f"spend {'all' if share == 1 else percent_text(float(share))} of that, in Σμ², which adds up where ε does not."
+        f"{whose} may spend {stated}, {privacy.protection} over its whole life, in all studies together. This study may "
+        f"spend {'all' if share == 1 else percent_text(float(share))} of that, measured in Σμ²: the Σμ² of several "
+        "studies add up, their ε do not."
     )
 
 

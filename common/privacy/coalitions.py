@@ -106,15 +106,15 @@ def coalition_sentences(
     some = "the other hospitals" if colluders == 0 else f"{_hospitals(colluders)} of the roster"
     whom = "the server's operator alone" if colluders == 0 else f"the server's operator together with any {some}"
     return (
-        "Sealed sum: every hospital masks its codes and adds its share of the noise before it sends. The server adds "
-        "up what it cannot read and learns the noisy sum of a whole roster, nothing else.",
-        f"ε = {together} holds against {whom}. Who knows no hospital's share of the noise (the operator alone, "
-        f"the public) has more noise before them: ε = {apart} where {most} hospitals answer, and nearer to ε = "
-        f"{together} the more they are. More hospitals that pool what they know, with the operator or without, have "
-        f"less: ε = {more} for {_hospitals(colluders + 1)} of {least} ({stated}).",
-        "This rests on the hospitals of a roster that do not collude: that their software draws their share of the "
-        "noise afresh and tells nobody, that people compared the hospitals' keys by fingerprint, not through the "
-        "server, and, against whoever carries the masked codes, on the ciphers of the masks (X25519, ChaCha20).",
+        "Sealed sum: every hospital masks its codes and adds its share of the noise before it sends them. The server "
+        "cannot read the masked codes. It learns only their noisy sum over the whole roster.",
+        f"ε = {together} holds against {whom}. A party that knows no hospital's share of the noise (the operator alone, "
+        f"or the public) faces more noise: ε = {apart} if {most} hospitals answer. The more hospitals answer, the "
+        f"closer this comes to ε = {together}. If more hospitals pool what they know, with or without the operator, the "
+        f"guarantee is weaker: ε = {more} for {_hospitals(colluders + 1)} of {least} ({stated}).",
+        "This rests on three assumptions. The software of the hospitals that do not collude draws their shares of the "
+        "noise afresh and reveals them to nobody. People compared the hospitals' keys by fingerprint, not through the "
+        "server. Nobody who carries the masked codes can break the ciphers of the masks (X25519, ChaCha20).",
     )
 
 
@@ -128,12 +128,12 @@ def trade_sentences(*, sealed: bool) -> tuple[str, str]:
         The sentence about the chosen mode, and the sentence about the other one.
     """
     of_open = (
-        "Open: the server's operator is trusted, and one dishonest hospital is bounded by its ball: it moves a sum as "
-        "far as an honest one can, and is named where it tries more."
+        "Open: the server's operator is trusted. One dishonest hospital can move a sum no further than an honest one, "
+        "because the server refuses a code whose norm exceeds C and names the hospital that sent it."
     )
     of_sealed = (
-        "Sealed: the server's operator is not trusted, and one dishonest hospital can spoil a sum or steer the "
-        "student; it is found by the gate (verdicts of hospitals) and proven in a dispute."
+        "Sealed: the server's operator is not trusted. One dishonest hospital can spoil a sum or steer the student. "
+        "The gate (the hospitals' verdicts on the student) can find this, and a dispute can prove it."
     )
     return (of_sealed, f"The other choice. {of_open}") if sealed else (of_open, f"The other choice. {of_sealed}")
 
@@ -149,10 +149,10 @@ def spare_sentence(*, answers: int, spare: int) -> str:
         The sentence.
     """
     lost = "no lost draw" if spare == 0 else "1 lost draw" if spare == 1 else f"{spare} lost draws"
-    beyond = "each" if spare == 0 else "each beyond them"
+    beyond = "Each lost draw" if spare == 0 else "Each further lost draw"
     return (
-        f"The budget holds {answers} answers and {lost}: a sum that one of its hospitals never completes is charged "
-        f"and gives no answer, and {beyond} takes the place of one."
+        f"The budget pays for {answers} answers and {lost}. A draw is one attempt at a sum. It is lost if a hospital "
+        f"never completes its part; it is charged then, and gives no answer. {beyond} takes the place of one answer."
     )
 
 

@@ -70,14 +70,14 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: i
         asked = f"{hospital} codes were counted, or had been left out, counting as zero,"
     else:
         asked = f"{hospital} data were used, or had been exchanged for any other hospital's,"
-    unknown = ""
+    unknown = "the noise"
     if colluders is not None:
         some = "one hospital's share" if colluders == 1 else f"{colluders} hospitals' shares"
-        unknown = f" but the hospitals' noise{f', or {some} of it at most' if colluders else ''},"
+        unknown = f"the hospitals' noise{f' (of which they may know {some})' if colluders else ''}"
     right = percent_text(guess_right_at_most(mu_squared))
     return (
-        f"Guessing whether {asked} is right at most {right} of the time, even for somebody who knows everything else"
-        f"{unknown} and sees all that this study ever releases; a coin toss is right 50 % of the time."
+        f"A guess whether {asked} is right at most {right} of the time; a coin toss is right 50 % of the time. This "
+        f"holds even for somebody who sees all that this study ever releases and knows everything else except {unknown}."
     )
 
 
@@ -95,10 +95,11 @@ def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
     Raises:
         InvalidInput: If ``mu_squared`` is no rational or is negative.
     """
-    power = "" if sealed else ", computing power without limit"
+    power = "" if sealed else " and for unlimited computing power"
     return (
-        f"By what was released so far it is right at most {percent_text(guess_right_at_most(mu_squared))} of the time. "
-        f"Both bound the worst case over all data{power}; neither is a measurement."
+        f"After what was released so far, such a guess is right at most {percent_text(guess_right_at_most(mu_squared))} "
+        f"of the time. Both percentages are upper bounds for the worst case over all data{power}; neither is a "
+        "measurement."
     )
 
 

@@ -25,22 +25,22 @@ from server.ledger.server_draws import StoredAnswer
 from server.protocols.query_protocol import protocol_of
 
 _UNITS = {
-    Unit.HOSPITAL: "everything one hospital holds",
-    Unit.PATIENT: "one patient of one hospital",
+    Unit.HOSPITAL: ("all data of one hospital", "those of any other hospital"),
+    Unit.PATIENT: ("the data of one patient of one hospital", "those of any other patient"),
 }
 _RELATIONS = {
-    Relation.REPLACE_ONE: "exchanged for any other {unit}",
-    Relation.ZERO_OUT: "left out, its code counting as zero",
+    Relation.REPLACE_ONE: "exchanged for {others}",
+    Relation.ZERO_OUT: "left out, so that its codes counted as zero",
 }
 
 _SEEN_OPEN = """\
-  The server's operator   your clipped codes, opened by the server core. The operator is TRUSTED to add the noise;
-                          receipts prove the accounting, not the noise.
-  Flower and its database sealed codes only, unreadable without the core's key."""
+  The server's operator   your clipped codes, which the server core decrypts. The operator is TRUSTED to add the noise:
+                          receipts prove what was charged, not that noise was added.
+  Flower and its database your codes only as ciphertext, which nobody can read without the core's key."""
 _SEEN_SEALED = """\
-  The server's operator   codes behind your masks and your share of the noise, and their noisy sum. Not trusted: what
-                          holds against the operator, and with whom, stands above.
-  Flower and its database the same, sealed once more to the core's key."""
+  The server's operator   your codes only under masks and with your share of the noise, and the noisy sum of all. The
+                          operator is not trusted; the text above says which ε holds against it, and with whom.
+  Flower and its database the same, encrypted once more to the core's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,10 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
     """
     needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
     return (
-        f"Gate: the student is released once {needed} hospitals have found it better than public data alone on cases "
-        f"of their own. For that {who} sends one signed word (better, not-better or worse), if its staff consent to it "
-        "then. The word is made of patients' data and is under no ε; no figure and no case leaves with it."
+        f"Gate: the student is released once {needed} hospitals have found, on cases of their own, that it is better "
+        f"than a network trained on public data alone. For that {who} sends one signed word (better, not-better or "
+        "worse), if its staff consent to it then. The word depends on patients' data and no ε covers it. No figure and "
+        "no case leaves with it."
     )
 
 
@@ -226,14 +227,14 @@ def start_sentence(study: Study, *, yours: bool = False) -> str:
     who = f"{teachers}, the student and its controls" if study.one_network else "the student and its controls"
     named = f' "{start.name}"' if start.name else ""
     origin = (
-        f"It is the student of the study {start.study}: what that study spent of a patient is not part of this study's "
-        "ε. A pool's budget for life counts both where the two studies share a ledger; elsewhere the two ε add up. "
+        f"It is the student of the study {start.study}. What that study spent is not part of this study's ε. If the two "
+        "studies share a ledger, a pool's lifetime budget counts both; otherwise the two ε add up. "
         if start.study
-        else "No budget of this study covers what it was trained on: the consortium answers for its being public. "
+        else "No budget of this study covers its training data: the consortium is responsible for their being public. "
     )
     return (
         f"Given network{named}: {who} begin from the weights with SHA-256 {start.weights}. {origin}"
-        "The student's gain is measured over this network alone, too."
+        "The student's gain is measured over this network, too."
     )
 
 
@@ -247,8 +248,8 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     """
     spending = spending or Spending.of(study.privacy)
     privacy = study.privacy
-    unit = _UNITS[privacy.unit]
-    relation = _RELATIONS[privacy.relation].format(unit=privacy.unit)
+    unit, others = _UNITS[privacy.unit]
+    relation = _RELATIONS[privacy.relation].format(others=others)
     guarantee_line = (
         f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), δ = {delta_text(privacy.delta)}, "
         f"unit {privacy.unit}, relation {privacy.relation}"
@@ -270,10 +271,11 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     given = f"{_filled(start_sentence(study, yours=True))}\n" if study.start.weights else ""
     agenda = protocol_of(study).agenda(study)
     asked = _filled(
-        f"Your teachers, {privacy.voters_per_site} a site, trained at your site on your own patients, segment "
-        f"{agenda.which} public volumes: {', '.join(study.data.labels[1:])}. For {agenda.each} your site sends the "
-        f"sum of their codes. Each code is clipped to norm C = {study.codec.radius:g} at your site. No image, label "
-        "map, weight or gradient of yours leaves."
+        f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The teachers "
+        f"segment {agenda.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a short vector that "
+        f"describes a teacher's segmentation. Your site clips each code to norm C = {study.codec.radius:g}. For "
+        f"{agenda.each} your site sends the sum of the teachers' codes. No image, label map, weight or gradient of "
+        "yours leaves."
     )
     return f"""\
 Study {study.name}, {study.id}
@@ -283,24 +285,26 @@ WHAT IS ASKED OF YOU
 {given}{gate}
 WHAT IS GUARANTEED
   {guarantee_line}.
-  In words: whatever is released in this study looks almost the same if {unit} were
-  {relation}. "Almost" is ε and δ.
+  In words: everything that this study releases would look almost the same if
+  {unit} were {relation}.
+  ε and δ say how nearly the same.
 {said}
-{sealed}  Noise: standard deviation {_z(study, 5)} × the sensitivity of the sum, on every number released.
-  A release names at least {privacy.quorum} sites; below that nothing is released.
+{sealed}  Noise is added to every number released: standard deviation {_z(study, 5)} × the sensitivity of the sum.
+  Nothing is released with fewer than {privacy.quorum} sites.
 {_filled(pool_sentence(study, yours=True))}
-  Your own ledger refuses past your own cap in site.toml.
+  Your site's own ledger refuses every query that would exceed the cap you set in site.toml.
 
 WHO SEES WHAT
 {seen}
   The other hospitals     the noisy releases, the roster of each, and the student.
-  The public              whatever the consortium publishes of those: the guarantee covers all of it.
+  The public              what the consortium publishes of those. The guarantee covers all of it.
 
 ONE DISHONEST HOSPITAL
 {trade}
 WHAT IS NOT COVERED
-  Whether you take part (your name is on the roster). Patients known at several sites count once per site.
-  The public volumes and public label maps. What your own staff can see at your own site.
+  The guarantee does not hide that you take part: your name is on the roster. It protects a patient known at
+  several sites less, because the patient counts once at each site. It does not cover the public volumes and
+  public label maps, nor what your own staff can see at your own site.
 """
 
 

@@ -83,9 +83,9 @@ def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(t
     said = " ".join(facts["in_words"] + facts["proves"] + facts["cannot_prove"])
     assert "ε = 8 holds against the server's operator together with any one hospital of the roster" in said
     assert "every draw, lost or answered, was charged before a hospital was asked" in said
-    assert "somebody who knows everything else but the hospitals' noise, or one hospital's share of it at most" in said
+    assert "knows everything else except the hospitals' noise (of which they may know one hospital's share)" in said
     assert "the ciphers of the masks" in said
-    for only_open in ("is trusted to add it", "computing power without limit", "in the transaction that stored it"):
+    for only_open in ("is trusted to add it", "unlimited computing power", "in the transaction that stored it"):
         assert only_open not in said
     assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "out")]).exit_code == 0
 
@@ -133,7 +133,7 @@ def test_the_budget_is_the_guarantee_and_what_was_spent_stands_beside_it(workspa
     guarantee, spend, groups, _ = facts["in_words"]
     assert "ε = 8 and δ = 0.001" in guarantee
     assert "right at most 85.2 % of the time" in spend
-    assert "By what was released so far it is right at most 80.3 % of the time" in spend  # Φ(√(4/6)/.480014/2)
+    assert "After what was released so far, such a guess is right at most 80.3 % of the time" in spend  # Φ(√(4/6)/.480014/2)
     assert "ε = 8 for 1, 20.82 for 2, 38.04 for 3, 59.63 for 4, 85.57 for 5" in groups
     assert [one.get("group", 1) for one in facts["groups"]] == [1, 2, 3, 4, 5]
     printed = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")]).stdout

@@ -317,7 +317,7 @@ def begun(directory: Path, *more: str) -> tuple[Workspace, str]:
 
 def test_a_first_study_leaves_room_for_a_second_one_like_it_in_both_books_and_says_so(tmp_path: Path) -> None:
     first, said = begun(tmp_path / "first")
-    assert "This study may spend 50 % of that, in Σμ²" in said
+    assert "This study may spend 50 % of that, measured in Σμ²" in said
     assert "--pool-epsilon" in said
     spend_all(first, tmp_path, queries=6)
     second, said = begun(tmp_path / "second", "--ledger", str(first.root))
@@ -332,7 +332,7 @@ def test_a_first_study_leaves_room_for_a_second_one_like_it_in_both_books_and_sa
     assert f"ε = {caps.epsilon:g} (exact)" in for_site(second.study())
 
 
-@pytest.mark.parametrize(("epsilon", "said"), [("8", "may spend all of that"), ("20", "% of that, in Σμ²")])
+@pytest.mark.parametrize(("epsilon", "said"), [("8", "may spend all of that"), ("20", "% of that, measured in Σμ²")])
 def test_the_share_that_a_first_study_takes_is_the_operators_to_say(tmp_path: Path, epsilon: str, said: str) -> None:
     first, text = begun(tmp_path / "first", "--pool-epsilon", epsilon)
     assert said in text

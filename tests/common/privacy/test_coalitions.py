@@ -63,8 +63,8 @@ def test_on_rosters_of_several_sizes_each_epsilon_is_that_of_the_worst_for_whom_
 
 def test_a_study_of_more_sites_than_its_quorum_tells_the_public_the_noise_of_all_of_them() -> None:
     few, many = (consent_text.for_consortium(SEALED, sites=sites) for sites in (5, 8))
-    assert "where 5 hospitals answer" in few
-    assert "where 8 hospitals answer" in many
+    assert "if 5 hospitals answer" in few
+    assert "if 8 hospitals answer" in many
     assert "for 3 hospitals of 5 (" in many
     told = [consent_text.sealed_facts(SEALED, sites=sites)["knowing_no_share"] for sites in (0, 5, 8)]
     assert told[0] == told[1] != told[2]
@@ -82,7 +82,7 @@ def test_a_sealed_study_says_against_whom_its_epsilon_holds_what_it_holds_and_wh
         said = " ".join(text.split())
         assert "ε = 8 holds against the server's operator together with any 2 hospitals of the roster" in said
         assert "compared the hospitals' keys by fingerprint" in said
-        assert "The budget holds 4 answers and 1 lost draw" in said
+        assert "The budget pays for 4 answers and 1 lost draw" in said
         assert "TRUSTED" not in said
         assert "relies on the study's aggregator" not in said
 

@@ -107,17 +107,17 @@ def test_the_plain_sentence_names_the_exchange_the_attacker_and_the_coin(
 @pytest.mark.parametrize(
     ("colluders", "unknown"),
     [
-        (None, "everything else and sees"),
-        (0, "everything else but the hospitals' noise, and sees"),
-        (1, "everything else but the hospitals' noise, or one hospital's share of it at most, and sees"),
-        (2, "everything else but the hospitals' noise, or 2 hospitals' shares of it at most, and sees"),
+        (None, "everything else except the noise."),
+        (0, "everything else except the hospitals' noise."),
+        (1, "everything else except the hospitals' noise (of which they may know one hospital's share)."),
+        (2, "everything else except the hospitals' noise (of which they may know 2 hospitals' shares)."),
     ],
 )
 def test_of_a_sealed_sum_the_sentence_names_the_noise_that_must_not_be_known(
     colluders: int | None, unknown: str
 ) -> None:
     assert unknown in guess_sentence(HOSPITAL, Fraction(4), colluders=colluders)
-    assert ("without limit" in spent_sentence(Fraction(4), sealed=colluders is not None)) is (colluders is None)
+    assert ("unlimited computing power" in spent_sentence(Fraction(4), sealed=colluders is not None)) is (colluders is None)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)

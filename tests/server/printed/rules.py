@@ -70,14 +70,14 @@ RULES = (
     Rule(rf"^ε = {N} at δ = \S+, \w+ accountant, unit", ("budget",)),
     Rule(rf"(?:A|Your) patient pool[^.]* may spend ε = {N} \(", ("budget",)),  # no study of a life states more
     # odds and groups
-    Rule(rf"is right at most {N} % of the time, even for somebody", ("odds:guaranteed",)),
-    Rule(rf"By what was released so far it is right at most {N} %", ("odds:spent",)),
+    Rule(rf"is right at most {N} % of the time; a coin", ("odds:guaranteed",)),
+    Rule(rf"After what was released so far, such a guess is right at most {N} %", ("odds:spent",)),
     Rule(r"hidden less well: ε = (?P<list>[^(]*)\(", ("group:{g}",), rf"{N} for (?P<g>\d)", "list"),
     # a sealed sum
     Rule(rf"(?:^|\. )ε = {N} holds against", ("sealed:t",)),
-    Rule(rf"before them: ε = {N} where", ("sealed:none",)),
-    Rule(rf"nearer to ε = {N} the more", ("sealed:t",)),
-    Rule(rf"have less: ε = {N} for", ("sealed:more",)),
+    Rule(rf"faces more noise: ε = {N} if", ("sealed:none",)),
+    Rule(rf"closer this comes to ε = {N}", ("sealed:t",)),
+    Rule(rf"guarantee is weaker: ε = {N} for", ("sealed:more",)),
     # the Study page's table
     Rule(rf"^Anybody who sees everything that this study releases ε = {N}$", ("guaranteed",)),
     Rule(rf"the server's operator too, of \d+ hospitals ε = {N}$", ("sealed:none",)),

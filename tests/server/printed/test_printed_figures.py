@@ -106,7 +106,7 @@ def says_at_least(seen: View) -> None:
     for more in ((), ("--for-site",)):
         told = " ".join(places.command(places.study_app, "show", root, *more).split())
         assert "ore may have been spent than the ledger shows" in told
-        assert "If no more was spent than the ledger shows: Guessing" in told
+        assert "If no more was spent than the ledger shows: A guess" in told
     assert json.loads(places.command(places.study_app, "show", root, "--json"))["guess_right_at_most"] is None
     for path in ("/", "/study"):
         assert "at least" in seen.text(path)

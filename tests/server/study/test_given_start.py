@@ -115,7 +115,7 @@ def test_hospitals_read_its_hash_its_name_and_where_it_comes_from(given: GivenSt
     assert sha256_bytes(given.weights) in said
     assert '"zoo.pt"' in said
     assert "your teachers, the student and its controls begin from the weights" in said
-    assert "the consortium answers for its being public" in said
+    assert "the consortium is responsible for their being public" in said
     assert given.config.weights in for_consortium(study, sites=2)
     assert facts(study)["start"] == {"weights": given.config.weights, "name": "zoo.pt"}
     grown = " ".join(for_site(study_of(replace(given.config, study="b" * 64))).split())
