@@ -79,8 +79,8 @@ def pool_sentence(study: Study, *, yours: bool = False) -> str:
     whose = "Your patient pool, if it is in no study yet," if yours else "A patient pool that was in no study before"
     stated = f"ε = {epsilon_text(life.epsilon)} ({privacy.accountant}), δ = {delta_text(life.delta)}"
     return (
-        f"{whose} may spend {stated}, {privacy.protection} over its whole life, in all studies together. This study may "
-        f"spend {'all' if share == 1 else percent_text(float(share))} of that, measured in Σμ²: the Σμ² of several "
+        f"{whose} may spend {stated}, {privacy.protection} over its whole life, in all studies together. This study "
+        f"may spend {'all' if share == 1 else percent_text(float(share))} of that, measured in Σμ²: the Σμ² of several "
         "studies add up, their ε do not."
     )
 

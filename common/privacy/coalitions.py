@@ -108,10 +108,10 @@ def coalition_sentences(
     return (
         "Sealed sum: every hospital masks its codes and adds its share of the noise before it sends them. The server "
         "cannot read the masked codes. It learns only their noisy sum over the whole roster.",
-        f"ε = {together} holds against {whom}. A party that knows no hospital's share of the noise (the operator alone, "
-        f"or the public) faces more noise: ε = {apart} if {most} hospitals answer. The more hospitals answer, the "
-        f"closer this comes to ε = {together}. If more hospitals pool what they know, with or without the operator, the "
-        f"guarantee is weaker: ε = {more} for {_hospitals(colluders + 1)} of {least} ({stated}).",
+        f"ε = {together} holds against {whom}. A party that knows no hospital's share of the noise (the operator "
+        f"alone, or the public) faces more noise: ε = {apart} if {most} hospitals answer. The more hospitals answer, "
+        f"the closer this comes to ε = {together}. If more hospitals pool what they know, with or without the "
+        f"operator, the guarantee is weaker: ε = {more} for {_hospitals(colluders + 1)} of {least} ({stated}).",
         "This rests on three assumptions. The software of the hospitals that do not collude draws their shares of the "
         "noise afresh and reveals them to nobody. People compared the hospitals' keys by fingerprint, not through the "
         "server. Nobody who carries the masked codes can break the ciphers of the masks (X25519, ChaCha20).",

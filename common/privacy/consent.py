@@ -77,7 +77,8 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: i
     right = percent_text(guess_right_at_most(mu_squared))
     return (
         f"A guess whether {asked} is right at most {right} of the time; a coin toss is right 50 % of the time. This "
-        f"holds even for somebody who sees all that this study ever releases and knows everything else except {unknown}."
+        "holds even for somebody who sees all that this study ever releases and knows everything else except "
+        f"{unknown}."
     )
 
 
@@ -97,9 +98,9 @@ def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
     """
     power = "" if sealed else " and for unlimited computing power"
     return (
-        f"After what was released so far, such a guess is right at most {percent_text(guess_right_at_most(mu_squared))} "
-        f"of the time. Both percentages are upper bounds for the worst case over all data{power}; neither is a "
-        "measurement."
+        "After what was released so far, such a guess is right at most "
+        f"{percent_text(guess_right_at_most(mu_squared))} of the time. Both percentages are upper bounds for the "
+        f"worst case over all data{power}; neither is a measurement."
     )
 
 

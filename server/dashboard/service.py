@@ -39,12 +39,12 @@ Certifier = Callable[[Path, Path, Path], Sequence[str]]
 
 FRESH_S = 5.0
 ENDS_SOON = timedelta(days=30)
-MEND = "Restore decisions.jsonl from a backup. Until then labels show as undecided here, and none can be decided."
+MEND = "Restore decisions.jsonl from a backup. Until then every label is shown as undecided, and nobody can decide."
 NOT_VERIFIED = Alarm(
     "ledger-not-verified",
     "critical",
-    "The ledger did not verify when somebody asked for it here",
-    "See Ledger for the first rows that do not hold. Stop the run; restore the ledger from a copy that verifies.",
+    "The ledger failed the verification that was started here",
+    "The Ledger page shows the first invalid rows. Stop the run; restore the ledger from a copy that verifies.",
 )
 KEPT_VOLUMES = 6
 
@@ -109,9 +109,9 @@ class DashboardService:
         return self.follower.ledger.books.key.ledger_id
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a view from memory.
+        """Return a view that is kept in memory; compute it first if the data changed or it is a few seconds old.
 
-        It is computed anew, under the read model's lock, if the data changed or if it is a few seconds old.
+        It is computed under the read model's lock.
 
         Args:
             key: Name of the view.
@@ -129,7 +129,7 @@ class DashboardService:
         return value
 
     def overview(self) -> Overview:
-        """Return the first page."""
+        """Return the facts of the Overview page."""
         return self.view(
             "overview",
             lambda: overview(
@@ -163,7 +163,7 @@ class DashboardService:
                     "certificate-ends",
                     "critical" if left < timedelta(0) else "warning",
                     f"The server's TLS certificate {'ended' if left < timedelta(0) else 'ends'} on {ends:%Y-%m-%d}",
-                    "`consilium provision renew` makes a new one; sites cannot reach the server without.",
+                    "`consilium provision renew` makes a new one. Sites cannot reach the server without a valid one.",
                 )
             )
         try:
@@ -193,11 +193,11 @@ class DashboardService:
         return found
 
     def start(self, *, poll_s: float, after: Callable[[], object]) -> None:
-        """Follow the study and tell the webhook, until :meth:`close`.
+        """Follow the study's files and send alarms to the webhook, until :meth:`close`.
 
         Args:
-            poll_s: Seconds between two looks.
-            after: Called after every look that found a change.
+            poll_s: Seconds between two reads of the files.
+            after: Called after every read that found a change.
         """
         self.follower.start(every_s=poll_s, after=after)
         if self.webhook is not None:
@@ -208,11 +208,11 @@ class DashboardService:
         return self.view("spending", lambda: self.follower.facts().spending)
 
     def study(self) -> StudyPage:
-        """Return the Study page."""
+        """Return the facts of the Study page."""
         return self.view("study", lambda: study_page(self.follower))
 
     def studies(self) -> tuple[StudyRow, ...]:
-        """Return the Studies page."""
+        """Return the rows of the Studies page."""
         return self.view("studies", lambda: study_rows(self.follower))
 
     def arrays(self, volume: str, key: str, load: Callable[[], Picture]) -> Picture:
@@ -232,7 +232,11 @@ class DashboardService:
         return known[1]
 
     def noise(self) -> NoiseView | None:
-        """Return the spectrum beside the noise; None before a codec is fitted, and for a codec without a spectrum."""
+        """Return the codec's spectrum and the noise, to compare them.
+
+        Returns:
+            The view; None before a codec is fitted, and for a codec without a spectrum.
+        """
         spectrum = self.spectra.get()
         return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 

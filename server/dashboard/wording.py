@@ -16,7 +16,7 @@ DECLINED = {
     "budget": "its budget does not cover the batch",
     "busy": "its worker was busy with another request",
     "daily-cap": "its own daily cap is reached",
-    "left-out": "it left a sum incomplete, and the rest of this run goes on without it",
+    "left-out": "it left a sum incomplete, so this run continues without it",
     "ledger-contradicted": "it holds a signed head that this ledger does not contain",
     "malformed": "it could not read the offer; its software and the server's may differ",
     "not-allowed": "its policy does not allow these queries",
@@ -24,9 +24,9 @@ DECLINED = {
     "unavailable": "its worker is not running or has no teacher",
     "unknown-study": "it has not consented to this study, or to another edition of it",
     "wrong-codec": "the codec is not the one it consented to",
-    "wrong-edition": "the questions are of another edition of the study",
-    "old-draw": "it knows a later draw of a query than this ledger: was the ledger restored?",
-    "stale": "the offer reached it long after it was made: somebody held it back, or a clock is wrong",
+    "wrong-edition": "the queries belong to another edition of the study",
+    "old-draw": "it knows a later draw (attempt at a sum) than this ledger does; the ledger may be an older copy",
+    "stale": "the offer reached it long after it was made; somebody held it back, or a clock is wrong",
     "unknown-peers": "nobody there has confirmed enough of the other hospitals' keys (`consilium site peers`)",
     "wrong-mechanism": "the mechanism is not the one it consented to",
 }
@@ -144,9 +144,9 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"{many(len(e['queries']), 'query', 'queries')} refused: the budget does not cover more"
     ),
     "draw-lost": lambda e: (
-        f"a sum of {many(len(e['queries']), 'query', 'queries')} was lost and stays charged: "
+        f"a sum of {many(len(e['queries']), 'query', 'queries')} was lost; its charge remains: "
         + (
-            "what one of its sites sent is no code"
+            "one of its sites sent something that is not a code"
             if e["reason"] == "spoiled"
             else f"{', '.join(e['sites'])} sent nothing"
         )
@@ -156,14 +156,14 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"{e['site']} holds a signed head of row {e['ledger_row']} that this ledger does not contain"
     ),
     "receipts-held": lambda e: f"{e['site']} holds its receipts up to row {e['ledger_row']}",
-    "receipts-missing": lambda e: f"{e['site']} could not be brought its receipts: {e['reason']}",
+    "receipts-missing": lambda e: f"the receipts could not be sent to {e['site']}: {e['reason']}",
     "witnessed": lambda e: f"{e['site']} has countersigned the head of row {e['size']}",
     "witness-missing": lambda e: f"{e['site']} has not countersigned the head of row {e['size']}: {e['reason']}",
     "witness-disagrees": lambda e: (
-        f"{e['site']} knows another history of {', '.join(e['ledgers'])} than the head of row {e['size']} shows"
+        f"{e['site']} knows another history of the ledger {', '.join(e['ledgers'])} than the head of row {e['size']}"
     ),
     "label-decoded": lambda e: f"label of volume {e['volume'][:8]} decoded",
-    "answers-weighed": lambda e: "; ".join(e["warnings"]) or "the sites' answers are as large together as expected",
+    "answers-weighed": lambda e: "; ".join(e["warnings"]) or "the size of the sites' summed answers is as expected",
     "student-pass": lambda e: f"pass {e['number']} of the student's training ended at step {e['step']:,}",
     "student-validated": lambda e: f"student at step {e['step']:,}: Dice {e['dice']:.3f}",
     "student-trained": lambda e: f"student trained in {duration(e['seconds'])}",

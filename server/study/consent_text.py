@@ -227,8 +227,8 @@ def start_sentence(study: Study, *, yours: bool = False) -> str:
     who = f"{teachers}, the student and its controls" if study.one_network else "the student and its controls"
     named = f' "{start.name}"' if start.name else ""
     origin = (
-        f"It is the student of the study {start.study}. What that study spent is not part of this study's ε. If the two "
-        "studies share a ledger, a pool's lifetime budget counts both; otherwise the two ε add up. "
+        f"It is the student of the study {start.study}. What that study spent is not part of this study's ε. If the "
+        "two studies share a ledger, a pool's lifetime budget counts both; otherwise the two ε add up. "
         if start.study
         else "No budget of this study covers its training data: the consortium is responsible for their being public. "
     )
@@ -271,11 +271,11 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     given = f"{_filled(start_sentence(study, yours=True))}\n" if study.start.weights else ""
     agenda = protocol_of(study).agenda(study)
     asked = _filled(
-        f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The teachers "
-        f"segment {agenda.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a short vector that "
-        f"describes a teacher's segmentation. Your site clips each code to norm C = {study.codec.radius:g}. For "
-        f"{agenda.each} your site sends the sum of the teachers' codes. No image, label map, weight or gradient of "
-        "yours leaves."
+        f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The "
+        f"teachers segment {agenda.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a short "
+        "vector that describes a teacher's segmentation. Your site clips each code to norm C = "
+        f"{study.codec.radius:g}. For {agenda.each} your site sends the sum of the teachers' codes. No image, label "
+        "map, weight or gradient of yours leaves."
     )
     return f"""\
 Study {study.name}, {study.id}

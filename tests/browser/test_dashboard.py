@@ -198,7 +198,7 @@ def test_the_viewer_links_three_planes_and_lays_every_layer_over(dashboard, open
     until_redrawn(page, before[1], 1)  # the crosshair moved there too
     assert page.locator("#out-axial").inner_text() == f"{int(page.locator('#at-axial').input_value()) + 1} of 32"
     seen = set()
-    for layer in ("public start", "left open by the noise", "student", "label against student", "image alone"):
+    for layer in ("public start", "uncertain because of the noise", "student", "label against student", "image alone"):
         page.get_by_label(layer, exact=True).check()
         seen.add(pixels(page))
     assert len(seen) >= 4
@@ -218,7 +218,7 @@ def test_the_viewer_links_three_planes_and_lays_every_layer_over(dashboard, open
     page.locator(".plane canvas").nth(1).click(position={"x": 40, "y": 50})
     until(page, "before => document.getElementById('voxel').innerText !== before", before)
     said = page.locator("#voxel").inner_text()
-    for words in ("label:", "public start:", "open by noise:", "student:"):
+    for words in ("label:", "public start:", "uncertain by noise:", "student:"):
         assert words in said
     image = nib.Nifti1Image.from_bytes(gzip.decompress(Path(waiting.value.path()).read_bytes()))
     assert image.shape == (32, 32, 32)

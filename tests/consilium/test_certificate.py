@@ -133,7 +133,8 @@ def test_the_budget_is_the_guarantee_and_what_was_spent_stands_beside_it(workspa
     guarantee, spend, groups, _ = facts["in_words"]
     assert "ε = 8 and δ = 0.001" in guarantee
     assert "right at most 85.2 % of the time" in spend
-    assert "After what was released so far, such a guess is right at most 80.3 % of the time" in spend  # Φ(√(4/6)/.480014/2)
+    # Φ(√(4/6)/.480014/2)
+    assert "After what was released so far, such a guess is right at most 80.3 % of the time" in spend
     assert "ε = 8 for 1, 20.82 for 2, 38.04 for 3, 59.63 for 4, 85.57 for 5" in groups
     assert [one.get("group", 1) for one in facts["groups"]] == [1, 2, 3, 4, 5]
     printed = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "filed")]).stdout

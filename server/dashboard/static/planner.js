@@ -1,4 +1,4 @@
-// Sliders with consequences: every move asks the planner again.
+// Asks the planner again whenever a slider or field changes, and shows its answer.
 
 const form = document.getElementById("planner");
 const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toString());
@@ -10,7 +10,7 @@ function put(plan) {
   verdict.textContent = plan.summary;
   document.getElementById("r-words").textContent = plan.in_words;
   const facts = { ...plan, ...plan.written };
-  facts.known_twice = plan.known_twice ? `ε ${plan.written.known_twice.epsilon}` : "beyond any use";
+  facts.known_twice = plan.known_twice ? `ε ${plan.written.known_twice.epsilon}` : "too large to compute";
   for (const place of document.querySelectorAll("[data-fact]")) {
     const value = facts[place.dataset.fact];
     place.textContent = typeof value === "string" ? value : number(value);
@@ -31,8 +31,8 @@ function put(plan) {
     advice.append(document.createElement("br"), title, list);
   }
   document.getElementById("r-spectrum").textContent = plan.uses_codec_spectrum
-    ? "With the study's codec and its public spectrum."
-    : "Without a spectrum of this length: all coordinates are taken as equally uncertain.";
+    ? "Computed with the study's codec and its public spectrum."
+    : "Computed without a spectrum, because none has this length. All coordinates are taken as equally uncertain.";
   const rows = plan.written.guarantees.map((one) => {
     const row = document.createElement("tr");
     for (const [text, kind] of [[one.named], [one.epsilon, "n"], [one.delta, "n"], [one.unit], [one.relation]]) {
@@ -77,7 +77,7 @@ form.addEventListener("input", (event) => {
   if (number) number.value = target.value;
   const slider = form.querySelector(`[data-for="${target.id}"]`);
   if (slider) {
-    slider.max = Math.max(slider.max, target.value); // what is advised can be reached, however far it is
+    slider.max = Math.max(slider.max, target.value); // a typed value may exceed the slider's usual maximum
     slider.value = target.value;
   }
   clearTimeout(pending);

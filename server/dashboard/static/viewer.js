@@ -119,7 +119,7 @@ function show() {
     const i = at[0] + at[1] * STRIDE[1] + at[2] * STRIDE[2];
     const said = [`x ${at[0] + 1}, y ${at[1] + 1}, z ${at[2] + 1}`, `label: ${facts.labels[arrays.label[i]]}`];
     if (arrays.centre) said.push(`public start: ${facts.labels[arrays.centre[i]]}`);
-    if (arrays.doubt) said.push(`open by noise: ${Math.round(arrays.doubt[i] / 2.55)} %`);
+    if (arrays.doubt) said.push(`uncertain by noise: ${Math.round(arrays.doubt[i] / 2.55)} %`);
     for (const name of ["student", "own", "adapted"]) {
       if (arrays[name]) said.push(`${name}: ${facts.labels[arrays[name][i]]}`);
     }

@@ -138,32 +138,33 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "ledger-cut",
             "critical",
             f"The ledger was cut or replaced while it was followed: {ledger.cut}",
-            "Stop the run. After an old copy was restored `consilium ledger recover` enters what the sites hold "
-            "receipts for; then restart the dashboard.",
+            "Stop the run. If an older copy was restored, `consilium ledger recover` enters the charges for which the "
+            "sites hold receipts. Then restart the dashboard.",
         )
     if ledger.forgotten:
         yield Alarm(
             "ledger-older",
             "critical",
-            f"Charges are or may be missing from the ledger: {ledger.forgotten}",
-            "No run starts on it. Put the newest copy back, or charge what it forgot: `consilium ledger recover`.",
+            f"Charges are missing, or may be missing, from the ledger: {ledger.forgotten}",
+            "No run starts on it. Put the newest copy back, or enter the missing charges with "
+            "`consilium ledger recover`.",
         )
     if ledger.unread:
         yield Alarm(
             "standing-unread",
             "warning",
-            f"Nothing here can tell an older copy of the ledger from the newest: {ledger.unread}",
-            "If the server cannot read it either, no run starts. Otherwise let the dashboard's user read that disk.",
+            f"The dashboard cannot tell whether this is the newest copy of the ledger: {ledger.unread}",
+            "If the server cannot read that file either, no run starts. If it can, let the dashboard's user read it.",
         )
     if follower.problem or follower.silent_s > 60:
         yield Alarm(
             "not-followed",
             "critical",
             f"The study is not being followed{f': {follower.problem}' if follower.problem else ''}",
-            "What is shown may be old. See the dashboard's log; restart it.",
+            "The pages may show old data. Read the dashboard's log, then restart it.",
         )
     if events.problem or events.malformed:
-        what = events.problem or f"{many(events.malformed, 'line')} set aside, first {events.first_malformed}"
+        what = events.problem or f"{many(events.malformed, 'line')} could not be read, first {events.first_malformed}"
         yield Alarm(
             "event-log-damaged",
             "warning",
@@ -197,7 +198,7 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
                 "run-silent",
                 "warning",
                 f"The run has logged nothing for {duration(silence)}",
-                "A process still holds the run: see `consilium study status` and the logs.",
+                "A process still runs it: see `consilium study status` and the logs.",
             )
     if events.quorum_missed and run.state != "finished":
         yield Alarm(
@@ -219,7 +220,8 @@ def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinish
             "budget-exhausted",
             "warning",
             f"Budget exhausted: {', '.join(spent) or 'a pool'}",
-            "No further answer is released with these sites; a pool's budget is for its life. See Study, refusals.",
+            "No further answer is released with these sites: a pool's budget is for its whole life. See Study, "
+            "Refusals.",
         )
 
 
@@ -249,24 +251,25 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "ledger-contradicted",
             "critical",
             f"{site.name} holds a signed head of row {site.contradicted_row:,} that this ledger does not contain",
-            "The ledger was rolled back or forked. Stop; after an old copy was restored `consilium ledger recover` "
-            "enters what the sites hold receipts for. Nothing is released with the site until then.",
+            "The ledger was rolled back or forked. Stop the run. If an older copy was restored, `consilium ledger "
+            "recover` enters the charges for which the sites hold receipts. Nothing is released with the site until "
+            "then.",
             site.name,
         )
     if site.unwitnessed == "disagrees":
         yield Alarm(
             "witness-disagrees",
             "critical",
-            f"{site.name} knows another history of a ledger than the head it was shown",
-            "A ledger was rolled back or forked. Stop; `consilium verify` on the study, and compare the heads in "
-            "witnesses/ there and at the site.",
+            f"{site.name} knows another history of a ledger than the signed head that it was shown",
+            "A ledger was rolled back or forked. Stop the run. Run `consilium verify` on the study, and compare the "
+            "heads in witnesses/ there and at the site.",
             site.name,
         )
     elif site.unwitnessed is not None:
         yield Alarm(
             "witness-missing",
             "warning",
-            f"{site.name} has not countersigned the newest head ({site.unwitnessed})",
+            f"{site.name} has not countersigned the ledger's newest signed head ({site.unwitnessed})",
             "It is asked at the end of the next run. If it stays so, `consilium site status` there says why.",
             site.name,
         )
@@ -287,7 +290,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             site.name,
         )
     if site.codes_refused:
-        means = "asked for again until the draw is lost" if sealed else "counted as the zero code"
+        means = "requested again until the draw is lost" if sealed else "each counted as the zero code"
         yield Alarm(
             "codes-refused",
             "warning",

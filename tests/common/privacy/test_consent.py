@@ -117,7 +117,8 @@ def test_of_a_sealed_sum_the_sentence_names_the_noise_that_must_not_be_known(
     colluders: int | None, unknown: str
 ) -> None:
     assert unknown in guess_sentence(HOSPITAL, Fraction(4), colluders=colluders)
-    assert ("unlimited computing power" in spent_sentence(Fraction(4), sealed=colluders is not None)) is (colluders is None)
+    spent = spent_sentence(Fraction(4), sealed=colluders is not None)
+    assert ("unlimited computing power" in spent) is (colluders is None)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)

@@ -111,11 +111,11 @@ def test_the_page_says_what_staff_ask_for_and_escapes_it() -> None:
 WORDS = {
     "alarm": ("Alarm: nothing is answered", 'value="consilium site pause'),
     "unconsented": ("Nobody consented: nothing is answered", "so there is nothing to stop"),
-    "paused": ("Paused", "End the pause", "Offers are declined until somebody types this"),
+    "paused": ("Paused", "End the pause", "declines every offer until somebody runs this"),
     "withdrawn": ("Withdrawn for good", "This site left the study for good"),
     "spent": ("Budget spent", 'value="consilium site pause'),
-    "answering": ("Answering", "this stops every answer at once"),
-    "joined": ("Consented, nothing answered yet", "this stops every answer at once"),
+    "answering": ("Answering", "stops all further answers at once"),
+    "joined": ("Consented, nothing answered yet", "stops all further answers at once"),
 }
 """What the page says in each state, beside the state itself."""
 
@@ -145,7 +145,7 @@ def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
 def test_a_site_where_nobody_consented_says_so_instead_of_names() -> None:
     site = replace(facts().site, studies=(), accepted=0)
     text = client_of(Fixed(facts(site=site, here=None, state="unconsented", answers=()))).get("/").text
-    assert "Nobody has consented yet. Nothing is answered before" in text
+    assert "Nobody has consented yet. This site answers nothing until" in text
     assert "No study is on record yet" in text
     assert "Nothing was asked yet." in text
     assert "A. Noether" not in text

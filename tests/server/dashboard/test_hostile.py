@@ -403,9 +403,9 @@ def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_
             assert "whatever is still asked" not in text, path
         assert "ε spent, at least" in text
         assert "gate, guaranteed" not in text
-        assert "A lower bound: the curve ends where the ledger does not hold" in text
+        assert "The curve is a lower bound: the ledger does not hold" in text
         assert "every query fitted" not in text
-        assert "in hand" not in text
+        assert "in progress" not in text
 
 
 def test_characters_that_are_not_seen_or_turn_others_around_are_shown_by_number_on_every_page(workspace, state):

@@ -74,7 +74,7 @@ def test_the_first_page_says_what_is_spent_and_left_for_the_study_and_every_site
     facts = client.get("/api/overview").json()
     text = client.get("/").text
     assert f"<strong>{QUERIES}</strong> of {QUERIES} planned answers" in text
-    assert "every planned answer is there" in text
+    assert "every planned answer was released" in text
     for site in facts["sites"]:
         assert site["name"] in text
         assert site["budget"]["words"].replace("ε ", "ε\N{NO-BREAK SPACE}") in text
@@ -511,5 +511,5 @@ def test_a_filter_looks_through_a_few_rows_at_a_time_and_still_finds_every_match
             back, after = [*(row.seq for row in page.rows), *back], page.newer
         assert back == wanted, limit
     text = reader.get("/ledger?kind=refusal").text
-    assert "among those looked through" in text
+    assert "among the rows searched so far" in text
     assert "Older" in text

@@ -118,10 +118,10 @@ RULES = (
         "list",
     ),
     Rule(rf"^(?:at least )?ε {N} of {N} spent", ("spent:gate", "budget")),
-    Rule(rf"guaranteed whatever is still asked: ε {N}\.", ("guaranteed",)),
+    Rule(rf"guaranteed even after all further queries: ε {N}\.", ("guaranteed",)),
     Rule(rf"(?P<name>Rényi DP|The exact curve) reads ε {N}\.", ("spent:{name}",)),
     Rule(rf"^(?P<name>exact Gaussian|Rényi DP|paper's formula) {N} ", ("spent:{name}",)),
-    Rule(rf"gate ?, guaranteed {N}$", ("guaranteed",)),
+    Rule(rf"decides ?, guaranteed {N}$", ("guaranteed",)),
     # the bundle
     Rule(rf"^Guaranteed by the study: \(ε, δ\) = \({N}", ("guaranteed",)),
     Rule(rf"^Spent of it when this was exported: \(ε, δ\) = \({N}", ("spent:gate",)),

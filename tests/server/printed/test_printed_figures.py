@@ -111,7 +111,7 @@ def says_at_least(seen: View) -> None:
     for path in ("/", "/study"):
         assert "at least" in seen.text(path)
         assert "guaranteed whatever" not in seen.text(path)
-        assert "gate</strong>, guaranteed" not in seen.text(path)
+        assert "decides</strong>, guaranteed" not in seen.text(path)
     assert seen.json("/api/overview")["budget"]["guaranteed"] is None
     assert all(row["at_least"] for row in seen.csv("curve"))
 

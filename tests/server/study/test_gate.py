@@ -208,9 +208,7 @@ def test_consent_sheet_and_plan_say_what_the_gate_asks_and_what_each_mode_costs(
         plain = " ".join(text.split())
         assert "one signed word" in plain
         assert "no ε covers it" in plain
-        assert (
-            "Sealed: the server's operator is not trusted. One dishonest hospital can spoil a sum or steer" in plain
-        )
+        assert "Sealed: the server's operator is not trusted. One dishonest hospital can spoil a sum or steer" in plain
         assert "The other choice. Open: the server's operator is trusted" in plain
     open_text = " ".join(for_site(make_study()).split())
     assert "The other choice. Sealed:" in open_text
