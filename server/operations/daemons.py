@@ -12,6 +12,7 @@ secret from a file.
 
 from __future__ import annotations
 
+import ast
 import base64
 import importlib.util
 import json
@@ -46,11 +47,11 @@ CONNECTION = "consilium"
 """Name of the connection in Flower's ``config.toml``."""
 
 APP_PACKAGES = ("client", "common", "server")
-"""The packages in the app bundle, as this interpreter imports them."""
+"""The packages that files of the app bundle come from, as this interpreter imports them."""
 
 APP_NAME = "consilium"
-_APP_SUFFIXES = (".py", ".json", ".toml")  # Flower refuses a pattern for a kind of file that it does not bundle
-_BUNDLE_MAX_BYTES = 10 * 1024 * 1024
+_COMPONENTS = ("server.app", "client.app")
+"""The modules of the app's ServerApp and ClientApp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,8 +428,8 @@ def stop_run(server: FlowerServer, run_id: int) -> None:
 def app_dir(folder: Path) -> Path:
     """Write the Flower app into ``folder`` from the packages that this interpreter imports.
 
-    The folder holds a ``pyproject.toml`` without dependencies, so that none can be installed, and the sources. The same
-    code gives the same bundle hash from a clone and from an installed wheel.
+    The folder holds a ``pyproject.toml`` without dependencies, so that none can be installed, and :func:`app_files`.
+    The same code gives the same bundle hash from a clone and from an installed wheel.
 
     Args:
         folder: Empty or absent.
@@ -438,7 +439,7 @@ def app_dir(folder: Path) -> Path:
 
     Raises:
         InvalidInput: If the folder is not empty.
-        DaemonFailed: If a package is not installed, or the sources exceed Flower's limit of 10 MiB.
+        DaemonFailed: If a package is not installed.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput("folder for the app", value=str(folder), limit="empty or absent")
@@ -447,7 +448,7 @@ def app_dir(folder: Path) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    patterns = sorted({f"{PurePosixPath(name).parts[0]}/**/*{PurePosixPath(name).suffix}" for name in files})
+    patterns = [f"{package}/**/*.py" for package in APP_PACKAGES]
     lines = [
         "[project]",
         f"name = {_toml(APP_NAME)}",
@@ -461,8 +462,7 @@ def app_dir(folder: Path) -> Path:
         f"fab-include = [{', '.join(map(_toml, patterns))}]",
         "",
         "[tool.flwr.app.components]",
-        'serverapp = "server.app:app"',
-        'clientapp = "client.app:app"',
+        *(f'{module.split(".")[0]}app = "{module}:app"' for module in _COMPONENTS),
         "",
     ]
     (folder / "pyproject.toml").write_text("\n".join(lines), encoding="utf-8")
@@ -470,24 +470,50 @@ def app_dir(folder: Path) -> Path:
 
 
 def app_files() -> dict[str, bytes]:
-    """Return the app's source files by their path in the bundle, sorted.
+    """Return the source files that the app's two components import, by their path in the bundle, sorted.
+
+    Every node receives the bundle before it can answer. So a file that neither component imports is left out.
 
     Raises:
-        DaemonFailed: If a package is not installed, or the sources exceed Flower's limit of 10 MiB.
+        DaemonFailed: If a package is not installed.
     """
     found: dict[str, bytes] = {}
-    for package in APP_PACKAGES:
-        spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise DaemonFailed(f"the package {package!r} is not installed; to fix: install Consilium anew")
-        root = Path(next(iter(spec.submodule_search_locations)))
-        for path in root.rglob("*"):
-            if path.suffix in _APP_SUFFIXES and path.is_file() and "__pycache__" not in path.parts:
-                found[f"{package}/{path.relative_to(root).as_posix()}"] = path.read_bytes()
-    total = sum(map(len, found.values()))
-    if total > _BUNDLE_MAX_BYTES:
-        raise DaemonFailed(f"the app has {total} bytes; Flower takes at most {_BUNDLE_MAX_BYTES}")
+    wanted = list(_COMPONENTS)
+    while wanted:
+        module = wanted.pop()
+        path = _source(module)
+        if path is None or (name := path.as_posix()) in found:
+            continue
+        found[name] = _root(path.parts[0]).joinpath(*path.parts[1:]).read_bytes()
+        wanted += [module.rpartition(".")[0], *_imported(found[name])]
     return dict(sorted(found.items()))
+
+
+def _root(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise DaemonFailed(f"the package {package!r} is not installed; to fix: install Consilium anew")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _source(module: str) -> PurePosixPath | None:
+    """Return the path of a module of ours in the bundle; None for another's, and for a name that is no module."""
+    package, *inner = module.split(".")
+    if package not in APP_PACKAGES:
+        return None
+    candidates = (PurePosixPath(package, *inner, "__init__.py"), PurePosixPath(package, *inner).with_suffix(".py"))
+    return next((path for path in candidates if _root(package).joinpath(*path.parts[1:]).is_file()), None)
+
+
+def _imported(source: bytes) -> list[str]:
+    """Return every module that a source file imports, anywhere in it; a name imported from a package may be one."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+    return found
 
 
 def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> dict[str, object]:
