@@ -103,7 +103,7 @@ def test_a_privacy_officer_reads_everything_and_decides_nothing(dashboard, open_
     assert "privacy officer" in page.locator("header.top").inner_text()
     page.goto(volume_paths(page)[0])
     assert page.get_by_role("button", name="Reject").count() == 0
-    assert "decisions are an operator's" in page.locator("#decision").inner_text()
+    assert "Only an operator can accept or reject a label" in page.locator("#decision").inner_text()
     page.goto("/ledger")
     assert page.get_by_role("button", name="Verify now").is_enabled()
 
