@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from common.objects import shared
 
+PORTS = range(20_000, 32_768)
+"""Ports that :func:`free_ports` offers. Linux takes the source port of an outgoing connection from those above."""
+
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """Return distinct TCP ports on which no program listens now. Another program may take one before it is used.
+    """Return distinct TCP ports at which no program listens now, chosen at random from :data:`PORTS`.
+
+    No outgoing connection takes such a port before a server listens at it. Another server may, but seldom chooses the
+    same.
 
     Args:
         count: Number of ports.
@@ -20,13 +28,26 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
 
     Returns:
         Port numbers.
+
+    Raises:
+        OSError: If too few ports are free, or the host is no address of this machine.
     """
     with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
+        ports: list[int] = []
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(ports) == count:
+                break
             listener = held.enter_context(socket.socket())
-            listener.bind((host, 0))
-            ports.append(int(listener.getsockname()[1]))
+            try:
+                listener.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                listener.close()
+                continue
+            ports.append(port)
+        if len(ports) < count:
+            raise OSError(errno.EADDRINUSE, f"fewer than {count} of the ports from {PORTS[0]} to {PORTS[-1]} are free")
         return tuple(ports)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from common import sockets
 from common.errors import DaemonFailed, InvalidInput
 from common.process import DaemonSpec, ProcessGroup, Terminated, base_env, executable, plain_text
 from common.sockets import accepts, answers_http, free_port, free_ports, listen
@@ -216,10 +217,20 @@ def test_signal_handlers_are_put_back() -> None:
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_free_ports_are_distinct_and_free() -> None:
+def test_free_ports_are_distinct_and_no_outgoing_connection_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon once could not listen: another process's connection had got its port in the seconds between."""
+    linux_takes_from = 32_768
     ports = free_ports(20)
     assert len(set(ports)) == 20
-    assert 0 < free_port() < 65536
+    assert all(1024 < port < linux_takes_from for port in (*ports, free_port()))
+    monkeypatch.setattr(sockets, "PORTS", ports[:2])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", ports[0]))
+        assert free_ports(1) == (ports[1],)
+        with pytest.raises(OSError, match="fewer than 2 of the ports"):
+            free_ports(2)
+    with pytest.raises(OSError, match="assign"):
+        free_ports(1, host="192.0.2.1")
 
 
 def test_a_log_tail_is_bounded(tmp_path: Path) -> None:
