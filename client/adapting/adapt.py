@@ -46,6 +46,7 @@ from client.adapting.ways import (
 )
 from client.policy import load_site
 from client.site.books import writing_teachers
+from client.site.deals import patients_seen
 from client.site.enrolment import study_start
 from client.teachers.evaluation import load_bundle
 from client.teachers.pulled_student import STUDENT_DIR
@@ -140,7 +141,8 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,
             )
-            return _adapt(options, study, bundle, material, terms, folder=folder, out=out, progress=progress)
+            seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
+            return _adapt(options, study, bundle, material, terms, seen, folder=folder, out=out, progress=progress)
 
 
 def student_of(directory: Path, study: Study) -> Bundle:
@@ -205,6 +207,7 @@ def _adapt(
     bundle: Bundle,
     material: Material,
     terms: Terms,
+    seen: Mapping[str, Sequence[str]],
     *,
     folder: Path,
     out: Path,
@@ -237,7 +240,7 @@ def _adapt(
         problems=material.problems,
         structures=study.data.structures,
     )
-    write_seen_bundle(out, network, result, study=study, bundle=bundle, recipe=terms.recipe)
+    write_seen_bundle(out, network, result, study=study, bundle=bundle, recipe=terms.recipe, seen=seen)
     make = partial(Networks, terms, folder / KEPT, on_step=lambda steps, loss: None)
 
     def unseen(place: int) -> Bundle:

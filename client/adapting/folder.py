@@ -6,6 +6,7 @@ withdraws a patient uses it too.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,25 @@ and settings."""
 
 NAME = "has-seen-patients-must-not-leave"
 """Name of an adapted bundle's folder; the site's name follows."""
+
+SEEN_FILE = "configs/seen.json"
+"""File of an adapted bundle: the keyed hashes of the patients it was trained on, by deal."""
+
+
+def seen_by(bundle: Path) -> dict[str, frozenset[str]]:
+    """Read whom an adapted network was trained on.
+
+    Args:
+        bundle: The bundle's folder.
+
+    Returns:
+        Keyed hashes of the patients by deal; empty if the bundle does not say.
+    """
+    try:
+        found = json.loads((bundle / SEEN_FILE).read_text(encoding="utf-8"))
+        return {deal: frozenset(map(str, subjects)) for deal, subjects in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def forget_adapted(site_dir: Path) -> tuple[Path, ...]:

@@ -7,12 +7,14 @@ user only. No command of Consilium accepts it as a student, a start or a teacher
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from client.adapting.adapted import SEEN, Adapted, shown
+from client.adapting.folder import SEEN_FILE
 from client.adapting.ways import WORDS
 from common.config import Study, TrainingConfig
 from common.errors import InvalidInput
@@ -40,6 +42,7 @@ def write_seen_bundle(
     study: Study,
     bundle: Bundle,
     recipe: TrainingConfig,
+    seen: Mapping[str, Sequence[str]],
 ) -> None:
     """Write the bundle, all or nothing.
 
@@ -50,6 +53,7 @@ def write_seen_bundle(
         study: The study.
         bundle: The student from which it was made; its input ranges are copied.
         recipe: The network's training recipe.
+        seen: Keyed hashes of its patients by deal, by which a later withdrawal is recognised.
 
     Raises:
         InvalidInput: If the folder holds something else.
@@ -59,6 +63,7 @@ def write_seen_bundle(
         METADATA: as_json(_metadata(result, study, bundle)),
         INFERENCE: as_json(_inference(study, recipe, together=isinstance(network, Averaged))),
         PRIVACY: as_json(_privacy(result, study)),
+        SEEN_FILE: as_json(dict(seen)),
         SEEN_WEIGHTS: weights_to_bytes(network),
         README: _readme(result, study).encode(),
         LICENCE: _LICENCE.encode(),

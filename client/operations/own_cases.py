@@ -7,6 +7,7 @@ In this order, whenever a case is asked for:
 2. Cases that this site leaves out are not shown: those that the dataset's index or the last training could not use.
 3. A prediction in memory is used again only if the files of the case and of every network are the ones it was made
    from, by size, times and inode. A new network or scan is therefore shown without a restart.
+4. An adapted network is not used if a patient it was trained on was withdrawn since, or if that cannot be excluded.
 
 Shows no case if it cannot be known who was withdrawn. Writes nothing. A withdrawal empties the memory.
 """
@@ -22,14 +23,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from client.adapting.folder import FOLDER, NAME
+from client.adapting.folder import FOLDER, NAME, seen_by
 from client.data.cases import has_trained, load_cases
 from client.data.layouts import indexed
 from client.policy import SiteConfig
 from client.records.declared import DECLARED
 from client.records.served import retired_voters
 from client.site.books import read_books
-from client.site.deals import silent_voters, withdrawn
+from client.site.deals import all_still_in, silent_voters, withdrawals, withdrawn
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import Study
 from common.data.dataset import Case, Dataset
@@ -89,6 +90,7 @@ class OwnCases:
         self._dataset: Dataset | None = None
         self._list, self._books = CaseList(), _identity(())
         self._gone: frozenset[str] = frozenset()
+        self._withdrawals: frozenset[tuple[str | None, str]] = frozenset()
         self._kept: OrderedDict[tuple[object, ...], ShownCase] = OrderedDict()
 
     def listed(self) -> CaseList:
@@ -108,16 +110,30 @@ class OwnCases:
     def networks(self) -> dict[str, Path]:
         """Return where the networks lie that can be shown side by side; empty without a student or adapted network.
 
+        :meth:`listed` or :meth:`shown` reads the withdrawals on which the result depends.
+
         Returns:
             Folders by name.
         """
         places = {
             STUDENT: self._directory / STUDENT_DIR / "bundle",
             OWN: self._directory / "teachers",
-            ADAPTED: self._directory / FOLDER / f"{NAME}-{self._config.site}",
+            ADAPTED: self._adapted,
         }
         there = {name: path for name, path in places.items() if path.is_dir()}
+        if self.outdated() is not None:
+            del there[ADAPTED]
         return there if {STUDENT, ADAPTED} & there.keys() else {}
+
+    def outdated(self) -> Path | None:
+        """Return the adapted network's folder if it may have been trained on a patient who was withdrawn since."""
+        if not self._adapted.is_dir() or all_still_in(seen_by(self._adapted), self._withdrawals):
+            return None
+        return self._adapted
+
+    @property
+    def _adapted(self) -> Path:
+        return self._directory / FOLDER / f"{NAME}-{self._config.site}"
 
     def shown(self, number: int) -> ShownCase:
         """Return a case with what every network predicts for it.
@@ -204,6 +220,7 @@ class OwnCases:
     def _withdrawn(self, patients: set[str]) -> frozenset[str]:
         books = self._config.books_dir
         if not self._config.ledger_file.exists():
+            self._withdrawals = withdrawals(books, None)
             return withdrawn(books, None, patients)
         with read_books(self._config) as ledger:
             if (lost := ledger.forgotten()) is not None:
@@ -212,6 +229,7 @@ class OwnCases:
                     value=lost,
                     remedy="`consilium site recover --own-ledger`",
                 )
+            self._withdrawals = withdrawals(books, ledger)
             return withdrawn(books, ledger, patients)
 
     def _forget(self, gone: frozenset[str], *, all_of_them: bool = False) -> None:

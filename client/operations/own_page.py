@@ -44,6 +44,10 @@ _SAID = {
     OWN: "the mean of this site's own teachers, without those that may have seen a withdrawn patient",
     ADAPTED: "adapted at this site: it has seen patients and must not leave",
 }
+_OUTDATED = (
+    "adapted at this site, and not shown: it may have been trained on a patient who was withdrawn since. Delete "
+    "`{folder}`, then make it anew with `consilium site adapt`"
+)
 _READ = "read `consilium site status` and docs/ledger.md"
 _STOPPED = f"{_READ}; the site answers nothing until a person ends the alarm"
 
@@ -65,6 +69,7 @@ class SitesOwnPage(OwnPage):
     def facts(self) -> HospitalFacts:
         config, study = self._config, self._study
         view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
+        outdated = self._cases.outdated()
         with read_books(config) as ledger:
             site = facts_in(ledger, config)
             here = site.study(study.id)
@@ -83,7 +88,10 @@ class SitesOwnPage(OwnPage):
                     for one in view.peers
                 ),
                 alarms=_alarms(site.alarms, view, stopped=stopped),
-                networks=tuple(OwnNetwork(name, _SAID[name]) for name in networks),
+                networks=(
+                    *(OwnNetwork(name, _SAID[name]) for name in networks),
+                    *((OwnNetwork(ADAPTED, _OUTDATED.format(folder=outdated)),) if outdated else ()),
+                ),
                 pause=_command(self._directory, study, ended=here is not None and here.state == "pause"),
                 cases=tuple(number + 1 for number in listed.numbers) if networks else (),
                 withdrawn=listed.withdrawn,

@@ -10,7 +10,7 @@ it also refuses a teacher that was trained on another deal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
@@ -135,6 +135,50 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
             )
     gone = in_files | {row.subject for _, row in rows}
     return frozenset(name for name in patients if any(slots.subject(name) in gone for slots in files))
+
+
+def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]]:
+    """Return the keyed hashes of patients under the key of each of the pool's slots files.
+
+    A network that was trained on these patients keeps them, so that :func:`all_still_in` can ask about it later.
+
+    Args:
+        books: The directory that keeps the ledger.
+        patients: Names of the patients.
+
+    Returns:
+        Keyed hashes in order, by the name of the deal.
+    """
+    return {slots.deal: sorted(map(slots.subject, patients)) for slots in deals(books).values()}
+
+
+def withdrawals(books: Path, ledger: SiteLedger | None) -> frozenset[tuple[str | None, str]]:
+    """Return every withdrawal of a patient from the pool, according to its files or its ledger.
+
+    Args:
+        books: The directory that keeps the ledger.
+        ledger: The ledger; None for a pool without one.
+
+    Returns:
+        The deal and the patient's keyed hash. The deal is None in rows of older versions.
+    """
+    in_files = {(slots.deal, subject) for slots in deals(books).values() for _, subject in slots.withdrawn}
+    rows = () if ledger is None else ledger.withdrawn_patients()
+    return frozenset(in_files | {(row.deal, row.subject) for _, row in rows})
+
+
+def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[str | None, str]]) -> bool:
+    """Return True if it is certain that no withdrawn patient is among those whom a network has seen.
+
+    Args:
+        seen: Keyed hashes by deal, from :func:`patients_seen`.
+        withdrawn: The pool's :func:`withdrawals`.
+
+    Returns:
+        False also for a withdrawal from a deal under whose key the network's patients were not recorded.
+    """
+    everybody = {subject for subjects in seen.values() for subject in subjects}
+    return all((deal in seen or (deal is None and seen)) and subject not in everybody for deal, subject in withdrawn)
 
 
 def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from client.adapting import networks
 from client.adapting.adapt import AdaptOptions, adapt
 from client.adapting.adapted import Adapted
+from client.adapting.folder import seen_by
 from client.adapting.ways import FEW, LEAST_PATIENTS, Way, by_choice, choose, filled, fold_of
 from client.policy import load_site
 from client.records.lock import writing
@@ -322,11 +323,13 @@ def test_a_withdrawn_patient_is_in_no_adaptation_and_what_held_the_patient_is_na
     load_or_deal(few / "teachers" / "slots.json", ["p0", "p1"], voters=1)
     open_books(load_site(few)).close()
     bundle = adapted(few).bundle
+    assert [len(subjects) for subjects in seen_by(bundle).values()] == [2]
     assert list((few / "adapted" / "trainings").iterdir())
     done = RUN.invoke(site_app, ["withdraw-patient", "p1", "--site-dir", str(few)], catch_exceptions=False)
     assert f"{bundle} may have been trained on the patient: delete it" in done.stdout
     assert not (few / "adapted" / "trainings").exists()
     assert adapted(few).patients == 1
+    assert [len(subjects) for subjects in seen_by(bundle).values()] == [1]
 
 
 @pytest.mark.parametrize("way", [Way.AVERAGED, Way.HALF_WAY])

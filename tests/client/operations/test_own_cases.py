@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.adapting.folder import FOLDER, NAME
+from client.adapting.folder import FOLDER, NAME, SEEN_FILE
 from client.data.cases import record_cases
 from client.operations import own_cases, staff_decisions
 from client.operations.own_cases import ADAPTED, KEPT_CASES, OWN, STUDENT, OwnCases
 from client.policy import load_site
 from client.site.books import open_books
-from client.site.deals import deal_for_training
+from client.site.deals import deal_for_training, patients_seen
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import load_study
 from common.data.dataset import Problem
@@ -157,6 +157,23 @@ def test_a_withdrawal_leaves_nothing_of_the_patient_in_memory_and_silences_the_t
     staff_decisions.withdraw_patient(site, ids(site)[1])
     assert OWN not in cases.shown(0).arrays  # its one voter was trained on the patient
     assert len(cases._kept) == 1
+
+
+def test_an_adapted_network_that_saw_a_withdrawn_patient_is_no_longer_shown(site: Path) -> None:
+    """One made anew from the remaining patients is shown; a bundle that does not say whom it saw is not."""
+    bundle, books = site / FOLDER / f"{NAME}-north", load_site(site).books_dir
+    _, gone, *_ = everybody = ids(site)
+    (bundle / SEEN_FILE).write_text(json.dumps(patients_seen(books, everybody)))
+    cases = cases_of(site)
+    assert ADAPTED in cases.shown(0).arrays
+    assert cases.outdated() is None
+    staff_decisions.withdraw_patient(site, gone)
+    assert ADAPTED not in cases.shown(0).arrays
+    assert cases.outdated() == bundle
+    (bundle / SEEN_FILE).write_text(json.dumps(patients_seen(books, set(everybody) - {gone})))
+    assert ADAPTED in cases.shown(0).arrays
+    (bundle / SEEN_FILE).unlink()
+    assert ADAPTED not in cases.shown(0).arrays
 
 
 @pytest.mark.parametrize("forgets", ["slots", "ledger"])
