@@ -106,15 +106,15 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
         control with its 95 % interval.
     """
     means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": one.mean for n, one in scores.items() if n != STUDENT}}
-    shown = {name.replace("_", " "): round(mean, 5) for name, mean in means.items() if not math.isnan(mean)}
+    shown = {name.replace("_", " "): mean for name, mean in means.items() if not math.isnan(mean)}
     shown["cases"] = len(scores[STUDENT].cases)
     found = worth_of(scores)
     if found is None:
         return shown
     name = f"gain over {found.reference}"
-    shown[name] = round(found.gain, 5)
+    shown[name] = found.gain
     if found.interval is not None:
-        low, high = (round(end, 5) for end in found.interval)
+        low, high = found.interval
         shown |= {f"{name}, 95 per cent from": low, f"{name}, to": high}
     return shown
 

@@ -15,11 +15,11 @@ from common.data.msd import Case, read_dataset, write_dataset
 from common.data.synthetic import write_phantoms
 from common.data.volume import load_label, load_volume
 from common.errors import InvalidInput
-from common.metrics import mean_dice
+from common.metrics import Score, mean_dice
 from common.models.fit import predict
 from consilium.cli.study import study_app
 from server.postprocess.networks import load_control, load_student
-from server.postprocess.scores import kept_scores
+from server.postprocess.scores import figures, kept_scores
 from server.protocols.controls import CONTROLS
 from server.study.create_study import publish_validation
 from server.study.read_facts import read_measured
@@ -79,8 +79,13 @@ def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: R
         f"| gain over the control {best.replace('_', ' ')} | {np.mean(dice['student']) - np.mean(dice[best]):.3f} |"
         in card
     )
-    figures = json.loads((workspace.bundle_dir / "configs" / "metadata.json").read_text())["eval_metrics"]
-    assert figures["cases"] == 5
+    measured = json.loads((workspace.bundle_dir / "configs" / "metadata.json").read_text())["eval_metrics"]
+    assert measured["cases"] == 5
+
+
+def test_the_card_rounds_a_score_once_as_every_page_does() -> None:
+    score = Score(per_class=(0.0634996,), mean=0.0634996, cases=(0.0634996,))  # 0.06350 in five digits, 0.064 in three
+    assert f"{figures({'student': score})['student']:.3f}" == f"{score.mean:.3f}" == "0.063"
 
 
 def test_without_a_validation_set_the_end_says_how_to_get_one(recorded: Recorded) -> None:

@@ -219,7 +219,7 @@ class TestARun:
         scores = kept_scores(workspace)
         assert list(scores[PUBLIC_NETWORK].cases) == pytest.approx(dice)
         assert list(json.loads(workspace.scores_file.read_text())["controls"]) == [*CONTROLS, PUBLIC_NETWORK]
-        assert figures(scores)["control public network"] == round(float(np.mean(dice)), 5)
+        assert figures(scores)["control public network"] == pytest.approx(np.mean(dice))
         alone = {STUDENT: scores[STUDENT], PUBLIC_NETWORK: scores[PUBLIC_NETWORK]}
         worth = worth_of(alone)
         assert worth is not None
