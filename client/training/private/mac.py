@@ -171,7 +171,6 @@ def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientL
 
     It is the objective E of one patient after its Z-step (E is defined in the module), averaged over its images.
 
-
     Args:
         blocks: The network's blocks.
         each: Loss of each image.

@@ -67,12 +67,12 @@ def train_privately(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> PrivatelyTrained:
-    """Spend what is left of the journal's plan on a new network.
+    """Train a new network with the steps that the journal's plan has left.
 
-    The seed need be neither secret nor random, because the guarantee holds for each seed. What must be random comes
-    from the operating system: noise and Poisson's coins in every step, and the key of the partition and the patches
-    with the journal. The guarantee holds for any first weights made without these patients, so a public start costs
-    nothing.
+    The seed need be neither secret nor random, because the guarantee holds for each seed. The operating system supplies
+    what must be random: the noise and the Poisson sampling of every step, and, once for each journal, the key from
+    which the partition and the patches are drawn. The guarantee holds for any first weights made without these
+    patients, so a public start costs nothing.
 
     Args:
         part: The voter's patients.
@@ -160,7 +160,7 @@ class VolumeStrategy(Strategy, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a strategy is made from.
+    """The inputs from which a strategy is built.
 
     Attributes:
         model: The network.
@@ -197,7 +197,7 @@ def sgd(setup: Setup) -> VolumeSgd:
     """Make DP-SGD: one clip for all parameters, or for each layer.
 
     Args:
-        setup: What the strategy is made from.
+        setup: Its inputs.
 
     Returns:
         The strategy.

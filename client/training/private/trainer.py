@@ -1,8 +1,8 @@
 """Runs private strategies as trainers of a site: a journal for each training, charged and resumed.
 
-A training is identified by its voter's patients, recipe and settings, not by the content of their files: a changed scan
-must not start a new training and spend again. Other patients, another recipe or another plan make another training with
-a journal of its own, and the site's ledger adds its cost.
+A training is identified by its voter's patients, recipe and settings. The content of the patients' files is not part of
+the identity: a changed scan must not start a new training and spend again. Other patients, another recipe or another
+plan make another training with a journal of its own, and the site's ledger adds its cost.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PrivateTrainer:
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
     ) -> Trained:
-        """Spend what the plan has left; the last iterate is the teacher.
+        """Train with the steps that the plan has left; the network after the last step is the teacher.
 
         Args:
             part: The voter's patients.

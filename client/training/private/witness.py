@@ -1,7 +1,8 @@
 """Counts a private training's steps in the site's ledger before they are drawn.
 
-A directory of teachers restored from a backup contains fewer steps than were drawn. The ledger detects its own restores
-by its standing, so with it no step is drawn twice for one charge. Refuses a second run of one training.
+A directory of teachers that was restored from a backup records fewer steps than were drawn. The ledger detects that it
+was restored itself, by its standing. Counting the steps there keeps any step from being drawn twice for one charge.
+Refuses a second run of one training.
 """
 
 from __future__ import annotations
