@@ -77,7 +77,7 @@ class Worth:
 
     @property
     def figures(self) -> str:
-        """The gain with its interval, and both means, as text."""
+        """Text with the gain, its interval, the student's mean Dice, and the mean Dice of the control."""
         if self.interval is None:
             within = "no interval: it takes two cases"
         else:
@@ -103,11 +103,11 @@ class Worth:
         """Return the comparison as plain JSON for machines."""
         return {
             "word": str(self.word),
-            "gain": round(self.gain, 5),
-            "interval": None if self.interval is None else [round(end, 5) for end in self.interval],
+            "gain": self.gain,
+            "interval": None if self.interval is None else list(self.interval),
             "cases": self.cases,
-            "student": round(self.student, 5),
-            "other": round(self.other, 5),
+            "student": self.student,
+            "other": self.other,
             "reference": self.reference,
         }
 

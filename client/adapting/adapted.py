@@ -31,10 +31,10 @@ LESS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The Dice of one way, scored on each patient by a network that had not seen the patient.
+    """The Dice of one way of making a network; each patient was scored by a network that had not seen that patient.
 
     Attributes:
-        way: The way.
+        way: The way of making the network.
         interval: Mean over patients; None if no patient has a score.
         structures: The same for each structure.
     """

@@ -51,7 +51,7 @@ class Terms:
 
 
 class Networks:
-    """The networks of one set of scans, trained when they are first needed.
+    """The networks of every way of adapting, trained on one set of scans when they are first needed.
 
     Args:
         terms: What all trainings have in common.

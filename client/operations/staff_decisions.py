@@ -282,13 +282,13 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
             raise InvalidInput(
                 "standing of the lost ledger",
                 value=str(kept),
-                limit="a standing newer than this copy of the ledger",
-                remedy="the standing beside this ledger shows no loss; if the whole machine was rolled back, give a "
-                "standing that was kept elsewhere with --standing, or count all remaining budget as spent with "
-                "--charge-all"
+                limit="a standing file that was written after this copy of the ledger",
+                remedy="this standing shows no lost charge. If the whole machine was restored from a backup, pass a "
+                "standing file that was kept on another machine: --standing FILE. If there is none, --charge-all "
+                "counts all remaining budget as spent"
                 if beside is not None
-                else "give the lost ledger's standing with --standing; if it is lost too, --charge-all counts all "
-                "remaining budget as spent",
+                else "pass the lost ledger's standing file: --standing FILE. If that is lost too, --charge-all counts "
+                "all remaining budget as spent",
             )
         spent = ledger.charge_lost(*(found.values() or (None,)))
         HeadMemory(config.books_dir / WITNESSES).forget(origin_of("site", ledger.ledger_id))

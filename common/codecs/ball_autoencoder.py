@@ -108,12 +108,12 @@ class BallAutoencoder:
         )
         arrays = (self.centre, self.metric, self.powers, *self.weights.values())
         if not fits or not all(np.isfinite(array).all() for array in arrays):
-            raise InvalidInput("ball-ae codec", limit="finite arrays of matching shapes")
+            raise InvalidInput("arrays of a ball-ae codec", limit="arrays of finite numbers whose shapes match")
         expected = weight_shapes(coarse, structures=len(self.centre), dimension=len(self.powers))
         if {name: array.shape for name, array in self.weights.items()} != expected:
             raise InvalidInput("ball-ae codec: weights", value=sorted(self.weights), limit=str(expected))
         if min(self.metric.min(), self.powers.min()) <= 0 or not self.radius > 0:
-            raise InvalidInput("ball-ae codec", limit="metric, powers and radius above 0")
+            raise InvalidInput("a ball-ae codec's metric, powers or radius", limit="numbers above 0")
 
     @property
     def dimension(self) -> int:

@@ -87,9 +87,9 @@ class PcaCodec:
             and is_pooled(self.grid, self.metric.shape)
         )
         if not fits or not all(np.isfinite(array).all() for array in arrays):
-            raise InvalidInput("pca codec", limit="finite arrays of matching shapes")
+            raise InvalidInput("arrays of a pca codec", limit="arrays of finite numbers whose shapes match")
         if min(self.metric.min(), self.variances.min(), self.powers.min()) <= 0:
-            raise InvalidInput("pca codec", limit="metric, variances and powers above 0")
+            raise InvalidInput("a pca codec's metric, variances or powers", limit="numbers above 0")
         if not 0 < float(self.powers.sum()) <= self.radius**2:
             raise InvalidInput(
                 "pca codec: power", value=float(self.powers.sum()), limit=f"at most C² = {self.radius**2}"
@@ -171,7 +171,7 @@ class PcaCodec:
         """
         fields = read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES)
         if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
-            raise InvalidInput("pca codec", limit="finite arrays of matching shapes")
+            raise InvalidInput("arrays of a pca codec", limit="arrays of finite numbers whose shapes match")
         return cls(**fields)
 
     @classmethod

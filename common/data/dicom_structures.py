@@ -212,7 +212,7 @@ def _contours(
             raise InvalidInput(
                 f"points of a contour of structure {structure.name}",
                 value=f"{len(numbers)} numbers",
-                limit="three for each point, three points or more, as many as stated",
+                limit="three coordinates for each point, at least three points, and as many points as the file states",
                 remedy=_DRAW,
             )
         if not np.isfinite(numbers).all():

@@ -105,8 +105,10 @@ class RowState:
         """True if a standing file was kept from the first row on."""
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
-        """Read a row's record, unless the writer passes it, and call ``enter`` with it if only this ledger has the
-        kind.
+        """Check one row and enter its record into the state.
+
+        Genesis, key and note records are common to all ledgers and handled here. ``enter`` handles all other kinds.
+        A writer passes the record it has just made; a reader passes None, and the row is parsed.
 
         Raises:
             LedgerCorrupt: If the row breaks a rule, with its number. ``enter`` must not have changed anything then.

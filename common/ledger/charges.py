@@ -437,7 +437,8 @@ class ReleaseRecord(Document):
         sealed = self.query.mechanism.colluders is not None
         if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
             raise InvalidInput(
-                "release", limit="a draw with masks and without an answer in a sealed sum, an answer in an open study"
+                "release",
+                limit="in sealed mode a draw, its masks and no answer; in open mode an answer, no draw and no masks",
             )
 
     def check_voters(self, roster: Roster) -> None:

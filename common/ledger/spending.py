@@ -144,7 +144,7 @@ class Spending:
     def by_all(self) -> tuple[Guarantee, ...]:
         """Return the guarantee of everything spent so far, by every accountant that can compute it.
 
-        The accountant ``pld`` cannot for the smallest and largest values.
+        The accountant ``pld`` is left out for very small and very large μ², which its grid cannot represent.
         """
         mu_squared = self.mu_squared
         pld = mu_squared == 0 or _PLD_LEAST < mu_squared <= _PLD_MOST

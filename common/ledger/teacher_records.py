@@ -72,7 +72,8 @@ class TrainingRecord(Document):
         voter: Number of the voter.
         deal: Id of the assignment of patients to voters. Two voters of one deal share no patient.
         strategy: Name of the training strategy.
-        events: Largest cost for each of its patients; empty for a training without a guarantee.
+        events: Upper bound on what it costs any of its patients, one event at most; empty for a training without a
+            guarantee.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -83,7 +84,7 @@ class TrainingRecord(Document):
 
     @property
     def event(self) -> TrainingEvent | None:
-        """Largest cost of the training for each patient; None for a training without a guarantee."""
+        """Upper bound on what the training costs any of its patients; None for a training without a guarantee."""
         return self.events[0] if self.events else None
 
 

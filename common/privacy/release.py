@@ -21,11 +21,11 @@ _ROOM = 1 << 62
 
 
 class CodeSum:
-    """The sum of one query's codes while they arrive: Σ_k codes_k in integers, exact in any order. # sensitive until
-    noised
+    """The running sum of the codes of one query. # sensitive until noised
 
-    No code is kept. A site that sends none counts as the zero code. Guarantee: every code was tested, ‖code‖₂ ≤ m·R in
-    exact integers, before it was added.
+    Each of K sites has m voters and sends one code, the sum of its voters' codes; R is the clipping norm of one voter.
+    The sum is in integers, so its order does not matter. No code is kept. A site that sends none counts as the zero
+    code. Guarantee: before a code is added, ‖code‖₂ ≤ m·R is tested in exact integers.
 
     Args:
         mechanism: The release's mechanism.

@@ -67,7 +67,10 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
     if not path.exists():
         if not make:
             raise InvalidInput(
-                "secret of countersigned heads", value=str(path), limit="the secret that the site's worker made"
+                "secret for the hashes of countersigned heads",
+                value=str(path),
+                limit="the file that the site's worker wrote with its first head",
+                remedy="restore it from a backup of the site's directory",
             )
         write_atomically(path, secrets.token_bytes(32), mode=0o600)
     salt = path.read_bytes()

@@ -198,7 +198,11 @@ class _Audit:
             self._lived()
 
     def live_through_everything(self) -> None:
-        """Run lives with a lost draw, a stopped and restarted server, a restored site, and reused answers."""
+        """Run small studies from start to end in which faults occur, and check their books.
+
+        The faults are a lost draw, a server that is stopped and restarted, a site restored from a backup, and answers
+        that are reused.
+        """
         small = shrunk(self.subject)
         for sites in {small.study.privacy.quorum, len(small.limits)}:
             with _folder() as root:

@@ -1,4 +1,4 @@
-"""Simulates a study's surroundings for an audit: voters that answer as their world prescribes."""
+"""Simulates the voters of an audited study, with an answer that the audit chooses for each voter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.study.workspace import Site
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The answers of each voter.
+    """The answer that each voter gives.
 
     Attributes:
         moved: Word that names the answer of the audited unit's voters, at the first site.

@@ -99,8 +99,8 @@ Jointly = Annotated[
     bool | None,
     typer.Option(
         "--joint/--no-joint",
-        help="Ask joint queries about all public volumes in four rounds, or one query for each volume [with the codec "
-        "pca joint queries, about position or appearance, as the public label maps suit].",
+        help="Ask about all public volumes together, in four rounds of joint queries, or ask one query for each volume "
+        "[joint with the codec pca; position or appearance is chosen from the public label maps].",
         **PLAIN,
     ),
 ]

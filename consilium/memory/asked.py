@@ -134,8 +134,7 @@ class Asked:
         return self._network(training.train(None, _quietly), seed)
 
     def controls(self, *, seed: int = STUDENT_SEED) -> Controls:
-        """Train the student's controls, with the same recipe and seed but without the teachers' answers about its
-        volumes.
+        """Train the student's controls: networks with its recipe and seed that learn without the teachers' answers.
 
         Args:
             seed: Seed of the first weights, the batches and the augmentation.

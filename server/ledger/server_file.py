@@ -119,7 +119,11 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Refuse a standing of another ledger or of unknown studies, and declare again the pools that only it knows."""
+        """Check a standing before its lost charges are added, and enter what only it still states about pools.
+
+        Raises:
+            InvalidInput: If it belongs to another ledger or counts a study that is not registered here.
+        """
         if standing.head.ledger_id != self.ledger_id:
             raise InvalidInput("ledger of the standing", value=standing.head.ledger_id, limit=self.ledger_id)
         unknown = sorted(standing.studies.keys() - self._books.studies.keys())

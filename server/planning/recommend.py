@@ -145,7 +145,7 @@ class Rehearsal:
 
     @property
     def ahead(self) -> tuple[float, float]:
-        """Mean lead of the stand-in teachers in Dice, and half the width of its 95 % interval over the cases."""
+        """Mean Dice of the stand-in teachers less that of the control, and half the width of its 95 % interval."""
         mean, half = mean_interval([t - c for t, c in zip(self.teachers, self.control, strict=True)])
         assert half is not None
         return mean, half

@@ -58,7 +58,7 @@ def export_student(
     scores = score_networks(workspace, on_case=on_case)
     for name, one in scores.items():
         if math.isfinite(one.mean):
-            events.emit("network-scored", name=name, dice=round(one.mean, 5), cases=len(one.cases))
+            events.emit("network-scored", name=name, dice=one.mean, cases=len(one.cases))
     with Ledger.open(workspace.ledger_file) as ledger:
         ledger.check_newest()
         answers = ledger.answers(study.id)

@@ -59,7 +59,7 @@ class ValidationCurve:
         self._due = step + self._steps / POINTS
         dice = self._score(newest[0])
         if dice is not None:
-            self._events.emit("student-validated", step=step, dice=round(dice, 5), cases=len(self._cases))
+            self._events.emit("student-validated", step=step, dice=dice, cases=len(self._cases))
 
     def _newest(self) -> tuple[Path, int, int] | None:
         """Return the newest checkpoint of any pass, and what tells it from the one before."""

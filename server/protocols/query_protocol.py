@@ -181,7 +181,7 @@ class FitFiles:
 
 
 def _untrained(name: str) -> torch.nn.Module:
-    raise InvalidInput("a network that is not trained yet", value=name, limit="networks trained before this one")
+    raise InvalidInput("a control that another one needs", value=name, limit="a control that was trained before it")
 
 
 @dataclass(frozen=True, slots=True)

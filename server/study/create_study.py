@@ -349,7 +349,7 @@ def fit_study_codec(
 
 
 def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
-    """Raise InvalidInput if the study has answers, which could not be read with another ``what``."""
+    """Raise InvalidInput if the study has answers: changing ``what`` would make them unreadable."""
     with _open_ledger(workspace) as ledger:
         answers = len(ledger.answers(study.id))
     if answers:

@@ -23,7 +23,7 @@ _PRIVACY = re.compile(r"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?:#.*)?$", re.MULTI
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A study from such a file.
+    """A study that was read from a study file, before it is created.
 
     Attributes:
         study: The study.

@@ -78,3 +78,10 @@ def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
     alone = over_best(student, {"zero_code": Score((), 0.1, ())})
     assert alone is not None
     assert (alone.gain, alone.interval, alone.word) == (pytest.approx(0.618), None, GainWord.NOT_PROVEN)
+
+
+def test_json_keeps_every_digit_so_that_whoever_rounds_rounds_once() -> None:
+    found = of_means(0.7084989, 0.5761, reference="the control zero code")  # 0.70850 in five digits, 0.709 in three
+    told = found.to_json()
+    assert f"{told['student']:.3f}" == f"{found.student:.3f}" == "0.708"
+    assert told["gain"] == found.gain

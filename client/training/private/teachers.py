@@ -209,7 +209,7 @@ def bbb(setup: Setup) -> VolumeBbb:
     """Make DP-BBB: a posterior of networks, centred at the public weights if the model holds some.
 
     Args:
-        setup: What the strategy is made from.
+        setup: Its inputs.
 
     Returns:
         The strategy.
@@ -220,10 +220,10 @@ def bbb(setup: Setup) -> VolumeBbb:
 
 
 def mac(setup: Setup) -> VolumeMac:
-    """Make DP-MAC: coordinates at every hidden block, one clip for each block.
+    """Make DP-MAC: auxiliary coordinates at the output of every hidden block, and one clipping norm for each block.
 
     Args:
-        setup: What the strategy is made from.
+        setup: Its inputs.
 
     Returns:
         The strategy.

@@ -86,7 +86,9 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
 
 
 def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
-    """Compare the size of the answers with what was expected, and each structure's volume with that of public shapes.
+    """Check whether the answers are plausible, by their size and by the volumes of the structures.
+
+    The size is compared with its expected value, and each structure's volume with its volume in the public label maps.
 
     Args:
         public: What is public of the study.
