@@ -154,6 +154,13 @@ def utility(
     offsets: Annotated[
         bool, typer.Option("--offsets", help="Also run a control with the releases shuffled between volumes.")
     ] = False,
+    home: Annotated[
+        bool, typer.Option("--home", help="Also adapt the student at each hospital, in every way of `site adapt`.")
+    ] = False,
+    home_choice: Annotated[
+        bool,
+        typer.Option("--home-choice", help="Also choose a way at each hospital as `site adapt` does; takes six times."),
+    ] = False,
     bounds: Annotated[
         bool,
         typer.Option(
@@ -184,6 +191,7 @@ def utility(
     Example: consilium bench utility --data tumours --sites tumours/sites.csv --unit patient --delta 1e-5 --paired 8
     """
     from common.data.split import SplitCounts
+    from research.home import CHOSEN, HOME
     from research.jobs import ABLATION
     from research.reports import DEVELOPMENT, REGISTER, REPORT, Register
     from research.roles import Source
@@ -216,7 +224,8 @@ def utility(
     terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
     setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
     measured = PARTS if bounds else tuple(part for part in PARTS if part != "bounds")
-    parts = (ABLATION,) if ablate else (*measured, OFFSETS) if offsets and joint else measured
+    further = ((OFFSETS, offsets and joint), (HOME, home or home_choice), (CHOSEN, home_choice))
+    parts = (ABLATION,) if ablate else (*measured, *(part for part, wanted in further if wanted))
     said: dict[str, object] = {"scored": scored}
     register = Register(REGISTER, data=data.resolve().name, names=source.names()) if report else None
     if register is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from client.adapting.ways import Way
 from common.intervals import mean_interval
 from common.metrics import mean_present
 from common.privacy.figures import delta_text, epsilon_text
@@ -46,7 +47,7 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
     """Return the table as plain JSON.
 
     It holds the setting, every seed's Dice, means, deviations and paired gains over controls, every structure's
-    metrics, and each hospital's gain over its own teacher.
+    metrics, each hospital's gain over its own teacher, and what it can make at home.
 
     Args:
         setting: The row of the table.
@@ -70,6 +71,7 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
         },
         "structures": structures(rows, columns),
         "sites": sites(rows),
+        "home": home(rows),
         "gain": {
             **gains,
             "best_control": {**gains[best], "name": best},
@@ -117,6 +119,28 @@ def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
             found[site]["on_its_own"] = {"seeds": len(scored), "teacher": mean_present(theirs)} | {
                 "gain": paired(ours, theirs)
             }
+    return found
+
+
+def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return, for each hospital, the Dice of every network it can make at home, and what each has over its own.
+
+    Args:
+        rows: The values of each seed, by name; empty result if the seeds have no part :mod:`research.home`.
+    """
+    found: dict[str, Any] = {}
+    for site in dict.fromkeys(name.partition(at_site("home patients", ""))[2] for row in rows for name in row):
+        there = [row for row in rows if site and at_site(f"home {Way.OWN}", site) in row]
+        if not there:
+            continue
+        own = [row[at_site(f"home {Way.OWN}", site)] for row in there]
+        ways: dict[str, Any] = {}
+        for way in (*map(str, Way), "chosen"):
+            each = [row.get(at_site(f"home {way}", site), math.nan) for row in there]
+            if not any(map(math.isnan, each)):
+                ways[way] = {"each": each, "mean": mean_present(each), "over_own": paired(each, own)}
+        patients = mean_present([row[at_site("home patients", site)] for row in there])
+        found[site] = {"patients": patients, "seeds": len(there), "ways": ways}
     return found
 
 
@@ -185,6 +209,8 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print("Nothing gained that these seeds can tell from nothing: the student is its controls.")
     console.print(_structures_table(document["structures"]))
     console.print(_sites_table(document["sites"]))
+    if document.get("home"):
+        console.print(_home_table(document["home"]))
 
 
 def _structures_table(document: dict[str, Any]) -> Table:
@@ -218,6 +244,23 @@ def _sites_table(document: dict[str, Any]) -> Table:
         own = row.get("on_its_own")
         cells = ("", "") if own is None else (f"{own['teacher']:.4f}", _gain(own["gain"]))
         table.add_row(site, f"{row['cases']:g}", f"{row['teacher']:.4f}", _gain(row["gain"]), *cells)
+    return table
+
+
+def _home_table(document: dict[str, Any]) -> Table:
+    """Return a table of what each hospital can make at home: its own network's Dice, and what other ways have over
+    it.
+    """
+    ways = [way for way in (*map(str, Way), "chosen") if any(way in row["ways"] for row in document.values())]
+    table = Table(box=None, pad_edge=False, title="at home: Dice, and the difference to own", title_justify="left")
+    for header in ("", "patients", *ways):
+        table.add_column(header, justify="left" if not header else "right")
+    for site, row in document.items():
+        cells = [
+            f"{one['mean']:.4f}" + ("" if way == Way.OWN else f" {_gain(one['over_own'])}")
+            for way, one in row["ways"].items()
+        ]
+        table.add_row(site, f"{row['patients']:g}", *cells)
     return table
 
 

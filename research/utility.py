@@ -29,6 +29,7 @@ from common.protocols.site_protocol import Encoder
 from consilium.memory.asked import Drawn
 from research.asked import ask, noised
 from research.bench import Bench, hard
+from research.home import CHOSEN, HOME, measure_home
 from research.kept import Cell, array_hash, weights_hash
 from research.roles import Cases
 from research.scores import at_site, scored
@@ -71,7 +72,7 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
 
     Args:
         bench: The setting and seed.
-        part: One of :data:`PARTS`, or :data:`OFFSETS`.
+        part: One of :data:`PARTS`, or :data:`OFFSETS`, :data:`~research.home.HOME`, :data:`~research.home.CHOSEN`.
         report: Called with what is done next.
     """
     start = bench.start() if bench.begun else None
@@ -84,6 +85,8 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
         bounds(bench, teachers, start, cell, report)
     report("frame")
     study = Asked(bench, start, bench.codes(teachers))
+    if part in (HOME, CHOSEN):
+        return measure_home(bench, study.trained("student"), part, cell, report)
     for arm in _ARMS_OF[part]:
         if arm not in cell.values():
             report(arm)
@@ -123,14 +126,15 @@ class Asked:
         volumes.
         """
         bench = self._bench
-        values = bench.scored(name, self._unprotected() if name == "non_private" else self._trained(name))
+        values = bench.scored(name, self._unprotected() if name == "non_private" else self.trained(name))
         if name == "student":
             labels = hard(np.stack(list(self._lesson.labels.values())))
             values |= scored("labels", labels, bench.roles.public.labels[: len(labels)], bench.study.data)
         return values
 
-    def _trained(self, name: str) -> torch.nn.Module:
-        training = self.protocol.finish(replace(self._lesson, trained=self._trained), name)
+    def trained(self, name: str) -> torch.nn.Module:
+        """Return the network of an arm, trained once and stored."""
+        training = self.protocol.finish(replace(self._lesson, trained=self.trained), name)
         assert training is not None  # a benchmark asks about at least two volumes
         files = FitFiles.at(self.folder / "networks", name)
         fit_once(training, files=files, on_step=lambda _step, _loss: None)

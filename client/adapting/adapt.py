@@ -34,14 +34,13 @@ from client.adapting.report import write_report
 from client.adapting.seen_bundle import check_place, write_seen_bundle
 from client.adapting.ways import (
     FEW,
-    FOLDS,
-    LEAST_PATIENTS,
     TRAININGS,
     Way,
     by_choice,
     choose,
     filled,
     fold_of,
+    folds_for,
     mean,
 )
 from client.policy import load_site
@@ -98,13 +97,14 @@ The display is a context manager. It yields a function of the steps done since i
 
 
 @dataclass(slots=True)
-class _Folds:
+class Folds:
     """Each way's Dice of every patient, from a network trained without that patient; ``of`` is each patient's fold."""
 
     of: tuple[int, ...] = ()
     dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
 
     def means(self) -> dict[Way, list[float]]:
+        """Return each way's Dice of every patient, averaged over structures."""
         return {way: [mean_present(row) for row in rows] for way, rows in self.dice.items()}
 
 
@@ -214,12 +214,12 @@ def _adapt(
     progress: Progress,
 ) -> Adapted:
     patients = material.patients
-    folds = min(FOLDS, len(patients)) if len(patients) >= LEAST_PATIENTS else 0
+    folds = folds_for(len(patients))
     trainings = [way for way in Way if TRAININGS[way] == (way,)]
     most = len(TRAININGS[options.way]) if options.way is not None else max(map(len, TRAININGS.values()))
     with progress(terms.recipe.steps * (folds * len(trainings) + most)) as on_step:
         make = partial(Networks, terms, folder / KEPT, on_step=on_step)
-        checked = _cross_validated(patients, make, terms, folds=folds)
+        checked = cross_validated(patients, make, terms, folds=folds)
         means = checked.means()
         way = options.way or (choose(means) if folds else FEW)
         network = make(_scans(patients)).of(way)
@@ -257,10 +257,20 @@ def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:
     return [scan for patient in patients for scan in patient.scans]
 
 
-def _cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms, *, folds: int) -> _Folds:
-    """Score every way on every patient, by networks trained without the patient's fold."""
+def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms, *, folds: int) -> Folds:
+    """Score every way on every patient, by networks trained without the patient's fold.
+
+    Args:
+        patients: The patients.
+        make: Makes the networks of a sequence of scans.
+        terms: What all trainings have in common.
+        folds: Number of folds; 0 scores nothing.
+
+    Returns:
+        The scores.
+    """
     if not folds:
-        return _Folds()
+        return Folds()
     of = fold_of([patient.name for patient in patients], folds=folds)
     rows: dict[Way, list[tuple[float, ...]]] = {way: [()] * len(patients) for way in Way}
     for fold in range(folds):
@@ -270,7 +280,7 @@ def _cross_validated(patients: Sequence[Patient], make: Callable[..., Networks],
             if of[place] == fold:
                 for way, row in scored(patient, models, terms).items():
                     rows[way][place] = row
-    return _Folds(of, rows)
+    return Folds(of, rows)
 
 
 def scored(patient: Patient, models: Mapping[Way, torch.nn.Module], terms: Terms) -> dict[Way, tuple[float, ...]]:

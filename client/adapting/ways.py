@@ -56,6 +56,15 @@ Dice = Sequence[float]
 """Dice of each patient."""
 
 
+def folds_for(patients: int) -> int:
+    """Return the number of folds for a number of patients; 0 if they are too few to choose a way by.
+
+    >>> folds_for(4), folds_for(30)
+    (0, 5)
+    """
+    return min(FOLDS, patients) if patients >= LEAST_PATIENTS else 0
+
+
 def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
     """Deal patients into folds of nearly equal size, by their names only.
 

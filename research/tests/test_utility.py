@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from scipy import stats
 
+from client.adapting.ways import Way
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
@@ -29,6 +30,7 @@ from research import utility
 from research.ablation import VARIANTS, ablate, likeness, student
 from research.asked import noised
 from research.bench import Bench
+from research.home import CHOSEN, HOME
 from research.scores import at_site, named
 from research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, study_of
 from research.table import ablation_summary, render, render_ablation, summary
@@ -160,6 +162,34 @@ def test_looks_are_asked_for_with_their_own_controls_and_a_student_without_noise
     row = run(bench.at(replace(SETTING, recipe="appearance", voters=1)), lambda _stage: None)
     assert {"student", *CONTROLS, "non_private", "labels", "ensemble"} <= row.keys()
     assert SHARED not in row
+
+
+@pytest.mark.slow
+def test_each_hospital_adapts_the_student_in_every_way_and_as_the_product_chooses(bench: Bench) -> None:
+    """A hospital of six patients chooses by cross-validation; for one of three the way is fixed."""
+    roles = deal(balls(46), hospitals=2)
+    enough = Bench(
+        SETTING,
+        replace(roles, private=(roles.private[0], roles.private[1][np.arange(3)])),
+        DATA,
+        seed=0,
+        cache=bench.kept.folder,
+    )
+    row = run(enough, lambda _stage: None)
+    for part in (HOME, CHOSEN):
+        row |= run_part(enough, part, lambda _stage: None)
+    document = summary(SETTING, [row, row])
+    large, small = document["home"].values()
+    assert (large["patients"], small["patients"]) == (6, 3)
+    for site in (large, small):
+        assert site["ways"].keys() == {*Way, "chosen"}
+        assert site["ways"]["student"]["each"] == [row["student"]] * 2
+        assert site["ways"]["own"]["over_own"] == {"mean": 0.0, "half_width": 0.0}
+    assert small["ways"]["chosen"]["each"] == small["ways"]["half-way"]["each"]
+    assert large["ways"]["chosen"]["mean"] in [large["ways"][way]["mean"] for way in Way]
+    text = io.StringIO()
+    render(document, Console(file=text, width=200))
+    assert "at home: Dice, and the difference to own" in text.getvalue()
 
 
 @pytest.mark.slow
