@@ -155,11 +155,15 @@ def utility(
         bool, typer.Option("--offsets", help="Also run a control with the releases shuffled between volumes.")
     ] = False,
     home: Annotated[
-        bool, typer.Option("--home", help="Also adapt the student at each hospital, in every way of `site adapt`.")
+        bool,
+        typer.Option("--home", help="Also adapt the student at each hospital, in every way that `site adapt` knows."),
     ] = False,
     home_choice: Annotated[
         bool,
-        typer.Option("--home-choice", help="Also choose a way at each hospital as `site adapt` does; takes six times."),
+        typer.Option(
+            "--home-choice",
+            help="As --home, and choose a way by cross-validation, as `site adapt` does; takes six times as long.",
+        ),
     ] = False,
     bounds: Annotated[
         bool,
@@ -224,7 +228,8 @@ def utility(
     terms = (str(recipe), len(patients), voters, epsilon, delta, unit, queries)
     setting = Setting(*terms, *recipes, central, rounds, paired, None if aggregation == OPEN else colluders)
     measured = PARTS if bounds else tuple(part for part in PARTS if part != "bounds")
-    further = ((OFFSETS, offsets and joint), (HOME, home or home_choice), (CHOSEN, home_choice))
+    at_home = CHOSEN if home_choice else HOME
+    further = ((OFFSETS, offsets and joint), (at_home, home or home_choice))
     parts = (ABLATION,) if ablate else (*measured, *(part for part, wanted in further if wanted))
     said: dict[str, object] = {"scored": scored}
     register = Register(REGISTER, data=data.resolve().name, names=source.names()) if report else None

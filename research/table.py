@@ -102,9 +102,7 @@ def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     The gain is on all held-out cases, and on the hospital's own held-out cases in the seeds that have any.
     """
     found: dict[str, Any] = {}
-    for site in dict.fromkeys(name.partition(at_site("cases", ""))[2] for row in rows for name in row):
-        if not site:
-            continue
+    for site in _named(rows, "cases"):
         teachers = [row[at_site("teacher", site)] for row in rows]
         students = [row["student"] for row in rows]
         found[site] = {
@@ -123,25 +121,38 @@ def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return, for each hospital, the Dice of every network it can make at home, and what each has over its own.
+    """Return what each hospital can make at home, as :mod:`research.home` measured it.
 
     Args:
-        rows: The values of each seed, by name; empty result if the seeds have no part :mod:`research.home`.
+        rows: The values of each seed, by name.
+
+    Returns:
+        For each hospital its number of patients, and by way the Dice and its difference to the hospital's own network;
+        empty if nothing was measured at home.
     """
     found: dict[str, Any] = {}
-    for site in dict.fromkeys(name.partition(at_site("home patients", ""))[2] for row in rows for name in row):
-        there = [row for row in rows if site and at_site(f"home {Way.OWN}", site) in row]
-        if not there:
-            continue
-        own = [row[at_site(f"home {Way.OWN}", site)] for row in there]
-        ways: dict[str, Any] = {}
-        for way in (*map(str, Way), "chosen"):
-            each = [row.get(at_site(f"home {way}", site), math.nan) for row in there]
-            if not any(map(math.isnan, each)):
-                ways[way] = {"each": each, "mean": mean_present(each), "over_own": paired(each, own)}
-        patients = mean_present([row[at_site("home patients", site)] for row in there])
-        found[site] = {"patients": patients, "seeds": len(there), "ways": ways}
+    for site in _named(rows, "home patients"):
+        there = [row for row in rows if at_site("home patients", site) in row]
+        columns = {
+            way: [row[at_site(f"home {way}", site)] for row in there]
+            for way in (*map(str, Way), "chosen")
+            if at_site(f"home {way}", site) in there[0]
+        }
+        found[site] = {
+            "patients": mean_present([row[at_site("home patients", site)] for row in there]),
+            "seeds": len(there),
+            "ways": {
+                way: {"each": each, "mean": mean_present(each), "over_own": paired(each, columns[Way.OWN])}
+                for way, each in columns.items()
+            },
+        }
     return found
+
+
+def _named(rows: Sequence[dict[str, float]], what: str) -> list[str]:
+    """Return the hospitals for which the seeds have such a number."""
+    names = dict.fromkeys(name.partition(at_site(what, ""))[2] for row in rows for name in row)
+    return [name for name in names if name]
 
 
 def ablation_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -248,10 +259,8 @@ def _sites_table(document: dict[str, Any]) -> Table:
 
 
 def _home_table(document: dict[str, Any]) -> Table:
-    """Return a table of what each hospital can make at home: its own network's Dice, and what other ways have over
-    it.
-    """
-    ways = [way for way in (*map(str, Way), "chosen") if any(way in row["ways"] for row in document.values())]
+    """Return a table of each hospital's networks: the Dice of each way, and its difference to the own network."""
+    ways = next(iter(document.values()))["ways"]
     table = Table(box=None, pad_edge=False, title="at home: Dice, and the difference to own", title_justify="left")
     for header in ("", "patients", *ways):
         table.add_column(header, justify="left" if not header else "right")

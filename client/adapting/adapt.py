@@ -98,10 +98,20 @@ The display is a context manager. It yields a function of the steps done since i
 
 @dataclass(slots=True)
 class Folds:
-    """Each way's Dice of every patient, from a network trained without that patient; ``of`` is each patient's fold."""
+    """The result of a cross-validation; empty if there were too few patients for one.
+
+    Attributes:
+        of: Each patient's fold.
+        dice: Each way's Dice of every patient and structure, from a network trained without that patient.
+    """
 
     of: tuple[int, ...] = ()
     dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
+
+    @property
+    def way(self) -> Way:
+        """The way with the best score; for too few patients the default."""
+        return choose(self.means()) if self.of else FEW
 
     def means(self) -> dict[Way, list[float]]:
         """Return each way's Dice of every patient, averaged over structures."""
@@ -219,9 +229,9 @@ def _adapt(
     most = len(TRAININGS[options.way]) if options.way is not None else max(map(len, TRAININGS.values()))
     with progress(terms.recipe.steps * (folds * len(trainings) + most)) as on_step:
         make = partial(Networks, terms, folder / KEPT, on_step=on_step)
-        checked = cross_validated(patients, make, terms, folds=folds)
+        checked = cross_validated(patients, make, terms)
         means = checked.means()
-        way = options.way or (choose(means) if folds else FEW)
+        way = options.way or checked.way
         network = make(_scans(patients)).of(way)
     figures = tuple(_figures(way, checked.dice[way], study.data.structures) for way in checked.dice)
     result = Adapted(
@@ -257,18 +267,18 @@ def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:
     return [scan for patient in patients for scan in patient.scans]
 
 
-def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms, *, folds: int) -> Folds:
+def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms) -> Folds:
     """Score every way on every patient, by networks trained without the patient's fold.
 
     Args:
         patients: The patients.
         make: Makes the networks of a sequence of scans.
         terms: What all trainings have in common.
-        folds: Number of folds; 0 scores nothing.
 
     Returns:
-        The scores.
+        The scores; none if the patients are too few (:func:`~client.adapting.ways.folds_for`).
     """
+    folds = folds_for(len(patients))
     if not folds:
         return Folds()
     of = fold_of([patient.name for patient in patients], folds=folds)

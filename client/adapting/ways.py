@@ -57,7 +57,13 @@ Dice = Sequence[float]
 
 
 def folds_for(patients: int) -> int:
-    """Return the number of folds for a number of patients; 0 if they are too few to choose a way by.
+    """Return the number of folds of a cross-validation; 0 if the patients are too few for one.
+
+    Args:
+        patients: Number of patients.
+
+    Returns:
+        The number.
 
     >>> folds_for(4), folds_for(30)
     (0, 5)
