@@ -144,7 +144,7 @@ class Spending:
     def by_all(self) -> tuple[Guarantee, ...]:
         """Return the guarantee of everything spent so far, by every accountant that can compute it.
 
-        The accountant ``pld`` is left out for very small and very large μ², which its grid cannot represent.
+        The accountant ``pld`` is left out up to μ² = 2⁻²⁰, unless μ² is 0, and above 64².
         """
         mu_squared = self.mu_squared
         pld = mu_squared == 0 or _PLD_LEAST < mu_squared <= _PLD_MOST

@@ -1,22 +1,23 @@
 """Limits what a site may store at SuperLink, and queues access to SuperLink's database.
 
 :func:`install` puts these rules into SuperLink's own process; :mod:`server.operations.superlink` calls it. Without
-them, Flower 1.41 keeps any tree of objects that a node announces, once for every repeated message, until somebody asks
-for the run after its end. Its threads also write to one SQLite file concurrently; a thread that has waited five seconds
-fails with ``database is locked``, which ends a ServerApp.
+them, a node could fill SuperLink's disk: Flower 1.41 stores every object that a node announces, and stores it again
+whenever the message is repeated. It deletes them only when somebody asks about the run after its end. SuperLink's
+threads also write to one SQLite file at the same time. A thread that has waited five seconds for the file fails with
+``database is locked``, and that ends a ServerApp.
 
 1. A reply must be announced as the objects of one message: three nested ones beginning with ``message_id``, or one
-   alone. The announcement is stored in one transaction or not at all.
+   alone. The announcement is stored as a whole or not at all.
 2. An object is accepted only from the node that announced it, and only if its header states the announced kind and
    child.
 3. What a node has announced and stored is counted before it may add more: :data:`MAX_OBJECTS`, :data:`MAX_BYTES`.
 4. Replies that came too late to be fetched are deleted when their node announces another. All objects of a run are
    deleted within :data:`SWEEP_S` of its end, as long as some node sends requests.
-5. Transactions wait for each other in the order in which they were asked for.
+5. Transactions run one after another, in the order in which they were asked for.
 
-A refusal is answered as Flower answers a reply it does not want, so an honest SuperNode drops the reply and goes on. If
-an object of a reply is refused for its shape or the quota, the reply is made unreadable, so that the run names the site
-at once and does not wait for it.
+A refusal has the form in which Flower refuses a reply, so an honest SuperNode drops the reply and continues. If an
+object of a reply is refused for its shape or its size, the whole reply is made unreadable. The run then names the site
+at once and does not wait for the object.
 """
 
 from __future__ import annotations
