@@ -156,13 +156,16 @@ def utility(
     ] = False,
     home: Annotated[
         bool,
-        typer.Option("--home", help="Also adapt the student at each hospital, in every way that `site adapt` knows."),
+        typer.Option(
+            "--home", help="Also adapt the student at each hospital, in every way of adapting that `site adapt` knows."
+        ),
     ] = False,
     home_choice: Annotated[
         bool,
         typer.Option(
             "--home-choice",
-            help="As --home, and choose a way by cross-validation, as `site adapt` does; takes six times as long.",
+            help="Do what --home does and also choose one way for each hospital by cross-validation, as `site adapt` "
+            "does. Takes about six times as long as --home.",
         ),
     ] = False,
     bounds: Annotated[

@@ -1,9 +1,9 @@
 """Measures what each hospital can make of the released student at home, in every way that `consilium site adapt` knows.
 
 `consilium bench utility --home` calls it. The networks are those of :mod:`client.adapting`, trained on all of a
-hospital's patients and scored on the held-out cases. "Own" is the network that a hospital makes alone: it has the
-student's recipe and number of steps, and begins from the public start if the study has one. Finished trainings are
-stored.
+hospital's private patients and scored on the benchmark's held-out cases. "Own" is the network that a hospital makes
+alone: it has the student's recipe and number of steps, and begins from the public start if the study has one. Finished
+trainings are stored, so that a stopped run continues.
 """
 
 from __future__ import annotations

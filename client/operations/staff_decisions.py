@@ -280,12 +280,12 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
             raise InvalidInput("--charge-all", limit=f"only if the standing is lost; {kept} shows the exact sum")
         if not found and not charge_all:
             raise InvalidInput(
-                "standing of the lost ledger",
+                "standing of a ledger that was restored from an older copy",
                 value=str(kept),
                 limit="a standing file that was written after this copy of the ledger",
-                remedy="this standing shows no lost charge. If the whole machine was restored from a backup, pass a "
-                "standing file that was kept on another machine: --standing FILE. If there is none, --charge-all "
-                "counts all remaining budget as spent"
+                remedy="this standing is no newer than the ledger, so it cannot show what was lost. If the whole "
+                "machine was restored from a backup, pass a standing file that was kept on another machine: --standing "
+                "FILE. If you have no such file, --charge-all counts all remaining budget as spent"
                 if beside is not None
                 else "pass the lost ledger's standing file: --standing FILE. If that is lost too, --charge-all counts "
                 "all remaining budget as spent",

@@ -107,11 +107,12 @@ class RowState:
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
         """Check one row and enter its record into the state.
 
-        Genesis, key and note records are common to all ledgers and handled here. ``enter`` handles all other kinds.
-        A writer passes the record it has just made; a reader passes None, and the row is parsed.
+        Genesis, key and note records are common to all ledgers and handled here. The caller's ``enter`` handles all
+        other kinds. A writer passes the record it has just made; a reader passes None, and the row is parsed.
 
         Raises:
-            LedgerCorrupt: If the row breaks a rule, with its number. ``enter`` must not have changed anything then.
+            LedgerCorrupt: If the row breaks a rule; the error has the row's number. An ``enter`` that raises must
+                leave the state unchanged.
         """
         try:
             record = record or parse_record(self.role, row.kind, row.body)

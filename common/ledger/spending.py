@@ -142,9 +142,9 @@ class Spending:
         return {name: self.by(name) for name in AccountantName}
 
     def by_all(self) -> tuple[Guarantee, ...]:
-        """Return the guarantee of everything spent so far, by every accountant that can compute it.
+        """Return one guarantee for each accountant that can compute it, of everything spent so far.
 
-        The accountant ``pld`` is left out up to μ² = 2⁻²⁰, unless μ² is 0, and above 64².
+        The accountant ``pld`` is left out if 0 < μ² ≤ 2⁻²⁰ or μ² > 64², where μ² is the sum over all releases.
         """
         mu_squared = self.mu_squared
         pld = mu_squared == 0 or _PLD_LEAST < mu_squared <= _PLD_MOST

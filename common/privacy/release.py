@@ -24,8 +24,8 @@ class CodeSum:
     """The running sum of the codes of one query. # sensitive until noised
 
     Each of K sites has m voters and sends one code, the sum of its voters' codes; R is the clipping norm of one voter.
-    The sum is in integers, so its order does not matter. No code is kept. A site that sends none counts as the zero
-    code. Guarantee: before a code is added, ‖code‖₂ ≤ m·R is tested in exact integers.
+    The sum is in integers, so the order of the codes does not matter. No code is kept. A site that sends none counts as
+    the zero code. Guarantee: a code with ‖code‖₂ > m·R, tested in exact integers, is refused and not added.
 
     Args:
         mechanism: The release's mechanism.

@@ -67,9 +67,9 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
     if not path.exists():
         if not make:
             raise InvalidInput(
-                "secret for the hashes of countersigned heads",
+                "missing key that blinds the heads of this site's ledger",
                 value=str(path),
-                limit="the file that the site's worker wrote with its first head",
+                limit="the file that the worker wrote when it signed the site's first head",
                 remedy="restore it from a backup of the site's directory",
             )
         write_atomically(path, secrets.token_bytes(32), mode=0o600)

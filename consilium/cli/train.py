@@ -108,11 +108,12 @@ def train(
     """Train one teacher per voter on this site's own patients. Stop it with Ctrl-C; run it again to resume.
 
     The number of parallel trainings does not change the weights. Before its first step, each training is recorded in
-    the site's ledger; a private training is then charged in full. At its end the teacher's hash is recorded. An
-    interrupted step stays charged. If the teachers' directory was restored from a backup that lacks the last steps of a
-    private training, that training continues only with --again, which charges the patients again. The options of a
-    private training have defaults for each strategy; choose other values on public data, not on patients. Exit code 6:
-    another training or a withdrawal is in progress here. 7: a voter's process died; the other voters are done.
+    the site's ledger; a private training is then charged in full. At its end the teacher's hash is recorded. A step
+    that was interrupted counts as taken and is not repeated. If the teachers' directory was restored from a backup that
+    lacks the last steps of a private training, that training continues only with --again, which charges the patients
+    again. The options of a private training have defaults for each strategy; choose other values on public data, not on
+    patients. Exit code 6: another training or a withdrawal is in progress here. 7: a voter's process died; the other
+    voters are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --noise-multiplier 2.449

@@ -15,9 +15,9 @@ threads also write to one SQLite file at the same time. A thread that has waited
    deleted within :data:`SWEEP_S` of its end, as long as some node sends requests.
 5. Transactions run one after another, in the order in which they were asked for.
 
-A refusal has the form in which Flower refuses a reply, so an honest SuperNode drops the reply and continues. If an
-object of a reply is refused for its shape or its size, the whole reply is made unreadable. The run then names the site
-at once and does not wait for the object.
+A refusal is the same answer that Flower gives to a reply it rejects, so an honest SuperNode drops the reply and
+continues. If an object of a reply is refused for its shape or its size, the stored reply is overwritten with bytes that
+cannot be read. The run then reports the site at once and does not wait for the rest of its reply.
 """
 
 from __future__ import annotations
