@@ -67,6 +67,7 @@ class SitesOwnPage(OwnPage):
         self._cases = OwnCases(site_dir, self._config, self._study)
 
     def facts(self) -> HospitalFacts:
+        self._read_policy()
         config, study = self._config, self._study
         view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
         outdated = self._cases.outdated()
@@ -101,6 +102,14 @@ class SitesOwnPage(OwnPage):
 
     def case(self, number: int) -> ShownCase:
         return self._cases.shown(number)
+
+    def _read_policy(self) -> None:
+        """Read ``site.toml`` and the study anew. If one of them changed, discard cases and predictions in memory."""
+        config = load_site(self._directory)
+        study = joined_study(config)
+        if (config, study) != (self._config, self._study):
+            self._config, self._study = config, study
+            self._cases = OwnCases(self._directory, config, study)
 
 
 def _state(here: SiteStudy | None, *, stopped: bool) -> str:

@@ -14,6 +14,7 @@ from client.policy import load_site
 from client.site.books import open_books
 from common.canonical import sha256_file
 from common.config import load_study
+from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.hospital_page import HospitalFacts, OwnAlarm, OwnAnswer, OwnNetwork, OwnPage, OwnPeer, ShownCase
 from common.ledger.charges import Spend
@@ -257,6 +258,24 @@ def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: P
     assert client.get("/api/labels/1/voxels").headers["x-arrays"] == "image,label,student"
     assert "may have been trained on a patient who was withdrawn since. Delete <code>" in text
     assert files(site) == before
+
+
+def test_a_change_of_the_sites_policy_shows_on_the_next_page_without_a_restart(tmp_path: Path) -> None:
+    site = make_own_site(tmp_path, "after-a-student")
+    page, policy = page_of(site), site / "site.toml"
+    client, original = client_of(page), policy.read_text(encoding="utf-8")
+    assert page.facts().cases == (1, 2, 3, 4)
+    write_phantoms(tmp_path / "moved", cases=2, seed=6)
+    policy.write_text(original.replace(str(tmp_path / "data"), str(tmp_path / "moved")), encoding="utf-8")
+    assert page.facts().cases == (1, 2)
+    assert client.get("/api/labels/3/voxels").status_code == 400
+    policy.write_text("site = ", encoding="utf-8")
+    answer = client.get("/")
+    assert answer.status_code == 400
+    assert "site.toml" in answer.text
+    policy.write_text(original, encoding="utf-8")
+    assert client.get("/").status_code == 200
+    assert page.facts().cases == (1, 2, 3, 4)
 
 
 def test_a_study_of_a_pool_is_not_called_answering_because_another_one_is(tmp_path: Path) -> None:
