@@ -255,7 +255,10 @@ def claimed_key(headers: Mapping[str, str]) -> str:
 
 def _flower_key(header: str) -> str:
     """Convert a key that Flower sends (base64 of PEM) to the form of a site's ``node.pub``."""
-    key = load_pem_public_key(b64decode(header, validate=True))
+    try:
+        key = load_pem_public_key(b64decode(header, validate=True))
+    except Exception as error:  # the library names unknown algorithms and curves by errors of its own
+        raise ValueError("not a PEM key") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("not an elliptic curve key")
     return node_key_line(key)

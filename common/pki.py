@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -36,6 +36,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of
 from common.objects import shared
+from common.reading import parsing
 
 _CLOCK_SKEW = timedelta(minutes=5)
 
@@ -215,12 +216,8 @@ def read_node_public_key(path: Path) -> str:
     Raises:
         InvalidInput: For any other file.
     """
-    try:
+    with parsing(f"{path} is not an OpenSSH public key", remedy="use the .pub file that the site made"):
         text = path.read_bytes().decode("ascii")
-    except (OSError, ValueError) as error:
-        raise InvalidInput(
-            f"{path} is not an OpenSSH public key", remedy="use the .pub file that the site made"
-        ) from error
     return node_key_line(parse_node_key(text))
 
 
@@ -236,10 +233,8 @@ def parse_node_key(line: str) -> ec.EllipticCurvePublicKey:
     Raises:
         InvalidInput: For any other kind of key.
     """
-    try:
+    with parsing("not an OpenSSH public key", remedy="use the .pub file that the site made"):
         key = load_ssh_public_key(line.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidInput("not an OpenSSH public key", remedy="use the .pub file that the site made") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InvalidInput("not a node key", limit="ECDSA on P-384")
     return key
@@ -418,27 +413,19 @@ def _still_good(
 
 
 def _read_certificate(path: Path) -> x509.Certificate:
-    try:
+    with parsing(f"{path} is not a readable PEM certificate", remedy="give a certificate in PEM form"):
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(
-            f"{path} is not a readable PEM certificate", remedy="give a certificate in PEM form"
-        ) from error
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
+    with parsing(f"{path} is not a readable private key", limit="PEM without a password"):
         key = load_pem_private_key(_private_bytes(path), password=None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInput(f"{path} is not a readable private key", limit="PEM without a password") from error
     return _p384(key, path)
 
 
 def _node_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
+    with parsing(f"{path} is not a readable OpenSSH private key", limit="a key without a password"):
         key = load_ssh_private_key(_private_bytes(path), password=None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInput(f"{path} is not a readable OpenSSH private key", limit="a key without a password") from error
     return _p384(key, path)
 
 

@@ -42,10 +42,10 @@ _BEFORE = r"""(?<![\w/.{"-])(?<!\w\()"""
 _KEPT = re.compile(
     r"^ *```.*?^ *```$|<!-- (?:recorded|results): .*?<!-- (?:\w+: )?end -->|^\|[^\n]*$|^#[^\n]*$|^    [^\n]*$"
     r"|^- `\w+`: [^\n]*$"
-    r"|`[^`\n]*`|!?\[(?:[^\]\[]|\[[^\]]*\])*\]\([^)]*\)|<[^>\n]*>",
+    r"|`(?:[^`\n]|\n(?!\n))*`|!?\[(?:[^\]\[]|\[[^\]]*\])*\]\([^)]*\)|<[^>\n]*>",
     re.DOTALL | re.MULTILINE,
 )
-"""What is no running text: code, tables, headings, links, tags and the list of public names."""
+"""What is not running text: code, tables, headings, links, tags and the list of public names."""
 
 
 def words() -> dict[str, str]:

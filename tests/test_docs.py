@@ -349,6 +349,12 @@ def test_a_glossary_word_is_a_link_where_a_page_uses_it_first():
         )
 
 
+def test_no_link_to_the_glossary_stands_in_a_command_that_runs_over_two_lines():
+    word = next(iter(glossary_links.words()))
+    text = f"Run `consilium --{word}\n{word}.json` now.\n\nOne {word}.\n"
+    assert glossary_links.linked(glossary_links.DOCS / "page.md", text).startswith(text.partition("One")[0])
+
+
 @pytest.mark.parametrize(
     ("subject", "status"),
     [("Refuse a pool that is spent", 0), ("ε" * 72, 0), ("ε" * 73, 1), ("", 1), ("Refuse a pool.", 1)],

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Self
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -30,6 +30,7 @@ from common.canonical import canonical_bytes
 from common.document import Document
 from common.errors import InvalidInput
 from common.public_keys import check_agreement_key, check_identity_key
+from common.reading import parsing
 
 MAX_KEY_BYTES = 16_384
 
@@ -198,10 +199,8 @@ def read_public_key(source: str) -> Ed25519PublicKey:
         raise InvalidInput("public key", value=source, limit="64 hex digits or a PEM file") from error
     if b"PRIVATE" in data:
         return load_signing_key(path).public_key()
-    try:
+    with parsing("public key file", value=source, limit="PEM"):
         key = load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidInput("public key file", value=source, limit="PEM") from error
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidInput("public key file", value=source, limit="an Ed25519 key")
     return signing_public_key(public_hex(key))
@@ -295,7 +294,7 @@ def _load_private(path: Path) -> object:
         data = stream.read(MAX_KEY_BYTES)
     try:
         return load_pem_private_key(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except Exception:  # noqa: BLE001 - the library raises more types than it documents
         # Drop the parser's own message: nothing derived from key bytes may reach a log.
         raise InvalidInput("key file", value=str(path), limit="an unencrypted PEM (PKCS8) private key") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from common.node_auth import AdmittedNode, signed_headers, write_admitted
+from common.node_auth import FLOWER_KEY, FLOWER_SIGNATURE, FLOWER_TIME, AdmittedNode, signed_headers, write_admitted
 from common.objects import ObjectStore
 from common.pki import create_node_keys, load_node_key, read_node_public_key
 from server.operations.fleet import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES, ROUTES
@@ -110,6 +111,15 @@ def test_a_node_that_is_not_let_in_is_told_in_flower_s_words(gateway: Gateway) -
     reply = gateway.ask("POST", "/v1/fleet/activate-node", signed=False)
     assert reply.status_code == 412
     assert reply.json() == {"code": 2004, "detail": "refused: unsigned"}
+
+
+def test_a_request_with_a_key_of_an_unknown_kind_is_answered_as_one_without(gateway: Gateway) -> None:
+    """The library names an unknown algorithm by an error that is no ValueError; it must not become a 500."""
+    unknown = b64encode(bytes.fromhex("300b300506032a030403020000")).decode()  # a key of the algorithm 1.2.3.4
+    pem = f"-----BEGIN PUBLIC KEY-----\n{unknown}\n-----END PUBLIC KEY-----\n"
+    claimed = {FLOWER_KEY: b64encode(pem.encode()).decode(), FLOWER_TIME: "now", FLOWER_SIGNATURE: "AAAA"}
+    reply = gateway.ask("POST", "/v1/fleet/activate-node", signed=False, headers=claimed)
+    assert (reply.status_code, reply.json()) == (412, {"code": 2004, "detail": "refused: unsigned"})
 
 
 @pytest.mark.parametrize("route", ["pull-messages", "push-object"])
