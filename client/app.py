@@ -79,7 +79,7 @@ def call_worker(socket: Path, body: bytes, *, timeout_s: float) -> bytes:
     Args:
         socket: The worker's Unix socket.
         body: The request.
-        timeout_s: Longest wait in seconds, also for the socket to appear.
+        timeout_s: Longest wait in seconds, including the time until the socket appears.
 
     Returns:
         The reply.
@@ -117,7 +117,7 @@ class Launcher:
         runtime: The SuperNode's address, ``host:port``.
         secret: File of the secret shared with the SuperNode.
         socket: The worker's Unix socket.
-        stop: Set to stop.
+        stop: Event that another thread sets to stop the launcher.
 
     Raises:
         InvalidInput: If the secret cannot be read.
@@ -144,7 +144,10 @@ class Launcher:
         self._newer = ""
 
     def run(self) -> None:
-        """Serve until ``stop`` is set. A failure ends only its own task; if the SuperNode is absent, wait for it."""
+        """Serve the SuperNode's tasks until ``stop`` is set.
+
+        A failed task does not end the loop. If the SuperNode does not answer, it is asked again every second.
+        """
         away = answered = False
         while not self._stop.is_set():
             try:
@@ -188,7 +191,10 @@ class Launcher:
                     heartbeat.stop()
 
     def _input(self, client: RuntimeHttpClient) -> tuple[Message, Context]:
-        """Wait for the task's complete message, and drop the bundle that comes with it."""
+        """Return the task's message and context, and drop the code bundle that Flower sends with them.
+
+        Raises Abandoned if the SuperNode offers a newer task before the message is complete.
+        """
         pulling = ThreadPoolExecutor(1)
         pulled = pulling.submit(pull_task_input, client)
         try:

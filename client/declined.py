@@ -1,10 +1,11 @@
 """Remembers the newest declined offer, so that a replayed offer is not accepted later.
 
-The worker calls it for every offer. An offer contains the time at which the server made it, under the server's
-signature. The site declines two kinds of offer as ``stale``: one older than the longest possible delivery, and one made
-no later than an offer that the site has declined. Neither rule stops an honest server, which makes a new offer for
-queries it still needs. The newest declined offer is written to a file before the site replies, so a restarted worker
-knows it. If the file cannot be read, the site acts as if it had declined an offer at that moment.
+The worker calls it for every offer (the server's proposal of a batch of queries). The server signs each offer together
+with the time at which it was made. The site declines two kinds of offer as ``stale``: an offer that is older than any
+honest delivery can take, and an offer that was not made later than one which the site declined before. Neither rule
+stops an honest server, because it makes a new offer for queries it still needs. The newest declined offer is written to
+a file before the site replies, so a restarted worker knows it. If the file cannot be read, the site acts as if it had
+declined an offer at that moment.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CLOCKS_S = 300.0
 """Largest difference between a site's clock and the server's; the gateway refuses a larger one."""
 
 ON_ITS_WAY_S = 60.0
-"""Time allowed beyond the study's deadlines, for the queues of SuperLink and SuperNode."""
+"""Seconds added to the greatest age of an offer, because an offer can wait in Flower's SuperLink and SuperNode."""
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +111,10 @@ class Declined:
         return "stale" if offer.issued <= self._newest else None
 
     def note(self, offer: Offer, reason: str) -> None:
-        """Remember an offer if it was declined, and made later than the newest declined one.
+        """Remember an offer if the site declined it and it is newer than the offer remembered so far.
 
-        If the disk is full, the offer is still declined and is remembered until this object ends.
+        Offers that were accepted, or declined as stale, are not remembered. If the file cannot be written, the offer is
+        remembered only as long as this object exists.
 
         Args:
             offer: The offer.

@@ -1,9 +1,10 @@
 """Computes a site's part in a sealed sum: checks the roster, and adds the site's noise share and its masks to its code.
 
-The worker calls it. The site sends code + round(N(0, s²)) + masks, modulo 2⁶⁴ (:mod:`common.masking`,
-:mod:`common.privacy.shares`). It refuses a roster without this site and its key, a roster below the study's quorum, and
-one with a member whose key nobody here has confirmed: if the server had invented the other members, the sum would
-reveal this site's code.
+A *sealed sum* is a secure aggregation: each hospital adds a share of the noise, and masks that cancel in the sum. The
+*roster* lists the hospitals that take part. The worker calls this module. The site sends code + round(N(0, s²)) +
+masks, modulo 2⁶⁴ (:mod:`common.masking`, :mod:`common.privacy.shares`). It refuses a roster without this site, a roster
+with fewer members than the study's quorum, and a roster with a member whose key nobody at this site has confirmed: if
+the server had invented the other members, the sum would reveal this site's code.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from common.privacy.mechanism import QuerySpec
 
 
 def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the peers of an offer whose keys nobody at this site has confirmed.
+    """Return the other hospitals in an offer whose keys nobody at this site has confirmed.
 
     Args:
         offered: Peers in the offer.
@@ -38,12 +39,13 @@ def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str
 
 
 def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str], privacy: PrivacyConfig) -> None:
-    """Refuse a roster whose sum would not hide this site's code as the study's terms state.
+    """Refuse a roster (list of hospitals in one sealed sum) under which the sum would not hide this site's code.
 
-    A sealed study's quorum is at least its number of colluders plus two honest sites.
+    The roster needs at least as many members as the study's quorum. A sealed study's quorum is at least the number of
+    hospitals that are assumed to collude with the server, plus two.
 
     Args:
-        roster: The roster of the draw.
+        roster: The roster of the sum.
         me: This site's name.
         confirmed: Confirmed key, in hex, by site.
         privacy: The study's privacy settings.
@@ -75,7 +77,7 @@ def with_share(code: NDArray[np.int64], share: Fraction, *, sampler: Sampler) ->
         sampler: The noise sampler.
 
     Returns:
-        int64 array [l].
+        The code plus the noise share, int64 array [l].
 
     Raises:
         InvalidInput: If the sampler returns another type or shape.
@@ -83,7 +85,7 @@ def with_share(code: NDArray[np.int64], share: Fraction, *, sampler: Sampler) ->
     dimension = len(code)
     noise = sampler(dimension, share)
     if noise.dtype != np.int64 or noise.shape != code.shape:
-        raise InvalidInput("noise", limit=f"an int64 vector of length {dimension}")
+        raise InvalidInput("noise share from the sampler", limit=f"an int64 vector of length {dimension}")
     noisy: NDArray[np.int64] = code + noise
     return noisy
 
@@ -98,9 +100,9 @@ def masked_code(
     private: X25519PrivateKey,
     sampler: Sampler,
 ) -> NDArray[np.uint64]:
-    """Compute the masked code that a site sends in a sealed sum.
+    """Compute what a site sends in a sealed sum: its code plus its noise share plus its masks, modulo 2⁶⁴.
 
-    For anybody who lacks one of the masks it is uniformly distributed.
+    To anybody who does not know all of the masks, the result is uniformly random and reveals nothing about the code.
 
     Args:
         code: int64 array [l] of norm at most m·R. # sensitive
@@ -112,7 +114,7 @@ def masked_code(
         sampler: The noise sampler.
 
     Returns:
-        uint64 array [l].
+        The masked code, uint64 array [l].
     """
     noisy = with_share(code, share, sampler=sampler).view(np.uint64)
     added: NDArray[np.uint64] = noisy + masks(

@@ -98,7 +98,7 @@ class Caps(StatedBudget):
 
     Attributes:
         epsilon: ε that the pool may ever spend.
-        delta: δ of that ε.
+        delta: δ at which ε is computed.
         accountant: Accountant by which the site decides.
         unit: Unit of privacy.
         relation: Neighbouring relation.
@@ -147,7 +147,7 @@ class AllowLists:
                     ) from error
 
     def review(self, offer: Offer) -> str:
-        """Decide an offer by its hashes.
+        """Accept or decline an offer by comparing its hashes with these lists.
 
         Args:
             offer: The offer.
@@ -232,12 +232,12 @@ class SiteConfig:
 
     @property
     def books_dir(self) -> Path:
-        """Directory of the pool's ledger: this one, or the one whose pool this site joined."""
+        """Directory that contains the pool's ledger: the site's own, or that of the site whose pool it joined."""
         return self.path(self.books)
 
     @property
     def ledger_file(self) -> Path:
-        """The pool's one site ledger, the same for all its studies."""
+        """File of the pool's ledger at this hospital. All studies of the pool share this one ledger."""
         return self.books_dir / LEDGER_FILE
 
     @property
@@ -247,13 +247,15 @@ class SiteConfig:
 
 
 def is_site(directory: Path) -> bool:
-    """Tell whether a site was set up in a directory, by any of its files.
+    """Tell whether a site was set up in a directory.
+
+    A site is recognised by its policy, its join request or its ledger.
 
     Args:
         directory: The directory.
 
     Returns:
-        True if one of the files exists. If others are missing, they were lost and must be restored.
+        True if at least one of these three files exists. Missing ones were lost and must be restored.
     """
     return any((directory / name).exists() for name in ("site.toml", "request.json", LEDGER_FILE))
 
@@ -261,7 +263,8 @@ def is_site(directory: Path) -> bool:
 def load_site(directory: Path) -> SiteConfig:
     """Read ``site.toml`` in a site's directory.
 
-    A site with ``books`` takes pool and caps from the ``site.toml`` there and may not state its own, so that one ledger
+    The key ``books`` names the directory of another site of the same pool, which keeps the pool's ledger. A file with
+    this key takes pool and caps from the ``site.toml`` in that directory and may not state its own, so that one ledger
     has one set of caps.
 
     Args:
@@ -297,7 +300,8 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
         limit = ", ".join(sorted(known))
         if unknown:
             raise InvalidInput("unknown key", value=unknown[0], limit=limit, remedy=meant(unknown[0], known))
-        raise InvalidInput("keys that are missing", value=missing, limit=limit, remedy="copy them from the kit")
+        remedy = "add them, as in a site.toml that `consilium site init` writes; docs/configuration.md lists all keys"
+        raise InvalidInput("these keys are missing", value=missing, limit=limit, remedy=remedy)
     server = read_section(ServerFacts, document.pop("server"), where="server")
     owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
@@ -309,7 +313,11 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
 
 
 def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Return pool, caps and holder from ``site.toml`` in the directory ``books``; empty if there is no ``books``."""
+    """Return the values that belong to the pool, if ``site.toml`` names the directory of another site as ``books``.
+
+    They are the pool's name, its caps and the name of the site that keeps its ledger, all read from ``site.toml`` in
+    that directory. The result is empty without the key ``books``.
+    """
     books = document.get("books", ".")
     if not isinstance(books, str) or books == ".":
         return {}
@@ -317,21 +325,25 @@ def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
     if stated:
         raise InvalidInput(
             f"{' and '.join(stated)} in site.toml beside books",
-            limit=f"these keys only in {books}/site.toml",
-            remedy="remove them here; all studies of a pool have the same caps",
+            limit=f"these keys only in {books}/site.toml, because all studies of a pool have the same caps",
+            remedy="remove them from this site.toml",
         )
     with parsing("books in site.toml", value=books, limit="the directory that contains the pool's ledger"):
         owner = load_site(directory / books)
     if owner.joined:
         raise InvalidInput(
-            "books in site.toml", value=books, limit="the directory that contains the pool's ledger itself"
+            "books in site.toml",
+            value=books,
+            limit="the directory that contains the pool's ledger, not one that names a further directory as books",
         )
     return {"pool": owner.pool, "caps": owner.caps, "holder": owner.site}
 
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The consented study with its noise and protocol, computed once because calibration is slow.
+    """The study to which the site consented, with the noise and the protocol that follow from it.
+
+    They are computed once, because calibrating the noise is slow.
 
     Attributes:
         study: The study.
@@ -349,13 +361,13 @@ class Consent:
 
     @classmethod
     def of(cls, study: Study) -> Consent:
-        """Compute the consent's values from a study.
+        """Compute noise, clipping norm and protocol of a study to which the site consented.
 
         Args:
             study: The study.
 
         Returns:
-            The values.
+            The study with these values.
         """
         mechanism = study_mechanism(study, dimension=1)
         return cls(study, mechanism.noise_std, mechanism.radius_int, site_protocol(study), mechanism.colluders)
@@ -364,7 +376,7 @@ class Consent:
 def review(offer: Offer, consent: Consent) -> str:
     """Decide whether every query of an offer is what the consented study describes.
 
-    Budget and daily cap are checked by the site's ledger.
+    Budget and daily cap are not checked here; the site's ledger checks them.
 
     Args:
         offer: The offer.

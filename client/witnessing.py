@@ -122,7 +122,7 @@ class Witnessing:
         ).line.encode()
 
     def _keep_server(self, request: WitnessRequest, origin: str, peers: Mapping[str, str]) -> list[str]:
-        """Keep the server's head with its countersignatures; return the confirmed peers without one."""
+        """Store the server's signed head; return the confirmed hospitals whose countersignature it lacks."""
         note = _read(request.note, origin)
         assert note is not None
         self.memory.keep(note)
@@ -145,6 +145,10 @@ class Witnessing:
 
 
 def _read(text: bytes, origin: str) -> CheckpointNote | None:
-    """Return the checkpoint in a text; None if it contains none, or one of another ledger than ``origin``."""
+    """Return the checkpoint (signed ledger head) that a text contains.
+
+    Returns None if the text contains no checkpoint, or one of another ledger than ``origin``. An empty ``origin``
+    stands for any ledger.
+    """
     note = note_in(text)
     return note if note is not None and origin in ("", note.origin) else None

@@ -4,8 +4,8 @@ It trusts nothing that arrives. For every message it takes these steps:
 
 1. Check that a server key listed in site.toml signed the message for this site.
 2. Review an offer against the consented study and the site's own ledger, before any inference.
-3. Answer a codes request only for queries that were accepted for this study and this server, and only while no veto and
-   no alarm is in force.
+3. Answer a codes request only for queries that were accepted for this study and this server, and only while the staff
+   has not paused or left the study and no alarm (a contradiction between ledgers) is in force.
 4. Fetch public objects by content hash.
 5. Compute every voter's code. A voter that fails counts as the zero code. If a public object cannot be read, all voters
    count as the zero code. The reason is only logged at the site.
@@ -86,7 +86,7 @@ def shared_status(site: str, ledger: SiteLedger, *, conflicts: Sequence[str] = (
     Args:
         site: The site's name.
         ledger: The site's ledger.
-        conflicts: What other parties' ledgers contradict.
+        conflicts: Contradictions found in other parties' ledgers, in words.
 
     Returns:
         JSON text of one object.
@@ -103,8 +103,9 @@ class Voters(Protocol):
         """Return one function for each voter that computes its prediction of a volume. # sensitive
 
         If this method raises, all voters count as the zero code, so an exception may depend on the public volume only.
-        The function of an empty slot must take as long as any other, so that timing does not reveal empty slots. The
-        functions are called one at a time, because m predictions of a large volume would not fit into memory.
+        The function of an empty slot (a voter without a teacher) must take as long as any other, so that timing does
+        not reveal empty slots. The functions are called one at a time, because m predictions of a large volume would
+        not fit into memory.
 
         Args:
             volume: A public volume as NIfTI.
@@ -118,7 +119,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Answers messages. It uses no gRPC, sockets or torch, so tests run the same object that serves.
+    """Answers the server's messages. It uses no gRPC, sockets or torch, so tests run the same object that serves.
 
     Args:
         config: The site's policy.
@@ -135,8 +136,9 @@ class Worker:
         declined: File of the newest declined offer.
         clock: Monotonic clock, in seconds.
         now: Clock, in seconds since 1970.
-        sleep: Waits; returns true if it ended early because the worker is being stopped.
-        witness: Countersigns ledger heads; None if this site is no witness.
+        sleep: Function that waits for some seconds; it returns true if it ended early because the worker is being
+            stopped.
+        witness: Countersigns the heads of other parties' ledgers; None if this site is no witness.
 
     Raises:
         InvalidInput: If ``tick_s`` is out of range.
@@ -183,8 +185,10 @@ class Worker:
             The reply.
 
         Raises:
-            Refused: If the server did not sign the message for this site; it is not read then. Also as :meth:`handle`.
-            InvalidInput: As :meth:`handle`.
+            Refused: If the server did not sign the message for this site, which is then not read; also for the reasons
+                in :meth:`handle`.
+            InvalidInput: If the message cannot be read.
+            LedgerCorrupt: If a receipt in the message contradicts the site's record.
         """
         return self.replied(self.handle(self.asked(message)), request=message)
 
@@ -218,8 +222,8 @@ class Worker:
         """Handle the body of a message whose signature was checked, and return the body of the reply, not yet signed.
 
         The reply to a codes request, or its refusal, waits for the end of a tick; other messages are handled meanwhile.
-        The codes are read and sealed at the end of the tick, so a veto or a withdrawal given during the wait takes
-        effect.
+        The codes are read and sealed at the end of the tick. If the staff pauses the study or withdraws a patient
+        during the wait, this still takes effect.
 
         Args:
             body: The message's body.
@@ -393,8 +397,8 @@ class Worker:
     def _accepted(self, request: CodesRequest, query_id: str) -> QuerySpec:
         """Return the query if its code may be sent to this server now.
 
-        Raises Refused if the query was accepted for another study or server, or while a veto or an alarm is in force.
-        This is checked for every code, because a veto may be given while a batch is computed.
+        Raises Refused if the query was accepted for another study or server, or while :meth:`_check_open` refuses. This
+        is checked for every code, because the staff may pause the study while a batch is computed.
         """
         if request.study != self._consent.study.id:
             raise Refused("unknown-study", "the server asked for codes of a study this site has not consented to")
@@ -404,7 +408,7 @@ class Worker:
         return self._ledger.accepted(query_id, **asked, draw=request.draw)
 
     def _check_open(self, request: CodesRequest) -> None:
-        """Raise Refused while a veto or an alarm is in force."""
+        """Raise Refused while the staff has paused or left the study, or while an alarm is in force."""
         cause = self._ledger.stopped(request.study)
         cause = cause or ("fork" if self._forked() else None)
         if cause is not None:
@@ -430,8 +434,9 @@ class Worker:
                 raise
 
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
-        """Compute the site's integer code, the sum over its voters, and a word for the site's record. # sensitive
+        """Compute the site's integer code, which is the sum over its voters. # sensitive
 
+        The second value tells the site's ledger how the code was made: ``stored``, ``zero-code`` or ``zero-votes-N``.
         If a public object (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
         nothing about a patient. If one voter's slot fails, only that voter counts as the zero code. Once a query is
         accepted, the server must not be able to tell a failure from any other answer.
@@ -499,7 +504,7 @@ class Worker:
             codec = load_codec(self._fetch(query.codec), expected_hash=query.codec)
             study = self._consent.study
             if codec.grid != study.data.grid or codec.labels != len(study.data.labels):
-                raise InvalidInput("codec", limit="the study's grid and labels")
+                raise InvalidInput("codec", limit="a codec for the study's grid and number of labels")
             self._codecs[query.codec] = codec
         return self._codecs[query.codec]
 
@@ -511,11 +516,11 @@ def _image(content: bytes, data: DataConfig) -> NDArray[np.float32]:
 
 
 def _nobody() -> None:
-    """Stand in for the voter of a slot for which the site has none; return None."""
+    """Take the place of the voter in a slot for which the site has no teacher; return None, like an empty slot."""
 
 
 def _attempt(make: Callable[[], T], part: Part) -> T | ConsiliumError:
-    """Return the result of ``make``, or the refusal it raised."""
+    """Call ``make`` and return its result, or the ConsiliumError that it raised as a value."""
     try:
         return make()
     except ConsiliumError as error:

@@ -28,11 +28,12 @@ from common.privacy.quantise import within
 from common.privacy.shares import share_std
 
 KEYS_A_CHARGE = 4
-"""Mask keys allowed for each charged release. A restarted server may offer accepted queries again in another batch."""
+"""Mask keys allowed for each charged release. One is not enough: a restarted server may offer accepted queries again in
+another batch, and each batch needs a key of its own."""
 
 
 class KeepsCodes(SiteFile):
-    """The part of a site's ledger that stores what the site sends."""
+    """The part of a site's ledger that stores the codes and masked codes which the site sends."""
 
     def store_code(
         self,
@@ -116,7 +117,7 @@ class KeepsCodes(SiteFile):
     # --- sealed sums
 
     def last_draw(self, queries: Sequence[QuerySpec]) -> int | None:
-        """Return the newest draw of any of these queries that this site has accepted.
+        """Return the newest draw (attempt at a sealed sum) of any of these queries that this site has accepted.
 
         Args:
             queries: The queries of a batch.
@@ -156,7 +157,7 @@ class KeepsCodes(SiteFile):
                 )
             if of not in self._books.sealed.nonces:
                 if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
-                    raise Refused("old-draw", "one draw was offered under too many batches")
+                    raise Refused("old-draw", "the server has offered one draw again in too many batches")
                 self._append(MaskKeyRecord(draw.study, *of, secrets.token_hex(32)))
             nonce = self._books.sealed.nonces[of]
         return mask_private_key(self._chain.signing_key.private_bytes_raw(), draw, nonce=nonce)

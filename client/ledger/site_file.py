@@ -152,17 +152,23 @@ class SiteFile(OpenLedger[SiteBooks]):
     def _lost_by(self, standings: Sequence[SiteLedgerStanding]) -> list[SiteLedgerStanding]:
         """Select the standings whose rows are missing here and not charged yet.
 
-        Of several standings over the same rows the latest is kept.
+        If several standings cover the same rows, only the latest of them is selected.
         """
         lost: list[SiteLedgerStanding] = []
         for one in sorted(standings, key=lambda one: one.head.seq, reverse=True):
             if one.head.ledger_id != self.ledger_id:
-                raise InvalidInput("ledger of the standing", value=one.head.ledger_id, limit=self.ledger_id)
+                raise InvalidInput(
+                    "ledger to which the standing (the small file beside a ledger) belongs",
+                    value=one.head.ledger_id,
+                    limit=f"{self.ledger_id}, this ledger",
+                )
             if self.covers(one.position) or any(one.position in later.positions() for later in lost):
                 continue
             if unknown := sorted(one.studies.keys() - self._books.studies.keys()):
                 remedy = "put the study's file in the site's directory first"
-                raise InvalidInput("studies of the standing", value=unknown, remedy=remedy)
+                raise InvalidInput(
+                    "the standing names studies that this ledger does not know", value=unknown, remedy=remedy
+                )
             lost.append(one)
         if standings and not lost:
             raise InvalidInput(

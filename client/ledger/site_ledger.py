@@ -228,7 +228,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             found = [terms for terms in studies.values() if terms.id.startswith(name)]
         if len(found) != 1:
             known = ", ".join(f"{terms.name} ({terms.id[:12]})" for terms in studies.values()) or "none yet"
-            raise InvalidInput("study", value=name, limit=f"one study consented to: {known}")
+            raise InvalidInput("study", value=name, limit=f"the name of one study this site consented to: {known}")
         return found[0]
 
     def note(self, text: str) -> None:
@@ -255,8 +255,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
 
         A query accepted before is not charged again when it is offered again. A query that a receipt shows as released
         is refused, because a server with an intact ledger never asks for it again. After :meth:`recover` it is accepted
-        and charged again, since the server will draw new noise for it. In a sealed sum each draw is charged: a later
-        draw of the same query is accepted, an earlier one is not, and a receipt does not close the query.
+        and charged again, since the server will draw new noise for it.
+
+        In a sealed sum each draw, that is each attempt at the sum, is charged. A later draw of the same query is
+        accepted even after a receipt; an earlier draw is refused.
 
         Args:
             study_id: Id of the study.

@@ -2,7 +2,7 @@
 
 The worker and `site recover` call it. A signed receipt that contradicts the record raises an *alarm*: it is stored as
 evidence, and the site answers nothing until a person ends the alarm. It refuses receipts without the server's
-signature, and receipts after a gap.
+signature, and receipts that arrive while earlier ones are missing.
 """
 
 from __future__ import annotations

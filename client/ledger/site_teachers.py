@@ -29,7 +29,10 @@ from common.privacy.training import TrainingEvent
 
 
 class KeepsTeachers(SiteFile):
-    """The part of a site's ledger that records which patients' votes a code may contain."""
+    """The part of a site's ledger that records trainings, teachers, and the patients who were withdrawn.
+
+    From these records it follows which patients may have influenced a code.
+    """
 
     def withdraw_patient(
         self, *, slot: int, voter: int, subject: str, weights: str | None, deal: str | None = None
@@ -181,7 +184,7 @@ class KeepsTeachers(SiteFile):
         return frozenset(one.deal for row, one in self._books.teachers.trainings.values() if row < before)
 
     def seats(self, deal: str) -> Mapping[int, str]:
-        """Return the newest patient in each slot of a deal.
+        """Return the patient whom the newest record puts into each slot of a deal.
 
         Args:
             deal: Name of the deal.
@@ -202,12 +205,12 @@ class KeepsTeachers(SiteFile):
         return tuple(self._books.teachers.patients.values())
 
     def record_trained(self, training_id: str, served: str, *, dealt: str | None = None) -> None:
-        """Record that a training is finished and which teacher it made. A pair on record already adds no row.
+        """Record that a training is finished and which teacher it made. If both are on record already, add no row.
 
         Args:
             training_id: Id of the training.
             served: Hash of the teacher (:func:`client.records.served.served_hash`).
-            dealt: Digest of the deal on which it was planned.
+            dealt: Digest of the deal (the assignment of patients to slots) on which the training was planned.
 
         Raises:
             InvalidInput: If the training is not on record, so that nothing is charged for it, or if ``dealt`` is not
@@ -274,7 +277,7 @@ class KeepsTeachers(SiteFile):
         Args:
             voter: The voter.
             served: Hash of the teacher.
-            deal: Digest of the deal.
+            deal: Name of the deal in this ledger.
 
         Returns:
             True if such a training is on record.
@@ -388,7 +391,9 @@ class KeepsTeachers(SiteFile):
         return self._books.teachers.may_vote(voter, served, deal=deal)
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
-        """Return the voters that lost a patient after a row. Models loaded before that row must not vote for them.
+        """Return the voters from which a patient was withdrawn after a ledger row.
+
+        Models that were loaded before that row must not vote in the place of these voters.
 
         Voters with a teacher added from elsewhere before the last withdrawal are included, since that teacher may
         contain any patient.

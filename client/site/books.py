@@ -78,8 +78,8 @@ def joined_study(config: SiteConfig) -> Study:
         The study.
 
     Raises:
-        InvalidInput: If it is not the study for which the join request was signed. Nobody at the site would have
-            consented to a ``study.toml`` that was exchanged later.
+        InvalidInput: If it is not the study for which the site's join request was signed. If ``study.toml`` was
+            exchanged after that, nobody at the site has consented to the new study.
     """
     study, request = load_study(config.path(config.study)), _request(config)
     if request is not None and request.study != study.id:
@@ -137,13 +137,13 @@ def read_books(config: SiteConfig) -> SiteLedger:
 
 
 def stated_books(config: SiteConfig) -> StatedBooks:
-    """Return what a join request states about the pool's ledger. A new pool's ledger is created.
+    """Return what a join request states about the pool's ledger. If the pool is new, create the ledger.
 
     Args:
         config: The site's policy.
 
     Returns:
-        Id, key, Σμ² and protection.
+        The ledger's id and public key, the Σμ² that the pool has spent, and its unit of privacy with the relation.
     """
     with open_books(config) as ledger:
         head = ledger.head()
@@ -192,7 +192,9 @@ def note_joined(books: Path, directory: Path) -> None:
 
 
 def forget_joined(books: Path, directory: Path) -> None:
-    """Remove a directory that contains no site any more from the list.
+    """Remove a directory from the list of those that share a ledger.
+
+    It is called for a directory in which there is no site, for example after an interrupted set-up.
 
     Args:
         books: The directory that keeps the ledger.
@@ -208,20 +210,20 @@ def _joined(books: Path) -> tuple[str, ...]:
     path = books / JOINED
     if not path.exists():
         return ()
-    what = "list of joined sites cannot be read"
+    what = "list of the sites that share the ledger cannot be read"
     with parsing(what, value=str(path), remedy="restore the file"):
         names = parse_json(path.read_bytes(), what=what, value=str(path), remedy="restore the file")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidInput("list of joined sites", value=str(path), limit="a list of directories")
+        raise InvalidInput("list of the sites that share the ledger", value=str(path), limit="a list of directories")
     return tuple(names)
 
 
 @contextmanager
 def writing_teachers(directories: Iterable[Path]) -> Iterator[None]:
-    """Hold the locks of several directories' teachers.
+    """Hold the locks of the ``teachers`` folders of several site directories.
 
-    A deal of patients is made under the lock of the directory that keeps it. Otherwise two studies that deal a new
-    patient at the same time could put the patient into two voters.
+    Patients are assigned to voters only under the lock of the directory whose file stores the assignment. Otherwise two
+    studies that assign a new patient at the same time could put the patient into two voters.
 
     Args:
         directories: The sites' directories.
@@ -236,7 +238,7 @@ def writing_teachers(directories: Iterable[Path]) -> Iterator[None]:
 
 
 def slots_file(config: SiteConfig) -> Path:
-    """Return the file of the deal of the pool's patients to voters in this site's study.
+    """Return the path of the slots file, which assigns the pool's patients to the voters of this site's study.
 
     There is one file for each number of voters m, shared by all studies. A patient is therefore in the same voter in
     all studies of that m, and a withdrawal empties the slot for all of them.
@@ -260,12 +262,12 @@ def _voters(config: SiteConfig) -> int:
 
 
 def deals(books: Path) -> dict[Path, Slots]:
-    """Load every deal of the pool's patients.
+    """Load every slots file of the pool. Each assigns the pool's patients to voters, for one number of voters.
 
     Args:
         books: The directory that keeps the ledger.
 
     Returns:
-        The slots by file.
+        The assignment (slots) in each file, by the file's path.
     """
     return {path: load_slots(path) for path in sorted((books / "teachers").glob("slots*.json"))}

@@ -4,8 +4,8 @@ A *deal* assigns a pool's patients to voters. Each patient has a numbered *slot*
 voter. Training, withdrawal and the worker call this module. A slots file contains the patients' names, and the key
 under which they are hashed. The ledger contains the patient of every slot, and every withdrawal, as keyed hashes. A
 file restored from a backup is updated from the ledger before use, so no patient moves to another voter and no withdrawn
-patient returns. It refuses to deal if a patient was withdrawn under a key that is now lost. In a study of unit patient
-it also refuses a teacher that was trained on another deal.
+patient returns. It refuses to assign patients if one was withdrawn whom only a lost key identifies. In a study of unit
+patient it also refuses a teacher that was trained on another deal.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from common.privacy.mechanism import Unit
 
 
 def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozenset[str]:
-    """Update the study's slots file from the pool's ledger, and return the listed patients who were withdrawn.
+    """Update the study's slots file from the pool's ledger, and return the given patients who were withdrawn.
 
-    It is called before patients are dealt; the caller holds the lock of the teachers. If the pool has no ledger yet,
-    the file is not updated.
+    It is called before new patients are assigned to voters; the caller holds the lock of the teachers. If the pool has
+    no ledger yet, the file is not updated.
 
     Args:
         config: The site's policy.
-        patients: Names of the listed patients.
+        patients: Names of the patients in the dataset.
 
     Returns:
         Names of those who were withdrawn.
@@ -89,7 +89,9 @@ def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) ->
 
 
 def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
-    """Update slots, which may be an older copy, to what the ledger has on record.
+    """Return an assignment of patients to slots, updated from what the ledger has on record.
+
+    ``stored`` may come from an older copy of the slots file.
 
     Args:
         stored: The slots.
@@ -97,7 +99,7 @@ def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> 
         names: Names of the listed patients.
 
     Returns:
-        The updated slots; the file is not changed.
+        The updated slots. The file is not changed.
     """
     gone = {row.subject: row.slot for _, row in ledger.withdrawn_patients() if row.deal in (None, stored.deal)}
     return stored.following(ledger.seats(stored.deal), gone=gone, names=names)
@@ -140,14 +142,15 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
 def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]]:
     """Return the keyed hashes of patients under the key of each of the pool's slots files.
 
-    A network that was trained on these patients keeps them, so that :func:`all_still_in` can ask about it later.
+    The hashes are stored with a network that was trained on these patients. :func:`all_still_in` later tells from them
+    whether one of these patients was withdrawn.
 
     Args:
         books: The directory that keeps the ledger.
         patients: Names of the patients.
 
     Returns:
-        Keyed hashes in order, by the name of the deal.
+        Sorted keyed hashes, by the ledger's name of the deal (the assignment in one slots file).
     """
     return {slots.deal: sorted(map(slots.subject, patients)) for slots in deals(books).values()}
 
@@ -175,7 +178,8 @@ def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[
         withdrawn: The pool's :func:`withdrawals`.
 
     Returns:
-        False also for a withdrawal from a deal under whose key the network's patients were not recorded.
+        True if it is certain. False also if a patient was withdrawn from a deal under whose key the network's patients
+        were not recorded.
     """
     everybody = {subject for subjects in seen.values() for subject in subjects}
     return all((deal in seen or (deal is None and seen)) and subject not in everybody for deal, subject in withdrawn)
@@ -187,7 +191,7 @@ def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:
 
 
 def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
-    """Record the patient of each slot of the study's deal, before any training on it.
+    """Record in the ledger which patient is in which slot of the study's deal, before any training uses it.
 
     Args:
         config: The site's policy.
@@ -209,13 +213,13 @@ def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
 
 
 def dealt(config: SiteConfig) -> str | None:
-    """Return the digest of the study's deal.
+    """Return the digest of the study's deal, which assigns patients to slots.
 
     Args:
         config: The site's policy.
 
     Returns:
-        The digest; None if nobody was dealt.
+        The digest; None if no patient was assigned yet.
     """
     path = slots_file(config)
     if not path.exists():
@@ -227,8 +231,8 @@ def dealt(config: SiteConfig) -> str | None:
 def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
     """With unit patient, refuse a teacher that was not made by a recorded training on this pool's deal.
 
-    With unit patient, one patient may influence one voter only, which holds because patients are dealt before any
-    training. Weights put in by hand, or trained on another deal, may have seen every patient.
+    With unit patient, one patient may influence one voter only. This holds because patients are assigned to voters
+    before any training. Weights put in by hand, or trained on another assignment, may have seen every patient.
 
     Args:
         config: The site's policy.
@@ -255,13 +259,13 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
 
 
 def deal_of(config: SiteConfig) -> str:
-    """Return the name of the study's deal in the ledger.
+    """Return the name under which the ledger records the study's deal, which assigns patients to voters.
 
     Args:
         config: The site's policy.
 
     Returns:
-        The name; empty if no patient was dealt yet.
+        The name; empty if no patient was assigned yet.
     """
     return load_slots(path).deal if (path := slots_file(config)).exists() else ""
 

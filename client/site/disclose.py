@@ -1,7 +1,9 @@
-"""Discloses one draw of a sealed sum to an auditor: recorded in the site's ledger, then sealed to the auditor's key.
+"""Discloses this site's part in one draw of a sealed sum to an auditor.
 
-`consilium site disclose` calls it. A disclosure contains the site's mask key of the draw. It refuses what the site's
-ledger refuses to disclose (:mod:`client.ledger.site_disclosures`), and an output file that exists.
+`consilium site disclose` calls it. A *draw* is one attempt at a sealed sum (secure aggregation). The disclosure
+contains the site's mask key of the draw. It is recorded in the site's ledger first, then encrypted to the auditor's
+key. The module refuses what the site's ledger refuses to disclose (:mod:`client.ledger.site_disclosures`), and an
+output file that exists.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from common.peers import Peer
 
 
 def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
-    """Compute what the disclosure of a draw would reveal and cost, for a person to read first.
+    """Compute what the disclosure of a draw would reveal and cost, so that a person can read it before disclosing.
 
     Args:
         site_dir: The site's directory.
@@ -42,7 +44,7 @@ def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
 
 
 def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetime) -> DisclosedDraw:
-    """Record the disclosure of a draw, and write it sealed to the auditor.
+    """Record the disclosure of a draw in the site's ledger, and write it to a file that only the auditor can decrypt.
 
     Args:
         site_dir: The site's directory.
@@ -71,7 +73,7 @@ def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetim
 def sealed_disclosure(
     config: SiteConfig, ledger: SiteLedger, draw: str, *, auditor: str, now: datetime
 ) -> tuple[DisclosedDraw, SealedDisclosure]:
-    """Record the disclosure of a draw, sign it and seal it to the auditor.
+    """Record the disclosure of a draw in the site's ledger, sign it, and encrypt it to the auditor's key.
 
     Args:
         config: The site's policy.

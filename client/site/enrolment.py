@@ -42,7 +42,7 @@ MAX_KIT_FILE_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class SiteKit:
-    """A startup kit.
+    """The startup kit: the files that the consortium sends to a hospital, from which its site is set up.
 
     Attributes:
         facts: Content of ``kit.json``.
@@ -207,7 +207,8 @@ def join_site(
     forget_joined(books, directory)  # an earlier set-up was interrupted
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
-        raise InvalidInput("the pool's ledger is missing", value=str(first.ledger_file), remedy="put it back")
+        remedy = "put the ledger back, with its key and its standing (the file site-ledger.standing)"
+        raise InvalidInput("the pool's ledger is missing", value=str(first.ledger_file), remedy=remedy)
     open_books(load_site(books)).close()  # an older copy of the ledger is refused here
     text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -224,7 +225,7 @@ def join_site(
 
 
 def _folder_name(study: str) -> str:
-    """Return a study's name if it can be a folder's name; it comes from outside the site."""
+    """Return a study's name if it is safe as a folder's name; otherwise raise InvalidInput."""
     if study.startswith(".") or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in study):
         raise InvalidInput(
             "the study's name cannot be a folder's name",
@@ -273,7 +274,10 @@ def _check_new(directory: Path) -> None:
 
 
 def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> JoinRequest:
-    """Return the request of a site that was set up from the same kit, for the same pool and data."""
+    """Return the request of the site in a directory, if it was set up from the same kit for the same pool and data.
+
+    Raises InvalidInput if the site in the directory is another one.
+    """
     config = load_site(directory)
     same = (
         (config.site, config.pool, config.path(config.data).resolve()) == (kit.facts.site, pool, data.resolve())

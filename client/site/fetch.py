@@ -106,7 +106,9 @@ class PublicObjects:
             ) from error
 
     def peers(self, study_id: str) -> Peers:
-        """Fetch the server's list of a study's sites and keys. It is only shown to people; no key is trusted by it.
+        """Fetch the server's list of a study's sites and their keys.
+
+        The list is only shown to people. No key becomes trusted because it is in the list.
 
         Args:
             study_id: Id of the study.

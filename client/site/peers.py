@@ -36,7 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class PeerTrust(StrEnum):
-    """How this site judges one key of one site."""
+    """How this site judges a key that it received as the key of another hospital.
+
+    Attributes:
+        CONFIRMED: A person at this site has compared the key's fingerprint with that hospital.
+        NOT_CONFIRMED: Nobody has compared it, and no other key of that hospital is confirmed.
+        KEY_CHANGED: Another key of that hospital is confirmed.
+        KEY_OF_ANOTHER: The same key is confirmed for a different hospital.
+        NOT_OURS: This site's own name or key was given to it.
+    """
 
     CONFIRMED = "confirmed"
     NOT_CONFIRMED = "NOT CONFIRMED"
@@ -47,7 +55,7 @@ class PeerTrust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A key named for a site.
+    """A key that was named as the key of a hospital, and how this site judges it.
 
     Attributes:
         peer: Site and key.
@@ -67,7 +75,7 @@ class KnownPeer:
 
 @dataclass(frozen=True, slots=True)
 class PeerProblem:
-    """A problem with peers.
+    """A problem with the keys of other hospitals that a person must look into.
 
     Attributes:
         stops: True if the problem stops answers, or may be an attack.
@@ -81,7 +89,10 @@ class PeerProblem:
 
 
 _NEW = PeerTrust.NOT_CONFIRMED
-_TALK = "call them at a number you know; if the key is not theirs, pause the study and talk to the other sites first"
+_TALK = (
+    "call that hospital at a number you know; if the key is not theirs, pause the study and talk to the other sites "
+    "first"
+)
 _WRONG = (
     (
         PeerTrust.NOT_OURS,
@@ -103,7 +114,7 @@ def _names(known: Sequence[KnownPeer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeersView:
-    """A site in its study, with every key of another site that it confirmed or received.
+    """Every key of another hospital that this site has confirmed or received for its study.
 
     Attributes:
         study: Id of the study.
@@ -253,7 +264,8 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
             f"fingerprint of {site}",
             value=read_out[:80],
             limit="the fingerprint of a key that this site has received",
-            remedy="have them read it out again; if it still differs, the list was tampered with: tell the other sites",
+            remedy="ask the hospital to read it out again; if it still differs, the list was tampered with: tell the "
+            "other sites",
         )
     _record(directory, [peer])
     return peer
@@ -288,7 +300,7 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
 
 
 def distrust(directory: Path, site: str) -> None:
-    """Withdraw a confirmation. It takes effect at once in a running worker.
+    """Withdraw the confirmation of a hospital's key. It takes effect at once in a running worker.
 
     Args:
         directory: The site's directory.
@@ -302,8 +314,8 @@ def distrust(directory: Path, site: str) -> None:
 def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: SiteLedger) -> None:
     """Store the peers of an offer that nobody here has confirmed, so that they can be shown.
 
-    The newest :data:`MAX_OFFERED` keys are stored. If the disk fails, nothing is stored and the site answers all the
-    same.
+    The newest :data:`MAX_OFFERED` keys are stored. If the file cannot be written, nothing is stored and the site still
+    answers.
 
     Args:
         directory: The site's directory.

@@ -1,6 +1,6 @@
 """Collects what a site states about itself, and signs it: its ledger's figures, its peers, what its policy shares.
 
-`consilium site status`, the site's own page and the demo's report call it. It only reads. Refuses a site without its
+`consilium site status`, the site's own page and the demo's report call it. It only reads. It refuses a site without its
 pool's ledger.
 """
 
@@ -26,18 +26,21 @@ from common.witness.memory import HeadMemory
 
 
 def facts_in(ledger: SiteLedger, config: SiteConfig) -> SiteFacts:
-    """Return a site's figures.
+    """Return the figures of a site's ledger: what was spent, accepted and trained, and the alarms.
 
     Args:
-        ledger: Its open ledger.
-        config: Its policy.
+        ledger: The site's open ledger.
+        config: The site's policy.
+
+    Returns:
+        The figures.
     """
     conflicts = HeadMemory(config.books_dir / WITNESSES).conflicts()
     return ledger.facts(config.site, present=present_teachers(config, ledger), conflicts=conflicts)
 
 
 def facts_of(directory: Path) -> SiteFacts:
-    """Return the figures of the site in a directory; raise InvalidInput if its ledger is missing."""
+    """Return the ledger figures of the site in a directory; raise InvalidInput if its ledger is missing."""
     config = load_site(directory)
     with read_books(config) as ledger:
         return facts_in(ledger, config)
@@ -51,7 +54,7 @@ def site_status(directory: Path, facts: SiteFacts | None = None) -> dict[str, An
 
     Args:
         directory: The site's directory.
-        facts: Its figures; by default they are read from its ledger.
+        facts: The figures of the site's ledger; by default they are read from it.
 
     Returns:
         Plain values.
