@@ -73,7 +73,7 @@ class AdaptOptions:
         site_dir: The site's directory.
         student: The student's bundle; by default the pulled one.
         data: Folder of the cases; by default the site's dataset.
-        way: The way; None to choose it by the scores.
+        way: The way of making the network; None to choose it by the scores.
         steps: Training steps; by default those of the study's recipe for its student.
         learning_rate: Learning rate; by default that of the study's recipe for its student.
         strength: Strength of the pull toward the student.
@@ -172,7 +172,7 @@ def student_of(directory: Path, study: Study) -> Bundle:
         raise InvalidInput(
             "student to adapt",
             value=str(directory),
-            limit="a student that was not trained on patients, so no adapted one",
+            limit="a student as it was released, not a network that was already adapted to patients",
         )
     bundle = load_bundle(directory, study.data.student)
     bundle.network.to(best_device())

@@ -25,13 +25,14 @@ SEEN_FILE = "configs/seen.json"
 
 
 def seen_by(bundle: Path) -> dict[str, frozenset[str]]:
-    """Read whom an adapted network was trained on.
+    """Read from a bundle on which patients its adapted network was trained.
 
     Args:
         bundle: The bundle's folder.
 
     Returns:
-        Keyed hashes of the patients by deal; empty if the bundle does not say.
+        Keyed hashes of the patients, by the deal (assignment of patients to voters) whose key made the hashes; empty if
+        the bundle does not contain them.
     """
     try:
         found = json.loads((bundle / SEEN_FILE).read_text(encoding="utf-8"))

@@ -40,13 +40,13 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A site's dataset in its study's terms, and the scan ids of each patient who was not withdrawn."""
+    """A site's dataset with the study's labels and channels, and the scan ids of each patient who was not withdrawn."""
 
     dataset: Dataset
     scans: dict[str, tuple[str, ...]]
 
     def task(self, study: Study, directory: Path) -> VoterTask:
-        """Return all of these patients as one voter's task, on the student's grid.
+        """Return a training task with all of these patients together, on the student's grid.
 
         Args:
             study: The study.
@@ -119,5 +119,6 @@ def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> 
             patients.append(Patient(name, tuple(usable[scan] for scan in there), tuple(cases[scan] for scan in there)))
     if not patients:
         reason = f"{problems[0].case}: {problems[0].reason}" if problems else "the dataset lists none"
-        raise InvalidInput("no usable labelled case to adapt to", value=reason, remedy="`consilium site doctor --data`")
+        remedy = "run `consilium site doctor --data`, which explains each case"
+        raise InvalidInput("no usable labelled case to adapt to", value=reason, remedy=remedy)
     return Material(tuple(patients), problems)

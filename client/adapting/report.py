@@ -21,7 +21,9 @@ from common.models.bundle import Bundle
 from common.objects import write_atomically
 
 Unseen = Callable[[int], Bundle]
-"""Function that returns, by a patient's position, the chosen way's network, trained without the patient if possible."""
+"""Function from a patient's position to the network that predicts the patient's picture.
+
+The network is made in the chosen way, and trained without the patient if possible."""
 
 
 def write_report(result: Adapted, patients: Sequence[Patient], dice: Sequence[float], *, unseen: Unseen) -> Adapted:

@@ -79,7 +79,7 @@ def check_place(directory: Path) -> None:
         directory: The folder.
 
     Raises:
-        InvalidInput: If it does.
+        InvalidInput: If the folder holds something else.
     """
     if directory.exists() and not (directory / SEEN_WEIGHTS).is_file():
         raise InvalidInput(

@@ -15,7 +15,11 @@ from common.errors import InvalidInput
 
 
 class Way(StrEnum):
-    """A method to make the hospital's network, the simplest first; of two with the same score the earlier is chosen."""
+    """A method to make the hospital's own network.
+
+    The methods are listed from the simplest to the most complex. Of two with the same score the simpler one is chosen.
+    :data:`WORDS` describes each.
+    """
 
     STUDENT = "student"
     OWN = "own"
@@ -72,7 +76,7 @@ def folds_for(patients: int) -> int:
 
 
 def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
-    """Deal patients into folds of nearly equal size, by their names only.
+    """Divide patients into folds of nearly equal size, by their names only.
 
     Args:
         patients: Names, each once.
@@ -106,7 +110,10 @@ def choose(figures: Mapping[Way, Dice]) -> Way:
     means = {way: mean(figures[way]) for way in Way if way in figures}
     known = {way: value for way, value in means.items() if not math.isnan(value)}
     if not known:
-        raise InvalidInput("cross-validation", limit="at least one patient with a structure in label map or prediction")
+        raise InvalidInput(
+            "cross-validation gave no patient a score",
+            limit="at least one patient with a structure in the label map or in the prediction",
+        )
     return max(known, key=lambda way: known[way])
 
 
@@ -144,10 +151,10 @@ def mean(values: Dice) -> float:
 
 
 def filled(rows: Mapping[Way, Sequence[float]]) -> dict[Way, tuple[float, ...]]:
-    """Make one case's Dice comparable between ways.
+    """Fill in missing Dice values (nan) of one case, so that the ways of adapting can be compared on it.
 
-    A structure that is not in the truth but was found by one way has Dice 0 for that way; a way that correctly found
-    none of it then counts as 1. If no way found it, it stays nan.
+    If the truth lacks a structure and some way predicts it, that way has Dice 0 already; every way that correctly
+    predicts none of it gets 1. If no way predicts it, the values stay nan.
 
     Args:
         rows: Dice of each structure, by way.

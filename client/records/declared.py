@@ -1,4 +1,4 @@
-"""Defines what a hospital declares about a teacher it adds: its kind, labels, channels and limits.
+"""Defines what a hospital declares about a teacher that it adds instead of training one: kind, labels and limits.
 
 The declaration is a file (``foreign.json``) beside the model; a hash over both is in the site's ledger.
 ``client.foreign`` writes it, the worker reads it before it loads a teacher. It refuses labels and channels that are not

@@ -67,6 +67,7 @@ class TrainingPlan:
                 "epsilon of the planned training",
                 value=epsilon_text(spent),
                 limit=f"at most {epsilon_text(self.epsilon)}",
+                remedy="plan fewer steps, a lower sampling rate or a larger noise multiplier",
             )
 
     def to_json(self) -> dict[str, object]:
@@ -105,7 +106,7 @@ class Witness(Protocol):
 
 @dataclass(slots=True)
 class TrainingJournal:
-    """The steps spent so far under a plan.
+    """The file that records which steps of a private training are spent, and the plan that limits them.
 
     Attributes:
         plan: What the training may spend.
@@ -181,7 +182,7 @@ class TrainingJournal:
         return self.plan.event.steps - self.spent
 
     def spend(self) -> int:
-        """Charge one step, on disk and with the witness, before the step is drawn.
+        """Charge one step before it is drawn: in the journal's file, and with the witness that counts steps elsewhere.
 
         Returns:
             The step's number, from 0.
@@ -204,10 +205,10 @@ class TrainingJournal:
         return self.spent - 1
 
     def watched_by(self, witness: Witness) -> None:
-        """Report every later step to a witness, and count the steps it already knows as spent.
+        """Report every later step to a witness, and count the steps as spent that the witness already knows.
 
         Args:
-            witness: Where steps are counted outside this file.
+            witness: Counts the steps outside this file, for example in the site's ledger.
         """
         self.witness = witness
         self.catch_up(witness.drawn)

@@ -35,7 +35,8 @@ def writing(teachers: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise Refused(
                 "busy",
-                f"another `site train` or `site withdraw-patient` is writing in {teachers}; to fix: wait until it ends",
+                f"another command that trains, adds, adapts or withdraws is changing {teachers}; to fix: wait until it "
+                "ends",
             ) from error
         yield
     finally:

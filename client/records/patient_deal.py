@@ -1,6 +1,7 @@
-"""Deals patients to voters once, by a random permutation, and keeps the result in a file.
+"""Assigns patients to voters once, by a random permutation, and keeps this assignment (the *deal*) in a file.
 
-Training, withdrawal and the ledger of the site's teachers use the stored slots. Rules:
+Each patient gets a numbered *slot*, and each slot belongs to one voter. Training, withdrawal and the ledger of the
+site's teachers use the stored slots. Rules:
 
 1. The deal is made from names only, before any scan is opened. Whether a patient's scan is usable therefore changes
    nothing for other patients: an unusable case leaves its slot empty.
@@ -77,12 +78,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Slots(Document):
-    """A deal of patients to slots.
+    """The content of a slots file: which patient is in which slot, and which slots were emptied by a withdrawal.
 
     Attributes:
         seed: Seed of the voters' trainings.
         voters: Number of voters m at the site.
-        order: The patient in each slot; where a dataset does not name patients, the case.
+        order: Name of the patient in each slot; the case's name if the dataset does not name patients.
         key: Key, in hex, under which names are hashed.
         withdrawn: Slot and keyed hash of every withdrawn patient.
     """
@@ -102,7 +103,11 @@ class Slots(Document):
             InvalidInput: If a case occurs twice in ``order``.
         """
         if len(set(self.order)) != len(self.order):
-            raise InvalidInput("slots file in which a case has two slots", limit="one slot for each case")
+            raise InvalidInput(
+                "slots file in which a case has two slots",
+                limit="one slot for each case",
+                remedy="restore the file from a backup",
+            )
 
     @property
     def deal(self) -> str:
@@ -155,13 +160,13 @@ class Slots(Document):
             raise InvalidInput(
                 "case",
                 value=case,
-                limit="a case that was dealt to a voter",
+                limit="a case that was assigned to a voter",
                 remedy="give the case's name as the dataset lists it",
             )
         return Place(slot=slot, voter=slot % self.voters, subject=subject)
 
     def without(self, case: str) -> Slots:
-        """Take a case out of its slot and delete its name.
+        """Return slots from which a case is withdrawn: its slot is empty and its name is deleted.
 
         Args:
             case: Name of the case.
@@ -281,7 +286,7 @@ def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
 def deal(
     listed: Iterable[str], *, voters: int, seed: int, shuffle: Shuffle = by_os, before: Slots | None = None
 ) -> Slots:
-    """Put every listed patient without a slot into one, in random order.
+    """Give a slot to every patient of the dataset who has none yet, in random order.
 
     Slots emptied by a withdrawal are filled first; then slots are added at the end.
 
@@ -303,14 +308,17 @@ def deal(
     new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
     bad = next((name for name in new if name.startswith((_EMPTY, _UNKNOWN))), None)
     if bad is not None:
-        raise InvalidInput("case", value=bad, limit=f"names not beginning with {_EMPTY} or {_UNKNOWN}", remedy="rename")
+        limit = f"names not beginning with {_EMPTY} or {_UNKNOWN}"
+        raise InvalidInput("case", value=bad, limit=limit, remedy="rename the case in the dataset")
     shuffled = list(shuffle(new))
     order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
     return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
 
 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:
-    """Load the stored slots and add new patients to them; at the first call, deal and store them.
+    """Load the stored assignment of patients to slots, give slots to new patients, and store it.
+
+    The first call makes the assignment.
 
     With fewer patients than voters some voters get no patient, and send the zero code.
 
@@ -325,8 +333,8 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
         The slots, as they are now stored.
 
     Raises:
-        InvalidInput: If nobody is listed at the first deal, or if the number of voters or the seed is not the stored
-            one: a second deal could put a patient into two voters.
+        InvalidInput: If the dataset lists no patient at the first call, or if the number of voters or the seed is not
+            the stored one: a second assignment could put a patient into two voters.
     """
     listed = sorted(set(listed))
     before = load_slots(path) if path.exists() else None
@@ -334,10 +342,14 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
         raise InvalidInput("patients for training", value=0, limit="at least one")
     if before is not None and before.voters != voters:
         raise InvalidInput(
-            "voters per site", value=voters, limit=f"{before.voters}, as in the stored deal", remedy=ANOTHER_DIRECTORY
+            "voters per site",
+            value=voters,
+            limit=f"{before.voters}, as in the stored assignment of patients to voters",
+            remedy=ANOTHER_DIRECTORY,
         )
     if before is not None and seed not in (None, before.seed):
-        raise InvalidInput("seed of the slots", value=seed, limit="the stored deal's seed", remedy=ANOTHER_DIRECTORY)
+        what, limit = "seed of the assignment of patients to voters", "the seed of the stored assignment"
+        raise InvalidInput(what, value=seed, limit=limit, remedy=ANOTHER_DIRECTORY)
     if seed is not None:
         slots = deal(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
     else:

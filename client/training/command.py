@@ -109,7 +109,7 @@ class PrivateOptions:
             asked |= {name: Fraction(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
         except (ValueError, ZeroDivisionError) as error:
             written = (self.relation, self.sampling, self.rate, self.noise_multiplier)
-            limit = f"names and numbers ({error})"
+            limit = f"the names of a relation and a sampling, and numbers ({error})"
             raise InvalidInput("relation, sampling, rate or noise multiplier", value=written, limit=limit) from error
         recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
@@ -135,7 +135,7 @@ class TrainOptions:
         study: The study's file.
         layout: Layout of the dataset.
         label_map: File that maps the dataset's labels to the study's.
-        seed: Fixes deal and trainings, for synthetic data only.
+        seed: Fixes the assignment of patients to voters and the trainings; for synthetic data only.
         jobs: Number of processes at once.
         private: Options of a private training.
         again: Charge and train patients again whose budget was charged for a private training already.
@@ -154,10 +154,10 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """The result of a training.
+    """The result of `consilium site train`.
 
     Attributes:
-        report: The voters' report.
+        report: The report on all voters.
         cases: Which cases were used, and why others were not.
         structures: Names of the structures that are scored.
     """
@@ -265,7 +265,10 @@ def site_tasks(
     private: PrivateSettings | None,
     seed: int | None,
 ) -> tuple[VoterTask, ...]:
-    """Plan the trainings of a site's directory, with its public start and its pool's deal and withdrawals.
+    """Plan the training of each voter of a site.
+
+    The plan uses the stored assignment of patients to voters, without patients who were withdrawn, and the study's
+    public start (a network trained on public data alone) if there is one.
 
     Args:
         directory: The site's directory.
@@ -274,7 +277,7 @@ def site_tasks(
         dataset: The dataset.
         trainer: Name of the trainer.
         private: What a private training may spend; None for the standard trainer.
-        seed: Fixes deal and trainings, for synthetic data only.
+        seed: Fixes the assignment of patients to voters and the trainings; for synthetic data only.
 
     Returns:
         One task for each voter.

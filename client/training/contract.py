@@ -31,7 +31,7 @@ class Part:
         classes: Number of labels, background included.
         places: The patient of each scan, as a position among the voter's training patients. Patients without a usable
             scan do not occur. If empty, each scan is a patient of its own.
-        patients: Number of patients dealt to the voter for training.
+        patients: Number of patients assigned to the voter for training.
     """
 
     images: Float[np.ndarray, "n c x y z"] | StoredVolumes
@@ -42,7 +42,7 @@ class Part:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The position of the patient for each scan."""
+        """For each scan, the position of its patient among the voter's training patients."""
         return self.places or tuple(range(len(self.images)))
 
 

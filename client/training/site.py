@@ -1,7 +1,7 @@
 """Plans the trainings of all voters of a site, and joins their outcomes into one report.
 
-``client.training.command`` calls it. Refuses everything that can be decided from what a person wrote (labels, channels,
-trainer, start, seed) before any scan is opened.
+``client.training.command`` calls it. What a person wrote (labels, channels, trainer, start, seed) is checked and
+refused before any scan is opened.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def plan_site(
     slots_file: Path | None = None,
     withdrawn: Collection[str] = (),
 ) -> tuple[VoterTask, ...]:
-    """Deal the patients to voters, or read the stored deal, and plan the training of each voter. No scan is opened.
+    """Assign the patients to voters, or read the stored assignment, and plan the training of each voter.
 
-    The caller holds the locks (:func:`client.records.lock.writing`) of both directories. Every refusal depends on what
-    a person wrote, never on the content of a scan.
+    No scan is opened, so every refusal depends on what a person wrote, never on the content of a scan. The caller holds
+    the locks (:func:`client.records.lock.writing`) of the site's directory and of the one that stores the assignment.
 
     Args:
         dataset: The site's dataset.
@@ -51,9 +51,9 @@ def plan_site(
         private: What a private training may spend; None for the standard trainer.
         start: Public weights from which every trainer begins; None for random ones.
         paired: Whether the public start was trained on public cases with labels.
-        seed: Fixes the deal and the trainings, for synthetic data only.
-        slots_file: The pool's file of the deal; by default ``slots.json`` beside the teachers.
-        withdrawn: Patients who left the pool and are not dealt again.
+        seed: Fixes the assignment and the trainings; for synthetic data only.
+        slots_file: The pool's file of the assignment; by default ``slots.json`` beside the teachers.
+        withdrawn: Patients who left the pool and are not assigned again.
 
     Returns:
         One task for each voter.
@@ -106,8 +106,9 @@ def _check_plan(
         raise InvalidInput(
             "seed",
             value=seed,
-            limit="data that Consilium made itself: who knows the seed could tell one patient from another by the deal",
-            remedy="leave it out; patients are dealt at random, once, and the deal is stored",
+            limit="only with data that Consilium made itself: with a known seed, exchanging one patient could move "
+            "other patients to other voters, which the guarantee rules out",
+            remedy="leave it out; patients are assigned to voters at random, once, and the assignment is stored",
         )
     if start is not None:  # before a private training is charged: weights of another network could not be trained
         empty = network_for(recipe, data)
@@ -115,13 +116,13 @@ def _check_plan(
 
 
 def _refuse_regrouped(scans: Mapping[str, tuple[str, ...]], slots: Slots) -> None:
-    """Refuse a case table that assigns a scan, dealt earlier as its own patient, to another patient."""
+    """Refuse a case table that gives a scan to another patient after the scan was a patient of its own in the slots."""
     regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
     if regrouped:
         raise InvalidInput(
-            "scans that were dealt as separate patients now belong to other patients",
+            "scans that counted as separate patients in an earlier training now belong to other patients",
             value=regrouped[:3],
-            remedy=f"give each scan the patient it had; for a new grouping {ANOTHER_DIRECTORY}",
+            remedy=f"name the same patient for each scan as before; for a new grouping {ANOTHER_DIRECTORY}",
         )
 
 

@@ -46,14 +46,14 @@ class VoterTask:
         data: The study's labels, channels and grid.
         recipe: The study's recipe of a teacher.
         trainer: Name of the trainer.
-        deal: Name of the deal of patients to voters.
+        deal: The ledger's name of the assignment of patients to voters.
         private: What a private training may spend; None for the standard trainer.
         start: File of public weights to begin from; None for random ones.
-        paired: The start was trained on labelled public cases, so it knows more than a few patients can teach; the
-            teacher is kept near it (:func:`~common.models.fit.near`).
+        paired: True if the start was trained on labelled public cases. It then knows more than a few patients can
+            teach, so the teacher is kept near it (:func:`~common.models.fit.near`).
         absent: The study's channels that the site does not have.
         site: Directory whose ledger counts a private training's steps; None without a ledger.
-        leaves: The network may leave the hospital.
+        leaves: True if the trained network may leave the hospital.
     """
 
     voter: int
@@ -100,7 +100,7 @@ class VoterReport:
         steps: Steps done.
         loss: Last loss; None for a private training.
         seconds: Duration.
-        reused: The teacher of an earlier run was kept.
+        reused: True if the teacher of an earlier run was kept.
         problem: Why training is impossible; None otherwise.
         guarantees: What a patient of this training risks, in words, for each relation; empty without differential
             privacy.

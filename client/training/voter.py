@@ -156,7 +156,9 @@ def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list
 
 
 def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: list[LabelledScan]) -> None:
-    """Keep a teacher near its paired start, and replace it by the start if that scores better on the held-out patients.
+    """Move a teacher's weights near its start, a network trained on labelled public cases.
+
+    If the start itself scores better on the held-out patients, it replaces the teacher.
 
     The choice uses only this voter's patients, and the voter's code is clipped like any other, so one patient still
     changes one voter's vector by at most 2C.
@@ -207,7 +209,9 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
                 known.get(
                     scan,
                     Problem(
-                        scan, "no longer in the dataset; to fix: put it back, or `consilium site withdraw-patient`"
+                        scan,
+                        "no longer in the dataset; to fix: put it back, or withdraw the patient with "
+                        "`consilium site withdraw-patient`",
                     ),
                 )
             )
@@ -236,7 +240,7 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
 
 
 def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> Part:
-    """Collect the volumes of these patients, each with its patient's place.
+    """Collect the volumes of these patients, each with its patient's position among them.
 
     Without patients the arrays are empty and have the same other dimensions.
     """

@@ -192,7 +192,7 @@ class Person:
             recover_own(site, standing=None, charge_all=True)
         for patient in sorted(self.hospital.truth.withdrawn):
             said = refused(partial(self.hospital.withdraw, patient))
-            assert said is None or "a case that was dealt to a voter" in said or "have not been dealt" in said, said
+            assert said is None or "a case that was assigned to a voter" in said or "have not been dealt" in said, said
         decide(site, "trial", "resume")
 
     def trains(self) -> None:

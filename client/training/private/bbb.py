@@ -180,7 +180,7 @@ class PosteriorDescent:
         return self.posterior.at(self._draw)
 
     def apply(self, likelihood: Mapping[str, torch.Tensor], rate: float) -> None:
-        """Take one step.
+        """Take one Adam step of the posterior.
 
         Args:
             likelihood: G at the weights last sampled; already private.

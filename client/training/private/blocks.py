@@ -51,10 +51,13 @@ class Blocks:
         return self.names[:-1]
 
     def parts(self, clip: float) -> Parts:
-        """Return one clip Θ for each block; with r = √K a patient's whole vector is bounded by √(M·K)·Θ, M = 1.
+        """Return how a patient's gradient is divided for clipping: one part for each of the K blocks.
+
+        Each part is clipped to norm Θ, so the norm of the whole vector is at most √K·Θ. This is the bound √(M·K)·Θ of
+        DP-MAC with M = 1.
 
         Args:
-            clip: Θ.
+            clip: Norm bound Θ of each block's part.
 
         Returns:
             The parts.

@@ -1,10 +1,10 @@
 """Records a site's trainings in its own ledger, and charges private ones before their first step.
 
-`site train` and `site adapt` call it. Every training is recorded, with the hash of the teacher it made and with its
-deal of patients, so that each served teacher can be traced to one training or to none. It refuses a private training
-without a ledger, a second private training on the same patients unless ``again`` is given, and a training whose folder
-was restored from an older copy: the ledger records how many steps were drawn, and no step is drawn twice for one
-charge.
+`site train` and `site adapt` call it. Every training is recorded, with the hash of the teacher that it made and with
+the assignment of patients to voters (the deal) that it used. Each teacher that answers queries can therefore be traced
+to one training or to none. It refuses a private training without a ledger, a second private training on the same
+patients unless ``again`` is given, and a training whose folder was restored from an older copy: the ledger records how
+many steps were drawn, and no step is drawn twice for one charge.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: Pa
 
 
 def record_adapted(site_dir: Path, task: VoterTask) -> None:
-    """Record the network made by a training whose result may leave the hospital.
+    """Record the network that a private adaptation made, which may leave the hospital.
 
     Args:
         site_dir: The site's directory.
@@ -171,7 +171,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
         raise InvalidInput(
             f"the patients of {_whose(task)} were already charged for a private training",
             value=f"with one more, in total {'no guarantee' if total is None else total}",
-            remedy="--again trains once more and adds this cost to theirs",
+            remedy="with --again they are trained on once more, and the cost is added to what they have spent",
         )
     _record(ledger, charge)
 

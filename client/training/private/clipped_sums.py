@@ -38,7 +38,7 @@ Vectors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a contribution is divided, clipped and scaled.
+    """How a patient's contribution to a sum is divided into parts, clipped and scaled.
 
     Attributes:
         names: Entry names of each part.
@@ -67,7 +67,9 @@ class Parts:
             raise InvalidInput("shares of the parts", value=self.shares, limit="sum of 1/r^2 at most 1")
 
     def scale(self, part: int) -> float:
-        """Return the factor from norm 1, which is R grid steps, to the values of part k: its clip Θ_k times r_k.
+        """Return Θ_k·r_k, by which part k is divided before the sum and multiplied after it.
+
+        Between the two, a whole contribution has norm at most 1, which is R grid steps.
 
         Args:
             part: Number k of the part.
@@ -84,7 +86,7 @@ class Parts:
 
 
 def one_part(names: tuple[str, ...], clip: float) -> Parts:
-    """Return one part with one clip for all entries, as DP-SGD and DP-BBB use it.
+    """Return a division with a single part: all entries are clipped together, as in DP-SGD and DP-BBB.
 
     Args:
         names: Names of the entries.
@@ -162,7 +164,7 @@ def noised(
         total: int64 sums by entry name. # sensitive until noised
         parts: How a contribution is divided.
         noise_multiplier: z.
-        expected: The constant qn.
+        expected: Expected number of patients of a step, the constant q·n.
         noise: The noise sampler; tests inject another one.
 
     Returns:

@@ -36,13 +36,13 @@ CHECKPOINT_SCHEMA = 1
 
 
 class Strategy(Protocol):
-    """The part of a private training that differs between strategies. Its state contains all it keeps between steps."""
+    """The interface of a strategy: the part of a private training that differs between DP-SGD, DP-BBB and DP-MAC."""
 
     @property
     def parts(self) -> Parts: ...
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, Int64[torch.Tensor, "..."]]:
-        """Return the integer sum over these slots. # sensitive until noised
+        """Return the clipped integer sum of the gradients of the patients in these slots. # sensitive until noised
 
         :mod:`client.training.private.clipped_sums` defines the sum.
 
@@ -65,7 +65,7 @@ class Strategy(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to resume, for the checkpoint."""
+        """Return everything that the strategy keeps between steps, so that a checkpoint can resume it."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ OnSpent = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run did.
+    """The result of :func:`run`: what was spent, and how many steps took effect.
 
     Attributes:
         event: The privacy event of all steps spent so far.
@@ -121,7 +121,7 @@ def run(
         sampler: The patient sampler; tests inject another one.
 
     Returns:
-        What the run did.
+        What was spent, and how many steps took effect.
 
     Raises:
         Refused: If another run works on the same journal.

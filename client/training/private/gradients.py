@@ -78,17 +78,17 @@ def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *,
 def segmentation_loss(
     model: torch.nn.Module, each: Callable[[torch.Tensor, torch.Tensor], Float[torch.Tensor, "k"]]
 ) -> PatientLoss:
-    """Return a network's loss of one patient: the mean of its patches' losses.
+    """Return a function that computes a network's loss on one patient, the mean over the patient's patches.
 
     Args:
         model: The network.
         each: Loss of each patch.
 
     Returns:
-        The patient's loss.
+        The loss as a function of weights, patches and targets.
 
     Raises:
-        InvalidInput: If the network couples patients.
+        InvalidInput: If the network makes one patient's gradient depend on another patient.
     """
     refuse_coupling(model)
 

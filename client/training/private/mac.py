@@ -45,7 +45,7 @@ Coordinates = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """The settings of the Z-step.
+    """The settings of DP-MAC's Z-step, the descent over a patient's coordinates.
 
     Attributes:
         mu: Penalty μ at the first step.
@@ -68,7 +68,7 @@ class Penalty:
             if not (isfinite(value) and value > 0 and (name == "mu" or value >= 1)):
                 raise InvalidInput(f"{name} of dp-mac", value=value, limit=limit)
         if self.steps < 1:
-            remedy = "--strategy dp-sgd --per-layer has no coordinates"
+            remedy = "for a training without a descent over coordinates, use --strategy dp-sgd --per-layer"
             raise InvalidInput("z_steps of dp-mac", value=self.steps, limit="1 or more", remedy=remedy)
         if not 0 < self.rate <= 1:
             raise InvalidInput("z_rate of dp-mac", value=self.rate, limit="above 0, at most 1")
@@ -205,10 +205,10 @@ class VolumeMac(VolumeSgd):
         penalty: Settings of the Z-step.
         steps: Number of planned steps, over which μ grows.
         chunk: Patients differentiated at once.
-        method: Way to per-patient gradients, ``vmap`` or ``loop``.
+        method: How per-patient gradients are computed, ``vmap`` or ``loop``.
 
     Raises:
-        InvalidInput: If the network is not a graph of blocks, or couples patients.
+        InvalidInput: If the network is not a graph of blocks, or makes patients' gradients depend on each other.
     """
 
     def __init__(

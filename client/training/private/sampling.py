@@ -1,7 +1,8 @@
 """Chooses the patients of a training step: by random coins from the operating system, or by a fixed partition.
 
-``client.training.private.engine`` calls it. Sampling looks at no record: patients are slots 0 … n − 1, and an empty
-slot may be chosen and contributes zero. Refuses a partition with more batches than patients, or with a short key.
+``client.training.private.engine`` calls it. Sampling reads no patient's data: patients are numbered slots 0 … n − 1,
+and an empty slot may be chosen and contributes zero. It refuses a partition with more batches than patients, or with a
+short key.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ class PoissonSampler:
 
 @dataclass(frozen=True, slots=True)
 class FixedPartition:
-    """Deals the slots once to disjoint batches, which the steps visit in turn.
+    """Divides the slots once into disjoint batches, which the steps visit in turn.
 
-    The deal depends on ``key`` only, not on records or on which slots are filled, so one patient moves one batch. The
-    key is stored with the run, so that a resumed run has the same batches.
+    The division depends on ``key`` only, not on patients' data or on which slots are filled, so one patient influences
+    one batch only. The key is stored with the run, so that a resumed run has the same batches.
 
     Attributes:
         patients: Number of slots n.
@@ -124,7 +125,7 @@ class FixedPartition:
 
 
 def sampler_for(event: TrainingEvent, *, patients: int, key: bytes, entropy: Entropy = os.urandom) -> Sampler:
-    """Return the sampler for which an event is accounted.
+    """Return the sampler that a privacy event assumes: Poisson sampling, or a fixed partition.
 
     Args:
         event: The planned event.

@@ -2,7 +2,7 @@
 
 Settings that change the guarantee are planned into an event before training begins. The others (learning rate, clip,
 chunk) are the strategy's recipe, chosen on public or synthetic data: tuning them on private data would spend privacy
-that nothing here accounts for. Refuses values out of range and unknown strategies.
+that nothing here accounts for. It refuses values out of range and unknown strategies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ STRATEGIES: dict[str, str] = {
     "dp-bbb": "client.training.private.teachers:bbb",
     "dp-mac": "client.training.private.teachers:mac",
 }
-"""Makes each strategy from a :class:`~client.training.private.teachers.Setup`: ``module:function``, imported on use."""
+"""For each strategy the function that makes it from a :class:`~client.training.private.teachers.Setup`.
+
+It is written as ``module:function`` and imported when it is first used."""
 
 MAC_ONLY = ("mu", "mu_growth", "z_steps", "z_rate")
 """Settings that only dp-mac reads; the records of other strategies do not contain them."""
@@ -57,7 +59,7 @@ class PrivateSettings:
         clip: Norm bound of a patient's vector, or of each of its layers with ``per_layer``. dp-mac clips every block.
         scans: Scans or views of a patient averaged before its one clip.
         chunk: Patients differentiated at once.
-        method: Way to per-patient gradients, ``vmap`` or ``loop``.
+        method: How per-patient gradients are computed, ``vmap`` or ``loop``.
         temperature: dp-bbb's temperature λ of the KL divergence.
         prior_std: dp-bbb's standard deviation of the prior.
         initial_std: dp-bbb's first standard deviation of the posterior.
@@ -113,7 +115,7 @@ class PrivateSettings:
             if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InvalidInput(name, value=getattr(self, name), limit="a finite number above 0")
         if self.chunk < 1 or self.steps < 1:
-            raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more")
+            raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more for each")
         check_integer("scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
 
     def facts(self) -> dict[str, object]:
@@ -130,10 +132,10 @@ class PrivateSettings:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def plan(self, *, patients: int) -> TrainingPlan:
-        """Plan a training for n patients' slots.
+        """Plan the privacy event of a training on n patients' slots.
 
         Args:
-            patients: Slots dealt to the voter, n.
+            patients: Number n of the voter's slots for training.
 
         Returns:
             The event with the least noise that keeps (ε, δ), found by the accountant itself, or the one with the stated
@@ -157,7 +159,9 @@ class PrivateSettings:
 
 
 CLIPS = {"dp-mac": 0.02}
-"""Default clips by strategy where they differ: one block's gradient is shorter than that of all weights."""
+"""Default clipping norm of each strategy that differs from the common one.
+
+dp-mac clips each block on its own, and one block's gradient is shorter than that of all weights."""
 
 
 def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False) -> PrivateSettings:
@@ -167,7 +171,7 @@ def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False
         strategy: Name of the strategy.
         epsilon: Largest ε.
         delta: δ.
-        begun: Training begins from a public start, which needs fewer and smaller steps.
+        begun: True if training begins from a public start, which needs fewer and smaller steps.
 
     Returns:
         The settings.

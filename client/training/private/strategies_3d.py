@@ -70,7 +70,8 @@ class Patients:
     step takes the next ones, beginning again after the last. Patches and hidden channels are drawn from ``key``,
     the turn, the slot and the number of the view, so no other patient can influence them. The sensitivity holds for
     every key drawn without looking at the patients; a training uses its journal's key, 32 random bytes of the
-    operating system. A slot without a usable scan may be sampled and contributes zero, so n stays as dealt.
+    operating system. A slot without a usable scan may be sampled and contributes zero, so the number n of patients does
+    not depend on which scans are usable.
 
     Attributes:
         images: Scans [m, c, x, y, z].
@@ -101,7 +102,7 @@ class Patients:
             raise InvalidInput("patients", value=len(self.slots), limit="one slot for every scan")
         grid = tuple(self.images.shape[2:])
         if self.patch and any(n > size for n, size in zip(self.patch, grid, strict=True)):
-            raise InvalidInput("training patch", value=self.patch, limit=f"within the grid {grid}")
+            raise InvalidInput("training patch", value=self.patch, limit=f"at most the grid {grid}")
         rows: dict[int, list[int]] = {}
         for row, slot in enumerate(self.slots):
             rows.setdefault(slot, []).append(row)
@@ -255,7 +256,7 @@ class VolumeSgd:
 
 
 class VolumeBbb:
-    """DP-BBB on a 3D network: the clipped sum at one weight sample a step, then the corrected step of the posterior.
+    """DP-BBB on a 3D network: in each step the clipped sum at one sample of the weights, then a step of the posterior.
 
     Args:
         model: The network.
@@ -266,7 +267,7 @@ class VolumeBbb:
         initial_std: First standard deviation of every weight.
         seed: Seed of the weight samples.
         chunk: Patients differentiated at once.
-        method: Way to per-patient gradients, ``vmap`` or ``loop``.
+        method: How per-patient gradients are computed, ``vmap`` or ``loop``.
         per_layer: ``clip`` bounds each layer instead of all parameters together.
 
     Raises:
@@ -312,7 +313,7 @@ class VolumeBbb:
         return {name: deviation(rho).detach().float() for name, rho in self.posterior.rho.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum at a new weight sample. # sensitive until noised
+        """Draw a weight sample; return the clipped integer sum of these patients' gradients. # sensitive until noised
 
         Args:
             batch: Slots of the step, int64 [b].
@@ -325,7 +326,7 @@ class VolumeBbb:
         return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        """Move the posterior along the private mean.
+        """Take one Adam step of the posterior along the private mean.
 
         Args:
             mean: Private mean by parameter name.
@@ -398,12 +399,12 @@ def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
         InvalidInput: For another method.
     """
     if method not in METHODS:
-        raise InvalidInput("way to per-patient gradients", value=method, limit=", ".join(METHODS))
+        raise InvalidInput("method of computing per-patient gradients", value=method, limit=", ".join(METHODS))
     return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
 
 
 def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Parts:
-    """Return one clip for all parameters together, or one for each layer.
+    """Return how a gradient is divided for clipping: one part for all parameters, or one for each layer.
 
     Args:
         model: The network.
@@ -417,7 +418,9 @@ def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Pa
 
 
 def layer_parts(model: torch.nn.Module, clip: float) -> Parts:
-    """Return one part with one clip for each layer; with r = √K the whole vector is bounded by √K clips.
+    """Return a division with one part, clipped on its own, for each layer.
+
+    With K layers, the norm of the whole vector is at most √K times the clip.
 
     A layer is a convolution and the parameters that follow it (norm, activation) up to the next convolution.
 

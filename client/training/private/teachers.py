@@ -1,7 +1,8 @@
 """Trains one voter's 3D network privately: from patients and settings to weights, the event spent, and a posterior.
 
 ``client.training.private.trainer`` calls it. The caller opens the journal, so that it can charge the training in the
-site's ledger before the first step. Refuses networks and losses that couple patients, before anything is spent.
+site's ledger before the first step. It refuses, before anything is spent, networks and losses that make one patient's
+gradient depend on another patient.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def train_privately(
         key=journal.key,
     )
     if journal.plan.patients < len(set(part.slots)):
-        raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit="those of the plan")
+        limit = f"at most the {journal.plan.patients} of the plan"
+        raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit=limit)
     setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None)
     strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
     told = None if on_step is None else lambda step: on_step(step, math.nan)
@@ -126,7 +128,7 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels
         classes: Labels, background included.
 
     Raises:
-        InvalidInput: As the strategy says it.
+        InvalidInput: If the strategy refuses the network or a setting.
     """
     model = build_unet(recipe.channels, network=recipe.network, in_channels=channels, out_channels=classes)
     nobody = Patients(np.zeros((0, channels, 1, 1, 1)), np.zeros((0, 1, 1, 1)), (), classes=classes)
@@ -168,7 +170,7 @@ class Setup:
         settings: The private settings.
         slots: Number of slots n.
         seed: Seed of weight samples.
-        begun: The network already holds public weights.
+        begun: True if the network already holds public weights.
     """
 
     model: torch.nn.Module
@@ -194,7 +196,7 @@ class Setup:
 
 
 def sgd(setup: Setup) -> VolumeSgd:
-    """Make DP-SGD: one clip for all parameters, or for each layer.
+    """Make the DP-SGD strategy, with one clip for all parameters or one for each layer.
 
     Args:
         setup: Its inputs.
@@ -206,7 +208,9 @@ def sgd(setup: Setup) -> VolumeSgd:
 
 
 def bbb(setup: Setup) -> VolumeBbb:
-    """Make DP-BBB: a posterior of networks, centred at the public weights if the model holds some.
+    """Make the DP-BBB strategy, which learns a normal distribution of each weight.
+
+    The prior is centred at the public weights if training begins from them, otherwise at 0.
 
     Args:
         setup: Its inputs.
@@ -220,7 +224,7 @@ def bbb(setup: Setup) -> VolumeBbb:
 
 
 def mac(setup: Setup) -> VolumeMac:
-    """Make DP-MAC: auxiliary coordinates at the output of every hidden block, and one clipping norm for each block.
+    """Make the DP-MAC strategy: auxiliary coordinates at the output of every hidden block, and one clip for each block.
 
     Args:
         setup: Its inputs.

@@ -34,7 +34,7 @@ class PrivateTrainer:
     Attributes:
         settings: The private settings.
         journal: File of the training's journal.
-        identity: What identifies the training.
+        identity: Hash that identifies the training (:func:`training_identity`).
         patients: Number of training slots n.
         start: File of public weights to begin from; None for random ones.
         site: Directory whose ledger counts every step; None without a ledger.
@@ -129,7 +129,10 @@ def private_trainer(task: VoterTask) -> PrivateTrainer:
     settings = task.private
     if settings is None or settings.strategy != task.trainer:
         raise InvalidInput(
-            "settings of a private training", value=task.trainer, limit="an epsilon and a delta", remedy="--epsilon 8"
+            "strategy without settings of a private training",
+            value=task.trainer,
+            limit="a private strategy with an epsilon and a delta",
+            remedy="give the budget, for example --epsilon 8",
         )
     names = tuple(name for name, _ in task.patients)
     start = None if task.start is None else sha256_file(task.start)
@@ -165,7 +168,7 @@ def planned_charge(task: VoterTask) -> Charge:
         The charge.
 
     Raises:
-        InvalidInput: As :func:`private_trainer` and :meth:`PrivateTrainer.open`.
+        InvalidInput: For the reasons in :func:`private_trainer` and :meth:`PrivateTrainer.open`.
     """
     trainer = private_trainer(task)
     journal = trainer.open()

@@ -1,8 +1,8 @@
 """Counts a private training's steps in the site's ledger before they are drawn.
 
-A directory of teachers that was restored from a backup records fewer steps than were drawn. The ledger detects that it
-was restored itself, by its standing. Counting the steps there keeps any step from being drawn twice for one charge.
-Refuses a second run of one training.
+A directory of teachers that was restored from a backup may record fewer steps than were drawn. The ledger detects its
+own restoration by its standing (a small file beside it that no backup contains). Counting the steps in the ledger keeps
+any step from being drawn twice for one charge. It refuses a second run of one training at the same time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MOST_ROWS = 128
 
 
 def steps_a_row(steps: int) -> int:
-    """Return how many steps of a training are recorded at once.
+    """Return how many steps of a training are recorded in one ledger row.
 
-    A run that dies loses at most these.
+    A run that dies loses at most this many steps: they count as spent although they were not all drawn.
 
     Args:
         steps: Steps of the training.
@@ -51,7 +51,7 @@ class LedgerWitness:
         return self._drawn
 
     def claim(self, steps: int) -> None:
-        """Record steps up to ``steps``, and those of the same row, as drawn.
+        """Record all steps up to ``steps``, and the next ones that fit into the same ledger row, as drawn.
 
         Args:
             steps: Number of steps that must count as drawn.
