@@ -3,8 +3,8 @@
 Two editions are known. 2018 to 2021: ``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz``, enhancing tumour is 4.
 From 2023: ``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz``, enhancing tumour is 3; the last number is the visit,
 so two visits are one patient. Labels have the Medical Segmentation Decathlon's names. A case that lacks a contrast of
-the study is left out, unless the site states that it has this contrast of no patient. It refuses a folder that mixes
-editions.
+the study is left out, unless the site states that it has this contrast for none of its patients. It refuses a folder
+that mixes editions.
 """
 
 from __future__ import annotations

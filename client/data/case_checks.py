@@ -81,7 +81,8 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
         on_case(number, len(dataset.cases))
     if not good:
         first = (*dataset.problems, *bad)[0]
-        raise InvalidInput("usable cases", value=0, limit="at least one", remedy=f"{first.case}: {first.reason}")
+        remedy = f"repair the cases; the problem of the first one, {first.case}, is: {first.reason}"
+        raise InvalidInput("usable cases", value=0, limit="at least one", remedy=remedy)
     return replace(dataset, cases=tuple(good), problems=(*dataset.problems, *bad))
 
 

@@ -31,7 +31,8 @@ class TableLayout:
     def matches(self, directory: Path) -> bool:
         """Tell whether the directory has a table of cases.
 
-        Beside a ``dataset.json``, a table without any of the known columns is not counted, because it may be notes.
+        If there is also a ``dataset.json``, a table without any of the known columns does not count, because it may
+        contain notes.
 
         Args:
             directory: The dataset's folder.
@@ -123,7 +124,9 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
         if not row[column]:
             return Problem(name, f"the {what} is not named in the table; to fix: fill in its column")
         if relative.is_absolute() or ".." in relative.parts or ":" in "".join(relative.parts[:1]):
-            return Problem(name, f"the {what}'s path leaves the data directory; to fix: put it there")
+            return Problem(
+                name, f"the {what}'s path leaves the data directory; to fix: put the file into the directory"
+            )
         path = directory / relative
         series = column != "label" and _is_folder(path)
         dicom = column == "label" and relative.suffix.lower() == ".dcm"

@@ -53,7 +53,9 @@ class CaseRecord(Document):
 
 
 def site_dataset(config: SiteConfig, data: DataConfig) -> Dataset:
-    """Open the site's dataset in the study's terms, by ``[dataset]``, ``[labels]`` and ``[channels]`` of ``site.toml``.
+    """Open the site's dataset with the study's label numbers and channel order.
+
+    ``[dataset]``, ``[labels]`` and ``[channels]`` of ``site.toml`` describe how its names are matched to the study's.
 
     Args:
         config: The site's policy.
@@ -88,7 +90,7 @@ def check_index(config: SiteConfig, data: DataConfig) -> None:
 
 
 def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) -> CaseRecord:
-    """Write the record of a training's cases.
+    """Write the record of which cases a training used, and why others were left out.
 
     Args:
         teachers: The site's directory of teachers.

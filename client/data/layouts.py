@@ -89,7 +89,8 @@ class DatasetSettings:
     Attributes:
         layout: Name of the layout, or ``auto`` to recognise it.
         patients: Table that names the patient of every case.
-        absent: Channels of the study that the site has of no patient. Its teachers are trained and used without them.
+        absent: Channels of the study that the site has for none of its patients. Its teachers are trained and used
+            without these channels.
         labels: Maps the dataset's label names to the study's.
         channels: Maps the dataset's channel names to the study's.
         choice: In BIDS, which of several files of one contrast to use.
@@ -103,7 +104,7 @@ class DatasetSettings:
     absent: tuple[str, ...] = ()
 
     def overridden(self, *, layout: str | None, label_map: Path | None) -> DatasetSettings:
-        """Return these settings with the command line's options in their place.
+        """Return these settings, with those replaced that the command line's options state.
 
         Args:
             layout: ``--layout``; None to keep the setting.
@@ -160,7 +161,7 @@ def read_settings(document: dict[str, object], *, root: Path) -> DatasetSettings
 
 def _strings(table: object, name: str) -> dict[str, str]:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-        raise InvalidInput(f"[{name}]", value=table, limit="a table of strings")
+        raise InvalidInput(f"[{name}]", value=table, limit='a TOML table of strings, with lines such as name = "value"')
     return table
 
 
@@ -186,7 +187,7 @@ def load_names(path: Path) -> DatasetSettings:
 
 
 def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
-    """Open a site's dataset in the study's terms, with each scan in one patient only.
+    """Open a site's dataset with the study's label numbers and channel order, and each scan in one patient only.
 
     An error in the index, which a person wrote, is raised before a scan is opened. A broken scan, or one that occurs
     twice, is only left out (:func:`common.data.patients.counted_once`).
@@ -206,7 +207,7 @@ def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettin
 
 
 def indexed(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
-    """Open a site's dataset in the study's terms from its index only. No scan is opened.
+    """Read the index of a site's dataset, with the study's label numbers and channel order. No scan is opened.
 
     Args:
         directory: The dataset's folder.
@@ -279,7 +280,7 @@ def match_study(
     channels: Mapping[str, str] | None = None,
     absent: Sequence[str] = (),
 ) -> Dataset:
-    """Put a dataset into the study's terms: its label numbers, and its channels in its order.
+    """Convert a dataset's index to the study's label numbers and to the study's order of channels.
 
     Names that the study also uses need no mapping; letter case, blanks and common other names of a contrast do not
     matter. An error that concerns a single case, such as a missing contrast, becomes a Problem of that case.
@@ -360,10 +361,13 @@ def _places(absent: Sequence[str], data: DataConfig) -> tuple[int, ...]:
     known = {_contrast(name): place for place, name in enumerate(data.channels)}
     unknown = next((name for name in absent if _contrast(name) not in known), None)
     if unknown is not None:
-        raise InvalidInput("dataset.absent", value=unknown, limit=", ".join(data.channels))
+        raise InvalidInput(
+            "dataset.absent in site.toml", value=unknown, limit=f"channels of the study: {', '.join(data.channels)}"
+        )
     places = tuple(sorted({known[_contrast(name)] for name in absent}))
     if len(places) == len(data.channels):
-        raise InvalidInput("dataset.absent", value=list(absent), limit="not all of the study's channels")
+        limit = "some of the study's channels, but not all of them"
+        raise InvalidInput("dataset.absent in site.toml", value=list(absent), limit=limit)
     return places
 
 
@@ -403,7 +407,8 @@ def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int
     study = {comparable(name): value for value, name in enumerate(data.labels)}
     for target in mapping.values():
         if comparable(target) not in study:
-            raise InvalidInput("label map", value=target, limit=", ".join(data.labels))
+            what = "the label map ([labels] or --label-map) names a label that the study lacks"
+            raise InvalidInput(what, value=target, limit=", ".join(data.labels))
     return {comparable(name): study[comparable(target)] for name, target in mapping.items()}
 
 
@@ -485,10 +490,13 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
     study = {_contrast(name) for name in data.channels}
     for target in mapping.values():
         if _contrast(target) not in study:
-            raise InvalidInput("channel map", value=target, limit=", ".join(data.channels))
+            what = "the channel map ([channels] or --label-map) names a channel that the study lacks"
+            raise InvalidInput(what, value=target, limit=", ".join(data.channels))
     unknown = [name for name in mapping if name not in names]
     if unknown:
-        raise InvalidInput("channel map names a channel the dataset lacks", value=unknown[0], limit=", ".join(names))
+        raise InvalidInput(
+            "channel map names a channel that the dataset lacks", value=unknown[0], limit=", ".join(names)
+        )
     if len(names) == len(data.channels) == 1:
         return (0,)  # one channel on both sides: names do not matter
     if names == ("image",) and not mapping:

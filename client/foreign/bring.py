@@ -1,7 +1,7 @@
 """Adds a hospital's own model as a teacher, or removes it: `consilium site teacher add` and `remove`.
 
 1. Copy the model to a temporary folder, and write its declaration.
-2. Have it predict one volume of random noise, confined, with all checks that later answers get.
+2. Let it predict one volume of random noise, confined by the kernel, with all checks that later answers get.
 3. Record it in the site's ledger.
 4. Put it in the voter's folder.
 
@@ -183,7 +183,7 @@ def _incoming(folder: Path) -> Iterator[Path]:
 
 def _declare(brought: Brought, incoming: Path, data: DataConfig) -> Declared:
     if (brought.source is None) == (brought.command is None):
-        raise InvalidInput("teacher to add", limit="a file or folder, or --command")
+        raise InvalidInput("teacher to add", limit="either a model's file or folder, or --command, but not both")
     command: tuple[str, ...] = ()
     if brought.source is not None:
         kind = _copied(brought.source, incoming / MODEL)

@@ -73,11 +73,11 @@ class Confinement:
 
 
 def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Path) -> Usage:
-    """Run a program to its end under a confinement.
+    """Run a program until it ends, confined as the module's docstring describes.
 
     Args:
         argv: The command.
-        within: The confinement.
+        within: The paths that the program may use, and the limits on what it may use.
         cwd: Working directory.
         log: File for its output, which the program itself cannot reach.
 
@@ -279,7 +279,10 @@ def _limit(within: Confinement) -> None:
 
 
 def main() -> None:
-    """Confine this process and become the program: ``python -m client.foreign.confined ORDER``."""
+    """Confine this process, then replace it by the program: ``python -m client.foreign.confined ORDER``.
+
+    ORDER is JSON with the command and its confinement.
+    """
     order = json.loads(sys.argv[1])
     within, argv = Confinement(**order["within"]), order["argv"]
     libc = _libc()

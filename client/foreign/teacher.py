@@ -1,4 +1,4 @@
-"""Asks a teacher that the hospital already has, and checks its files before and its output after every volume.
+"""Runs a teacher that the hospital added instead of training it, and checks its files and its output every time.
 
 The worker calls it. The volume is written as NIfTI on its own grid; the program returns NIfTI on any grid, as a label
 map in its own numbers or as class probabilities. It refuses an output of another shape, number of classes, range or
@@ -41,7 +41,8 @@ LEAST_COVERED = 0.1
 """Least share of the scan that an output must cover. With less, its affine is assumed to be wrong."""
 PROBABILITY_SLACK = 1e-2
 KEPT_BYTES = 1 << 29
-"""Largest size of the answers kept in memory, which joint queries need again: all rounds are about the same volumes."""
+"""Largest size of the answers kept in memory. They are needed again because all rounds of a joint query, which asks
+about all public volumes at once, use the same volumes."""
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class ForeignTeacher:
         """Check that every file of the teacher has the declared hash.
 
         Raises:
-            InvalidInput: If one does not.
+            InvalidInput: If a file is missing or has another hash.
         """
         found = hashes(self.folder, [Path(name) for name in self.declared.files])
         changed = sorted(name for name, hash_ in self.declared.files.items() if found.get(name) != hash_)
@@ -220,7 +221,7 @@ def read_command(text: str) -> tuple[str, ...]:
 
 
 def hashes(folder: Path, paths: list[Path]) -> dict[str, str]:
-    """Hash every file that the paths name, with everything below a folder. Missing files are left out.
+    """Hash every file that the paths name, and all files in the folders that they name. Missing files are left out.
 
     Args:
         folder: Folder to which relative paths refer.

@@ -86,7 +86,7 @@ def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
         memory_limit: Limit on memory, in bytes.
 
     Returns:
-        What it uses.
+        What the processes of the group use together now.
     """
     members = tuple(_members(group))
     memory = sum(map(_resident_bytes, members))

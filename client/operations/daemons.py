@@ -59,7 +59,7 @@ _SAID_AT_EXIT = re.compile(r"Exit Code: \d+\n((?:.*\S.*\n?){1,2})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteNode:
-    """One site's SuperNode.
+    """Everything needed to start the SuperNode (Flower's client process) of one site.
 
     Attributes:
         site: Name of the site.
@@ -402,9 +402,10 @@ def site_node(folder: Path, *, socket: Path, port: int = 0) -> SiteNode:
     Raises:
         InvalidInput: If ``link.json`` cannot be read, or a file is missing.
     """
-    remedy = "start the worker's part first"
-    with parsing("link.json of the node", value=str(folder), remedy=remedy):
-        record = parse_json((folder / "link.json").read_bytes(), what="link.json of the node", remedy=remedy)
+    remedy = "start the worker's part first, which writes this file: `consilium site up`"
+    what = "link.json of the node cannot be read"
+    with parsing(what, value=str(folder), remedy=remedy):
+        record = parse_json((folder / "link.json").read_bytes(), what=what, remedy=remedy)
     link = NodeLink.from_json(record)
     return SiteNode(
         site=link.site,

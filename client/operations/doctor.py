@@ -37,7 +37,7 @@ class DoctorOptions:
 
 
 def look(options: DoctorOptions, *, on_case: Callable[[int, int], None]) -> list[Checkup]:
-    """Check the site and then the data.
+    """Check a site's directory, then its data. Each is checked only if the options name it.
 
     Args:
         options: What to check.

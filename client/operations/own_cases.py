@@ -1,15 +1,16 @@
-"""Keeps the cases of a hospital's own page: which ones may be shown, and what each network predicts for them.
+"""Decides which cases a hospital's own page may show, and computes what each network predicts for them.
 
-In this order, whenever a case is asked for:
+Whenever a case is requested, these rules apply in order:
 
-1. Cases of withdrawn patients are not shown. The pool's ledger and slots files say by keyed hashes who was withdrawn,
-   as they do when patients are dealt for a training.
+1. Cases of withdrawn patients are not shown. The pool's ledger and slots files identify them by keyed hashes, as they
+   do before a training.
 2. Cases that this site leaves out are not shown: those that the dataset's index or the last training could not use.
 3. A prediction in memory is used again only if the files of the case and of every network are the ones it was made
    from, by size, times and inode. A new network or scan is therefore shown without a restart.
 4. An adapted network is not used if a patient it was trained on was withdrawn since, or if that cannot be excluded.
 
-Shows no case if it cannot be known who was withdrawn. Writes nothing. A withdrawal empties the memory.
+If it cannot be known who was withdrawn, no case is shown. Nothing is written to disk. A new withdrawal deletes all
+predictions in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from client.teachers.teacher import Teachers
 
 MOST_CASES = 200
-"""Labelled cases that the page offers, the first of the dataset."""
+"""Largest number of labelled cases that the page offers: the first ones of the dataset."""
 
 KEPT_CASES = 4
 """Number of cases, those shown last, whose predictions stay in memory. A large case takes tens of megabytes."""
@@ -94,7 +95,7 @@ class OwnCases:
         self._kept: OrderedDict[tuple[object, ...], ShownCase] = OrderedDict()
 
     def listed(self) -> CaseList:
-        """Read the dataset's index anew and return its cases; their numbers stand until the next call.
+        """Read the dataset's index again and return its cases. Their numbers are valid until the next call.
 
         Returns:
             The cases.
@@ -108,9 +109,11 @@ class OwnCases:
             return self._look()
 
     def networks(self) -> dict[str, Path]:
-        """Return where the networks lie that can be shown side by side; empty without a student or adapted network.
+        """Return the folders of the networks whose predictions can be shown side by side.
 
-        :meth:`listed` or :meth:`shown` reads the withdrawals on which the result depends.
+        The result is empty if the site has neither the student nor an adapted network. An adapted network is left out
+        if it may have been trained on a withdrawn patient; call :meth:`listed` or :meth:`shown` before, which read the
+        withdrawals.
 
         Returns:
             Folders by name.
@@ -126,7 +129,10 @@ class OwnCases:
         return there if {STUDENT, ADAPTED} & there.keys() else {}
 
     def outdated(self) -> Path | None:
-        """Return the adapted network's folder if it may have been trained on a patient who was withdrawn since."""
+        """Return the adapted network's folder if it may have been trained on a patient who was withdrawn since.
+
+        Returns None if it is certain that it was not, or if there is no adapted network.
+        """
         if not self._adapted.is_dir() or all_still_in(seen_by(self._adapted), self._withdrawals):
             return None
         return self._adapted
@@ -173,7 +179,7 @@ class OwnCases:
             return self._kept[key]
 
     def _again(self) -> CaseList:
-        """Return the last list, with new withdrawals and a new training's record taken into account."""
+        """Return the list of cases; decide it again only if the files on withdrawals and trainings have changed."""
         return self._list if self._books == self._book_files() else self._look()
 
     def _look(self) -> CaseList:
@@ -296,7 +302,7 @@ def _identity(paths: Iterable[Path]) -> Identity:
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
-    """A channel as bytes: its central 99 % over the range."""
+    """Return a channel as bytes: its values between the 0.5 % and the 99.5 % quantile, scaled to 0 to 255."""
     low, high = np.percentile(image, (0.5, 99.5))
     scaled = np.clip((image - low) / max(high - low, 1e-6), 0, 1)
     result: np.ndarray = np.round(255 * scaled).astype(np.uint8)

@@ -1,7 +1,7 @@
 """Reads what a hospital's own page shows from the site's directory: budget, peers, alarms, networks, cases.
 
-Reads only: nothing is written, charged, sent or fetched. A case is predicted in memory when somebody asks for it
-(:mod:`client.operations.own_cases`).
+It only reads: nothing is written, charged, sent or fetched. A case is predicted in memory when somebody opens it on the
+page (:mod:`client.operations.own_cases`).
 """
 
 from __future__ import annotations
@@ -126,9 +126,10 @@ def _state(here: SiteStudy | None, *, stopped: bool) -> str:
 
 
 def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) -> tuple[OwnAlarm, ...]:
-    """Return what contradicts the record first, then what is wrong with peers; each with its remedy.
+    """Return the alarms: contradictions with the ledger first, then problems with other hospitals' keys.
 
-    Two histories of a peer's ledger, or a query that was asked for again, stop no answer.
+    Each has its remedy. ``stopped`` says whether the contradictions stop all answers. Two histories of another
+    hospital's ledger, or a query that was asked for again, do not.
     """
     found = [OwnAlarm(*_remedied(text, stopped=stopped), stops=stopped) for text in contradictions]
     return (*found, *(OwnAlarm(one.text, one.remedy, one.stops) for one in view.problems()))
@@ -140,7 +141,7 @@ def _remedied(text: str, *, stopped: bool) -> tuple[str, str]:
 
 
 def _answers(ledger: SiteLedger) -> tuple[OwnAnswer, ...]:
-    """The newest batches: rows of one second and one reason together."""
+    """Return the newest accepted and refused batches. Queries accepted in the same second count as one batch."""
     found: list[OwnAnswer] = []
     for row in ledger.rows():
         if row.kind not in ("reservation", "refusal"):

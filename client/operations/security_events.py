@@ -33,7 +33,8 @@ from common.security_log.rows import Facts, shared_row
 from common.supervision import FACTS
 
 SILENT = frozenset({"code", "mask-key", "masked", "deal", "drawn", "identity"})
-"""Rows that give no event: codes are logged when they are sent, and rows about deals concern patients."""
+"""Kinds of ledger rows that give no security event. Codes give one when they are sent; the other kinds are internal or
+concern patients."""
 
 _LINES: Known = {
     ("client.worker", "offer"): (

@@ -138,8 +138,8 @@ def open_worker(
 ) -> Worker:
     """Open the worker of a site's directory, load its teachers, and record them.
 
-    A voter is an empty slot if its teacher cannot be loaded, if it lost a patient since the training, or if its teacher
-    was added before a patient left the pool.
+    A voter does not vote if its teacher cannot be loaded, if one of its patients was withdrawn since the training, or
+    if its teacher was added from elsewhere before the last withdrawal of a patient.
 
     Args:
         directory: The site's directory.
@@ -191,7 +191,10 @@ def open_worker(
 
 
 def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, ForeignTeacher]:
-    """Load the teachers that the hospital added. Without any, the rules for them do not apply."""
+    """Load the teachers that the hospital added from elsewhere and that may vote, by voter.
+
+    Raises InvalidInput if the study does not allow such teachers, or if one is not the teacher on record.
+    """
     voters = [voter for voter in range(study.privacy.voters_per_site) if has_foreign(teachers, voter)]
     if voters:
         check_unit(study)
@@ -212,8 +215,7 @@ def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, Fore
 def _state_identity(ledger: SiteLedger, directory: Path) -> None:
     """Record what counts as a patient, from the last training's record of cases.
 
-    If that record cannot be read, the worker starts all the same: the record describes patients' files, and the
-    training itself is on record in the ledger.
+    If that record cannot be read, the worker still starts, because the training itself is on record in the ledger.
     """
     if not has_trained(directory):
         return

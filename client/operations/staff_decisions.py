@@ -46,11 +46,11 @@ from common.witness.notes import origin_of
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What :func:`withdraw_patient` did.
+    """The result of withdrawing a patient (:func:`withdraw_patient`).
 
     Attributes:
-        places: The patient's slot in each deal. The slot is empty now, and its voter does not vote until it is
-            retrained.
+        places: The patient's slot in each assignment of patients to voters. The slot is empty now, and its voter does
+            not vote until it is retrained.
         directories: The directories of the pool.
         releases: Number of releases already made, which cannot be undone.
         repeated: True if the patient was withdrawn before.
@@ -65,7 +65,7 @@ class Withdrawal:
 
 
 def consent(directory: Path, *, by: str, sheet: str) -> Study:
-    """Record a person's consent to the study of a site's directory. A repeated consent adds a note.
+    """Record a person's consent to the study of a site's directory. A repeated consent only adds a note.
 
     No daemon starts, and nothing is served or charged, before consent is on record.
 
@@ -171,14 +171,15 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
         What was done.
 
     Raises:
-        InvalidInput: If the case never had a slot, patients were not dealt yet, or a directory of the pool is missing.
+        InvalidInput: If the case never had a slot, patients were not assigned to voters yet, or a directory of the pool
+            is missing.
         Refused: ``busy`` if a training runs in a directory of the pool.
     """
     books = load_site(directory).books_dir
     directories = site_directories(books)
     if not deals(books):  # without a deal there is nothing to lock
         raise InvalidInput(
-            "the patients have not been dealt to voters yet",
+            "the patients have not been assigned to voters yet",
             value=str(books),
             remedy="run `consilium site train` first",
         )
@@ -255,18 +256,21 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
 
 
 def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> Spend:
-    """Charge this site's own ledger, restored from an older copy, for what it lost.
+    """Charge the pool for what the site's own ledger lost when it was restored from an older copy.
 
     Args:
         directory: The site's directory.
-        standing: Standing of the lost ledger; by default the file beside the ledger.
-        charge_all: Charge everything that caps and budgets have left, if the standing is lost or was rolled back too.
+        standing: Standing of the lost ledger, a small file that records its newest row and totals; by default the one
+            beside the ledger.
+        charge_all: Charge everything that caps and budgets have left. It is for a standing that is lost or was rolled
+            back too.
 
     Returns:
-        What was charged.
+        What was charged to the pool.
 
     Raises:
-        InvalidInput: If a standing gives the exact sum and ``charge_all`` is True, or if neither is given.
+        InvalidInput: If ``charge_all`` is True although a standing shows the exact sum, or if ``charge_all`` is False
+            and no standing shows what was lost.
     """
     config = load_site(directory)
     beside, kept = kept_standing(config.ledger_file), standing or standing_path(config.ledger_file)
@@ -277,7 +281,8 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
         if beside is not None and ledger.forgotten() is not None:
             found[beside.resolve()] = SiteLedgerStanding.load(beside)
         if found and charge_all:
-            raise InvalidInput("--charge-all", limit=f"only if the standing is lost; {kept} shows the exact sum")
+            limit = f"only if the standing file is lost; here {kept} shows exactly what was spent"
+            raise InvalidInput("--charge-all", limit=limit, remedy="leave out --charge-all")
         if not found and not charge_all:
             raise InvalidInput(
                 "standing of a ledger that was restored from an older copy",
@@ -309,7 +314,8 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
         True if the key changed.
 
     Raises:
-        InvalidInput: Unless a signing key in ``site.toml`` signed the notice and it replaces the key that is there.
+        InvalidInput: If no signing key in ``site.toml`` signed the notice, or if the notice does not replace the
+            sealing key in ``site.toml``.
     """
     server = load_site(directory).server
     if not any(notice.is_genuine(key) for key in server.signing_public_keys):

@@ -220,7 +220,7 @@ def _mean_shape(site_dir: Path, study: Study, codec: str | None) -> Answer:
     shape = opened.decode(np.zeros(opened.dimension), noise_std=0.0)
     expected = (len(study.data.labels), *study.data.grid)
     if shape.shape != expected:
-        raise InvalidInput("the codec's shape", value=shape.shape, limit=str(expected))
+        raise InvalidInput("shape of the codec's mean prediction", value=shape.shape, limit=f"{expected}, the study's")
     return lambda _image: shape
 
 

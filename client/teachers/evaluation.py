@@ -286,7 +286,7 @@ def evaluate(
         raise InvalidInput(
             "there is no usable labelled case",
             value=f"{len(problems)} cases with problems",
-            remedy="`consilium site doctor --data` lists the problems",
+            remedy="run `consilium site doctor --data`, which lists the problems",
         )
     structures, public = study.data.structures, {STUDENT, *(one.name for one in found if one.public)}
     comparisons, told_nothing = _compared(found, scores, structures)

@@ -59,8 +59,8 @@ def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
     dice = figures_of(evaluation)
     if not dice:
         raise InvalidInput(
-            "patients with a score for the same structure",
-            limit=f"at least {LEAST_PATIENTS}; figures over fewer patients do not leave a hospital",
+            "too few patients with a score for the same structure",
+            limit=f"at least {LEAST_PATIENTS} patients; figures over fewer patients do not leave a hospital",
         )
     config, study, bundle = judged(site_dir, out=out, option="--figures")
     with open_books(config) as ledger:

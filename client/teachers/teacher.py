@@ -195,7 +195,7 @@ class Teachers:
         """
         expected = (len(self.data.channels), *self.data.grid)
         if image.shape != expected:
-            raise InvalidInput("volume's shape", value=image.shape, limit=str(expected))
+            raise InvalidInput("shape of a public volume", value=image.shape, limit=f"{expected}, the study's shape")
         return tuple(partial(self._answer, voter, image) for voter in self.voters)
 
     def predict(self, image: Float[np.ndarray, "c x y z"]) -> Iterator[Float[np.ndarray, "k x y z"] | None]:

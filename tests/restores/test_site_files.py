@@ -192,7 +192,9 @@ class Person:
             recover_own(site, standing=None, charge_all=True)
         for patient in sorted(self.hospital.truth.withdrawn):
             said = refused(partial(self.hospital.withdraw, patient))
-            assert said is None or "a case that was assigned to a voter" in said or "have not been dealt" in said, said
+            assert said is None or any(
+                known in said for known in ("a case that was assigned to a voter", "have not been assigned")
+            ), said
         decide(site, "trial", "resume")
 
     def trains(self) -> None:

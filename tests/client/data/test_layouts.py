@@ -192,7 +192,10 @@ def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_pat
     mapping = {"left edema": "Edema", "53": "edema", "bone": "background"}
     pairs = match_study(found, DATA, labels=mapping).cases[0].label_map
     assert dict(pairs) == {0: 0, 4: 0, 9: 2, 17: 1, 53: 1}
-    for bad, word in [({"left edema": "tumour"}, "label map"), ({**mapping, "liver": "core"}, "lacks")]:
+    for bad, word in [
+        ({"left edema": "tumour"}, "label that the study lacks"),
+        ({**mapping, "liver": "core"}, "label that the dataset lacks"),
+    ]:
         with pytest.raises(InvalidInput, match=word):
             match_study(found, DATA, labels=bad)
 
@@ -219,8 +222,8 @@ def test_channels_of_unknown_names_are_mapped_or_refused(tmp_path: Path) -> None
     assert seen == [brightness(0, 3), brightness(0, 0), brightness(0, 1), brightness(0, 2)]
     for bad, word in [
         ({"noNorm": "T1", "gad": "T1"}, "twice"),
-        ({"noNorm": "PET"}, "channel map"),
-        ({"xyz": "T1"}, "lacks"),
+        ({"noNorm": "PET"}, "channel that the study lacks"),
+        ({"xyz": "T1"}, "channel that the dataset lacks"),
     ]:
         with pytest.raises(InvalidInput, match=word):
             match_study(found, DATA, channels=bad)
