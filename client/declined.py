@@ -45,7 +45,7 @@ class LastDeclined(Document):
         batch: Hash of the batch.
         issued: When the server made the offer, in ms since 1970.
         reason: Why it was declined.
-        draw: Number of the draw in a sealed sum.
+        draw: Number of the draw, which is one attempt at a sealed sum; None in a study without sealed sums.
     """
 
     SCHEMA: ClassVar = (DECLINED, 1)

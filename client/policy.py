@@ -300,14 +300,19 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
         limit = ", ".join(sorted(known))
         if unknown:
             raise InvalidInput("unknown key", value=unknown[0], limit=limit, remedy=meant(unknown[0], known))
-        remedy = "add them, as in a site.toml that `consilium site init` writes; docs/configuration.md lists all keys"
-        raise InvalidInput("these keys are missing", value=missing, limit=limit, remedy=remedy)
+        raise InvalidInput(
+            "these keys are missing from site.toml",
+            value=missing,
+            limit=limit,
+            remedy="add them, as `consilium site init` writes them in a new site.toml; docs/configuration.md lists all "
+            "keys",
+        )
     server = read_section(ServerFacts, document.pop("server"), where="server")
     owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
     share = read_section(Sharing, document.pop("share", {}), where="share")
     if not all(isinstance(value, str) for value in document.values()):
-        raise InvalidInput("site, pool, data, study and books in site.toml", limit="strings")
+        raise InvalidInput("site, pool, data, study and books in site.toml", limit="strings in quotes")
     facts = {**document, **owned}
     return SiteConfig(**facts, server=server, allow=allow, dataset=dataset, share=share, root=directory)
 
@@ -350,7 +355,7 @@ class Consent:
         noise_std: Standard deviation of the noise in grid steps.
         radius_int: Clipping norm C in grid steps.
         protocol: The site's half of the query protocol.
-        colluders: Colluders in a sealed study; None in an open one.
+        colluders: Number of hospitals assumed to collude with the server, in a study with sealed sums; otherwise None.
     """
 
     study: Study

@@ -4,7 +4,7 @@ A *head* is the signed hash of a ledger's newest row. The worker calls this modu
 countersigns a head only if
 
 1. the ledger's own key signed it,
-2. it contains the newest row for which this site has a receipt, and
+2. if the ledger is the server's, it contains the newest row for which this site has a receipt, and
 3. it contains every row of the head that this site countersigned before.
 
 If a ledger shows two contradicting histories, the site countersigns the one it knows, keeps both as evidence, and

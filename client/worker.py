@@ -164,7 +164,9 @@ class Worker:
         witness: Witnessing | None = None,
     ) -> None:
         if not 0 <= tick_s <= MAX_DEADLINE_S:
-            raise InvalidInput("tick of a worker's replies", value=tick_s, limit=f"0 to {MAX_DEADLINE_S} seconds")
+            raise InvalidInput(
+                "length of the ticks at which a worker replies", value=tick_s, limit=f"0 to {MAX_DEADLINE_S} seconds"
+            )
         self._config, self._consent, self._ledger = config, consent, ledger
         self._voters, self._fetch, self._teachers = voters, fetch, teachers
         self._loaded_at = ledger.row_count if loaded_at is None else loaded_at
@@ -336,7 +338,7 @@ class Worker:
         return reason
 
     def _compute(self, request: CodesRequest, *, until: float) -> None:
-        """Compute and store the code of every requested query without one, as far as time allows."""
+        """Compute and store the code of every requested query that has no stored code yet, until the deadline."""
         for query_id in request.queries:
             query = self._accepted(request, query_id)
             while self._ledger.code(query_id) is None:  # repeat if a patient was withdrawn meanwhile

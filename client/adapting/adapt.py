@@ -4,7 +4,7 @@
 The result has no guarantee: its bundle states that it was trained on patients and must not leave. A *way* is one method
 of making the network (:mod:`client.adapting.ways`). Steps:
 
-1. Take the pulled student and the hospital's patients, without withdrawn ones.
+1. Take the student that was fetched from the server, and the hospital's patients without withdrawn ones.
 2. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
 3. Choose the way with the best score; with fewer patients, take the default way.
 4. Train that way on all patients, and write the bundle and the report.
@@ -102,7 +102,8 @@ class Folds:
 
     Attributes:
         of: Each patient's fold.
-        dice: Each way's Dice of every patient and structure, from a network trained without that patient.
+        dice: For each way of making the network, the Dice of every patient and structure. Each patient is scored by a
+            network trained without that patient.
     """
 
     of: tuple[int, ...] = ()
@@ -110,11 +111,11 @@ class Folds:
 
     @property
     def way(self) -> Way:
-        """The way with the best score; for too few patients the default."""
+        """The way of making the network that has the best score; the default way if there were too few patients."""
         return choose(self.means()) if self.of else FEW
 
     def means(self) -> dict[Way, list[float]]:
-        """Return each way's Dice of every patient, averaged over structures."""
+        """Return, for each way of making the network, every patient's Dice averaged over structures."""
         return {way: [mean_present(row) for row in rows] for way, rows in self.dice.items()}
 
 
@@ -156,7 +157,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
 
 
 def student_of(directory: Path, study: Study) -> Bundle:
-    """Load the student of a bundle.
+    """Load a student network from its MONAI bundle.
 
     Args:
         directory: The bundle's folder.
@@ -268,12 +269,14 @@ def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:
 
 
 def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms) -> Folds:
-    """Score every way on every patient, by networks trained without the patient's fold.
+    """Score every way of making the network by cross-validation over patients.
+
+    Each patient is scored by networks that were trained without the patients of the same fold.
 
     Args:
         patients: The patients.
-        make: Makes the networks of a sequence of scans.
-        terms: What all trainings have in common.
+        make: Trains the networks of all ways on a sequence of scans.
+        terms: The settings that all trainings have in common.
 
     Returns:
         The scores; none if the patients are too few (:func:`~client.adapting.ways.folds_for`).
@@ -298,7 +301,7 @@ def scored(patient: Patient, models: Mapping[Way, torch.nn.Module], terms: Terms
 
     Args:
         patient: The patient.
-        models: Network of each way.
+        models: The network that each way made.
         terms: The settings that all networks have in common.
 
     Returns:

@@ -59,7 +59,7 @@ class Adapted:
 
     Attributes:
         site: Name of the site.
-        way: The way that was chosen.
+        way: The way of making the network that was chosen.
         forced: True if a person named the way.
         patients: Number of patients.
         cases: Number of cases.
@@ -96,7 +96,7 @@ class Adapted:
 
     @property
     def why(self) -> str:
-        """The reason why the way was chosen, in words."""
+        """The reason why this way of making the network was chosen, in words."""
         if self.forced:
             return "named by --way"
         if self.folds:
@@ -105,7 +105,7 @@ class Adapted:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Reasons not to use the network: it was not checked, or it scores below the student or the own network."""
+        """Reasons not to use the network: it was not checked, or a student or a network without it scores better."""
         found = []
         if not self.folds:
             found.append(
@@ -167,7 +167,7 @@ def shown(interval: Interval | None, *, sign: bool = False) -> str:
 
 
 def text(result: Adapted) -> str:
-    """Format the result for a person: the Dice of each way, the way that was chosen and why, and the warnings.
+    """Format the result for a person: the Dice of each way of making the network, the chosen way, and the warnings.
 
     Args:
         result: The adaptation.

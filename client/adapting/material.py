@@ -119,6 +119,9 @@ def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> 
             patients.append(Patient(name, tuple(usable[scan] for scan in there), tuple(cases[scan] for scan in there)))
     if not patients:
         reason = f"{problems[0].case}: {problems[0].reason}" if problems else "the dataset lists none"
-        remedy = "run `consilium site doctor --data`, which explains each case"
-        raise InvalidInput("no usable labelled case to adapt to", value=reason, remedy=remedy)
+        raise InvalidInput(
+            "no usable labelled case to adapt to",
+            value=reason,
+            remedy="run `consilium site doctor --data`, which explains each case",
+        )
     return Material(tuple(patients), problems)

@@ -39,7 +39,7 @@ class Terms:
         data: The student's labels, channels and grid.
         recipe: The student's recipe, the same for all trainings so that they can be compared.
         student: The student's network.
-        start: Public weights from which the own network begins; None for random ones.
+        start: Public weights from which the network without the student begins; None for random ones.
         strength: Strength of the pull toward the student.
     """
 
@@ -57,7 +57,7 @@ class Networks:
         terms: What all trainings have in common.
         folder: Where trainings are stored.
         scans: The scans.
-        on_step: Called with further steps and the loss.
+        on_step: Called with the number of steps since its last call, and the loss.
     """
 
     def __init__(self, terms: Terms, folder: Path, scans: Sequence[LabelledScan], *, on_step: OnStep) -> None:
@@ -65,7 +65,7 @@ class Networks:
         self._made: dict[Way, torch.nn.Module] = {}
 
     def of(self, way: Way) -> torch.nn.Module:
-        """Return the network of one way, ready to predict.
+        """Return the network that one way of adapting makes, ready to predict.
 
         Args:
             way: The way.

@@ -101,12 +101,12 @@ class PrivatelyAdapted:
 def adapt_privately(
     site_dir: Path, private: PrivateOptions, *, again: bool, out: Path | None, progress: Progress
 ) -> PrivatelyAdapted:
-    """Train a network that may leave from the pulled student, and charge the training.
+    """Train a network that may leave the hospital, beginning from the pulled student, and charge the training.
 
     Args:
         site_dir: The site's directory.
         private: The strategy and the budget of the training.
-        again: Charge patients again whose budget was charged for a private training already.
+        again: True to train and charge again patients who were already charged for a private training.
         out: Folder into which the bundle's folder is written; by default in the site's directory.
         progress: Opens the progress display.
 

@@ -89,14 +89,14 @@ def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
         InvalidInput: If ``folds`` is out of range.
     """
     if not 2 <= folds <= len(patients):
-        raise InvalidInput("folds", value=folds, limit=f"2 to the {len(patients)} patients")
+        raise InvalidInput("folds", value=folds, limit=f"2 to {len(patients)}, the number of patients")
     order = sorted(patients, key=lambda name: digest("fold", {"patient": name}))
     places = {name: place % folds for place, name in enumerate(order)}
     return tuple(places[name] for name in patients)
 
 
 def choose(figures: Mapping[Way, Dice]) -> Way:
-    """Choose the way with the highest mean Dice over patients; of equal ones the simplest.
+    """Choose the way of making the network that has the highest mean Dice over patients; of equal ones the simplest.
 
     Args:
         figures: Each way's Dice, patient by patient in one order; nan for a patient without a score.
@@ -118,9 +118,10 @@ def choose(figures: Mapping[Way, Dice]) -> Way:
 
 
 def by_choice(figures: Mapping[Way, Dice], folds: Sequence[int]) -> list[float]:
-    """Score the selection procedure: each patient's Dice is that of the way chosen on the other folds' patients.
+    """Score the procedure that chooses a way of making the network, without the bias of choosing on the same patients.
 
-    The chosen way's own mean is biased upwards, because it was chosen on these scores; this score is not.
+    For each patient, the way is chosen on the patients of the other folds, and the patient's Dice under this way is
+    returned. The mean Dice of the way chosen on all patients is biased upwards, because it was chosen on these scores.
 
     Args:
         figures: Each way's Dice by patient.

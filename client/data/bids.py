@@ -113,14 +113,14 @@ class BidsLayout:
 
 
 def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
-    """Select the files with the wanted entities.
+    """Select the files whose names contain the wanted BIDS entities, such as ``acq-mprage``.
 
-    A file with another value is never selected; a file without the entity only if no file has it. Numbers are compared
-    as numbers: ``run-01`` is run 1.
+    A file with another value of an entity is never selected. A file without the entity is selected only if no file has
+    it. Numbers are compared as numbers: ``run-01`` is run 1.
 
     Args:
         files: Files of one contrast.
-        wanted: Value by entity.
+        wanted: The wanted value of each entity.
 
     Returns:
         The selected files.

@@ -81,8 +81,12 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
         on_case(number, len(dataset.cases))
     if not good:
         first = (*dataset.problems, *bad)[0]
-        remedy = f"repair the cases; the problem of the first one, {first.case}, is: {first.reason}"
-        raise InvalidInput("usable cases", value=0, limit="at least one", remedy=remedy)
+        raise InvalidInput(
+            "usable cases",
+            value=0,
+            limit="at least one",
+            remedy=f"repair the cases; the problem of the first one, {first.case}, is: {first.reason}",
+        )
     return replace(dataset, cases=tuple(good), problems=(*dataset.problems, *bad))
 
 
@@ -92,7 +96,7 @@ def examine(
     """Examine every case of a dataset that was matched to a study.
 
     Args:
-        dataset: The dataset, in the study's terms.
+        dataset: The dataset, with the study's label numbers and channel order.
         data: The study's labels, channels and grid.
         on_case: Called with the number of cases done.
 

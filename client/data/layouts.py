@@ -366,8 +366,11 @@ def _places(absent: Sequence[str], data: DataConfig) -> tuple[int, ...]:
         )
     places = tuple(sorted({known[_contrast(name)] for name in absent}))
     if len(places) == len(data.channels):
-        limit = "some of the study's channels, but not all of them"
-        raise InvalidInput("dataset.absent in site.toml", value=list(absent), limit=limit)
+        raise InvalidInput(
+            "dataset.absent in site.toml",
+            value=list(absent),
+            limit="some of the study's channels, but not all of them",
+        )
     return places
 
 
@@ -407,8 +410,11 @@ def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int
     study = {comparable(name): value for value, name in enumerate(data.labels)}
     for target in mapping.values():
         if comparable(target) not in study:
-            what = "the label map ([labels] or --label-map) names a label that the study lacks"
-            raise InvalidInput(what, value=target, limit=", ".join(data.labels))
+            raise InvalidInput(
+                "the label map ([labels] or --label-map) names a label that the study lacks",
+                value=target,
+                limit=", ".join(data.labels),
+            )
     return {comparable(name): study[comparable(target)] for name, target in mapping.items()}
 
 
@@ -490,8 +496,11 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
     study = {_contrast(name) for name in data.channels}
     for target in mapping.values():
         if _contrast(target) not in study:
-            what = "the channel map ([channels] or --label-map) names a channel that the study lacks"
-            raise InvalidInput(what, value=target, limit=", ".join(data.channels))
+            raise InvalidInput(
+                "the channel map ([channels] or --label-map) names a channel that the study lacks",
+                value=target,
+                limit=", ".join(data.channels),
+            )
     unknown = [name for name in mapping if name not in names]
     if unknown:
         raise InvalidInput(

@@ -169,7 +169,7 @@ def _write(folder: Path, declared: Declared) -> None:
 
 @contextmanager
 def _incoming(folder: Path) -> Iterator[Path]:
-    """Provide an empty temporary folder beside the teacher, also after a crash left one there; delete it at the end."""
+    """Provide an empty temporary folder beside the teacher and delete it at the end; replace one that a crash left."""
     made, incoming = not folder.exists(), folder / _INCOMING
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True, mode=0o700)
@@ -257,13 +257,18 @@ def _copied(source: Path, target: Path) -> ForeignKind:
         )
     if source.is_dir():
         if not (source / "configs").is_dir():
-            raise InvalidInput("folder of a teacher", value=str(source), limit="a MONAI bundle, with configs/")
+            raise InvalidInput(
+                "folder of a teacher", value=str(source), limit="the folder of a MONAI bundle, which contains configs/"
+            )
         _check_links(source)
         try:
             shutil.copytree(source, target, symlinks=False)
         except OSError as error:
-            limit = "readable files, and links to readable files"
-            raise InvalidInput("folder of a teacher cannot be copied", value=str(source), limit=limit) from error
+            raise InvalidInput(
+                "folder of a teacher cannot be copied",
+                value=str(source),
+                limit="a folder of readable files, and of links to readable files",
+            ) from error
         return ForeignKind.BUNDLE
     remedy = (
         "weights alone are no model: export TorchScript with torch.jit.script(net).save('model.ts'), "
@@ -304,14 +309,20 @@ def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
     total = sum(entry.file_size for entry in entries)
     free = shutil.disk_usage(target.parent).free
     if len(entries) > MAX_BUNDLE_FILES or total > free // 2:
-        limit = f"at most {MAX_BUNDLE_FILES} files, and half of the {free} bytes that are free"
-        raise InvalidInput("bundle's zip file", value=f"{len(entries)} files of {total} bytes", limit=limit)
+        raise InvalidInput(
+            "bundle's zip file",
+            value=f"{len(entries)} files of {total} bytes",
+            limit=f"at most {MAX_BUNDLE_FILES} files, and half of the {free} bytes that are free on the disk",
+        )
     for entry in entries:
         path = (target / entry.filename.removeprefix(root)).resolve()
         link = stat.S_ISLNK(entry.external_attr >> 16)
         if link or target.resolve() not in path.parents or total > MAX_BUNDLE_BYTES:
-            limit = f"plain files inside the bundle, at most {MAX_BUNDLE_BYTES} bytes in all"
-            raise InvalidInput("entry of the bundle's zip file", value=entry.filename, limit=limit)
+            raise InvalidInput(
+                "entry of the bundle's zip file",
+                value=entry.filename,
+                limit=f"regular files inside the bundle's folder, of at most {MAX_BUNDLE_BYTES} bytes in all",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         with archive.open(entry) as packed, path.open("wb") as file:
             shutil.copyfileobj(packed, file)

@@ -184,12 +184,14 @@ def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise InvalidInput("output of the teacher's program", value=path.name, limit="a plain file") from error
+        raise InvalidInput(
+            "output of the teacher's program", value=path.name, limit="a regular file, not a link"
+        ) from error
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             raise InvalidInput(
-                "output of the teacher's program", value=path.name, limit=f"a plain file of at most {most} bytes"
+                "output of the teacher's program", value=path.name, limit=f"a regular file of at most {most} bytes"
             )
         return file.read(most + 1)
 

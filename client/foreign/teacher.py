@@ -292,7 +292,7 @@ def _only_output(folder: Path) -> Path:
     """Return the one NIfTI file that the program wrote."""
     found = sorted(path for path in folder.iterdir() if path.name.endswith((".nii", ".nii.gz")))
     if len(found) != 1:
-        raise InvalidInput("NIfTI files that the teacher's program wrote", value=len(found), limit="one")
+        raise InvalidInput("NIfTI files that the teacher's program wrote", value=len(found), limit="exactly one")
     return found[0]
 
 
@@ -352,7 +352,10 @@ def _one_hot(array: Float[np.ndarray, "x y z"], labels: Mapping[int, int], class
     if unknown:
         limit = ", ".join(map(str, sorted(labels)))
         raise InvalidInput(
-            "value in the teacher's label map", value=unknown[:5], limit=limit, remedy="correct --labels"
+            "values in the teacher's label map",
+            value=unknown[:5],
+            limit=f"the values that --labels declares: {limit}",
+            remedy="add the teacher again with the right --labels",
         )
     result = np.zeros((classes, *array.shape), np.float32)
     for value in values:

@@ -50,7 +50,7 @@ class KeepsCodes(SiteFile):
 
         Args:
             query_id: Id of an accepted query.
-            code: int64 array of shape [l] in grid steps, of ℓ2 norm at most m·R.
+            code: int64 array of shape [l] in grid steps, of ℓ2 norm at most m·R for m voters of clipping norm R.
             outcome: How the code was obtained, in one word, such as ``zero-code``. It never leaves the site.
             teachers: Digest from :meth:`state_teachers` of the teachers that computed the code; empty if they are
                 unknown.
@@ -73,7 +73,9 @@ class KeepsCodes(SiteFile):
                 raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
             mechanism = reservation.mechanism
             if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
-                raise InvalidInput("code", value=type(code).__name__, limit=f"int64[{mechanism.dimension}]")
+                raise InvalidInput(
+                    "code", value=type(code).__name__, limit=f"an int64 array of length {mechanism.dimension}"
+                )
             if not within(code, bound_int=mechanism.site_radius_int):
                 raise InvalidInput("norm of a code", limit=f"at most m·R = {mechanism.site_radius_int} grid steps")
             if computed_at is not None and self._books.teachers.last_withdrawal > computed_at:
@@ -81,7 +83,10 @@ class KeepsCodes(SiteFile):
             data = code.astype("<i8").tobytes()
             if self._books.teachers.code_stands(query_id):
                 if self._code_record(query_id).code_sha256 != sha256_bytes(data):
-                    raise InvalidInput(f"code of query {query_id[:12]}", limit="the code that is already stored")
+                    raise InvalidInput(
+                        f"the code of query {query_id[:12]} differs from the stored one",
+                        limit="the code that is already stored",
+                    )
                 return True
             record = CodeRecord(query_id, mechanism.dimension, outcome, sha256_bytes(data), teachers)
             self._append(record, payload=(query_id, data))
@@ -106,7 +111,7 @@ class KeepsCodes(SiteFile):
         seq, record = self._books.teachers.codes[query_id].seq, self._code_record(query_id)
         found = self._chain.payload(query_id)
         if found is None or found[0] != seq or sha256_bytes(found[1]) != record.code_sha256:
-            raise LedgerCorrupt("the stored code is not the one on record", row=seq)
+            raise LedgerCorrupt("the stored code differs from the one that the ledger recorded", row=seq)
         code = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         code.flags.writeable = False
         return code
@@ -169,10 +174,10 @@ class KeepsCodes(SiteFile):
         *,
         make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
     ) -> dict[str, NDArray[np.uint64]]:
-        """Return the masked words that answer one draw of each query; make and store them at the first call.
+        """Return the masked codes (words) that this site sends in one draw, which is one attempt at a sealed sum.
 
-        Each answer is the query's stored code plus this site's share of the noise, under the draw's masks. Later calls
-        for the same roster return the same words.
+        They are computed and stored at the first call. Each is the query's stored code plus this site's share of the
+        noise plus the draw's masks. Later calls for the same roster return the same words.
 
         Args:
             queries: The queries of the draw.
@@ -205,7 +210,7 @@ class KeepsCodes(SiteFile):
                 "old-draw", "the mask key of this draw was disclosed to an auditor, so this site does not use it again"
             )
         if code is None:
-            raise Refused("no-code", f"query {query.id[:12]} has no code to mask")
+            raise Refused("no-code", f"query {query.id[:12]} has no stored code, so there is nothing to mask")
         data = make(code, query, share).astype("<u8").tobytes()
         record = MaskedRecord(query.id, roster.draw, roster.id, share, sha256_bytes(data), roster.batch)
         self._append(record, payload=(f"{query.id}/{roster.draw}", data))
@@ -214,11 +219,11 @@ class KeepsCodes(SiteFile):
         books = self._books.sealed
         found = self._chain.payload(f"{query_id}/{roster.draw}")
         if books.masked_under(query_id, roster.draw) != roster.id:
-            raise Refused("roster", f"query {query_id[:12]} was masked for another roster of this draw")
+            raise Refused("roster", f"query {query_id[:12]} was masked for another roster (list of hospitals)")
         place = books.masked[query_id, roster.draw]
         if found is None or place.seq < self._books.teachers.last_withdrawal:
             raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
         row = self._chain.row_at(place)
         if sha256_bytes(found[1]) != MaskedRecord.from_json(parse_body(row.body)).words_sha256:
-            raise LedgerCorrupt("the masked code is not the one on record", row=row.seq)
+            raise LedgerCorrupt("the stored masked code differs from the one that the ledger recorded", row=row.seq)
         return np.frombuffer(found[1], dtype="<u8").astype(np.uint64)

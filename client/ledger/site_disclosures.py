@@ -30,7 +30,7 @@ class DisclosedDraw:
     """What the disclosure of a draw would reveal.
 
     Attributes:
-        roster: Id of the draw's roster.
+        roster: Id of the draw's roster, which is its list of hospitals.
         draw: Study, server ledger, batch and number of the draw.
         queries: Number of queries masked with the draw's key.
         mu_squared: Increase of the pool's Σμ² if the auditor passed the key on.
@@ -60,11 +60,11 @@ class KeepsDisclosures(SiteFile):
         """Compute what the disclosure of a draw would reveal; record nothing.
 
         With the key, the auditor can compute each query's code q plus this site's own noise share: N(q, s²·I). This
-        costs μ² = (Δ/s)² in addition to the charge of the sum. All queries masked with the draw's key count, under any
-        roster.
+        costs μ² = (Δ/s)² in addition to the charge of the sum, where Δ is how far one unit of privacy can move the
+        code. All queries masked with the draw's key count, under any roster.
 
         Args:
-            named: Id of the draw's roster, or at least its first twelve digits.
+            named: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
 
         Returns:
             The draw and its cost.
@@ -81,7 +81,7 @@ class KeepsDisclosures(SiteFile):
             raise InvalidInput(
                 "draw",
                 value=named[:80],
-                limit=f"the first 12 digits, or more, of a draw in which this site sent masked codes: {known}",
+                limit=f"the first 12 or more digits of the id of a draw in which this site sent masked codes: {known}",
             )
         batch, number, masks = found[0].batch, found[0].draw, found[0].masks
         if batch is None or (batch, number) not in self._books.sealed.nonces:
@@ -110,7 +110,7 @@ class KeepsDisclosures(SiteFile):
         # sensitive: together with the site's masked code, the key reveals the code plus the noise share
 
         Args:
-            named: Id of the draw's roster, or at least its first twelve digits.
+            named: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
             auditor: The auditor's sealing key in hex.
 
         Returns:

@@ -24,7 +24,7 @@ from common.privacy.accounting import max_mu_squared
 
 
 class SiteFile(OpenLedger[SiteBooks]):
-    """Base of a site's ledger: transactions, standing, and recovery of an older copy."""
+    """Base class of a site's ledger: runs transactions, writes the standing file, and recovers an older copy."""
 
     STANDING = SiteLedgerStanding
 
@@ -165,14 +165,15 @@ class SiteFile(OpenLedger[SiteBooks]):
             if self.covers(one.position) or any(one.position in later.positions() for later in lost):
                 continue
             if unknown := sorted(one.studies.keys() - self._books.studies.keys()):
-                remedy = "put the study's file in the site's directory first"
                 raise InvalidInput(
-                    "the standing names studies that this ledger does not know", value=unknown, remedy=remedy
+                    "the standing names studies that this ledger does not know",
+                    value=unknown,
+                    remedy="put the study's file in the site's directory first",
                 )
             lost.append(one)
         if standings and not lost:
             raise InvalidInput(
-                "standing",
+                "standing (the small file beside a ledger)",
                 value=f"row {standings[0].head.seq}",
                 limit="a standing that counts rows which this copy of the ledger lacks",
                 remedy="nothing: this standing shows no further loss; see `consilium site status`",
@@ -201,8 +202,9 @@ class SiteFile(OpenLedger[SiteBooks]):
     def _writing(self) -> Iterator[None]:
         """Run one write transaction; on any exception, keep nothing and read the totals from the file again.
 
-        The standing is written after every change, so that an older copy cannot undo what is on record. During the
-        recovery of an older copy the existing standing is kept until everything it counts is charged.
+        The standing, a small file beside the ledger, is written after every change, so that an older copy of the ledger
+        is noticed. During the recovery of an older copy the existing standing is kept until everything it counts is
+        charged.
         """
         try:
             with self._chain.transaction():

@@ -105,8 +105,8 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             genesis: dict[str, object] = {"site": site or pool, "standing": 1}
             if kept_standing(path) is not None:
                 raise LedgerCorrupt(
-                    f"the site ledger {path} is missing, but its standing exists; to fix: put the newest copy of "
-                    "the ledger in its place, then `consilium site recover --own-ledger`"
+                    f"the site ledger {path} is missing, but its standing exists (the small file beside it); to fix: "
+                    "put the newest copy of the ledger in its place, then `consilium site recover --own-ledger`"
                 )
             chain = Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock)
         else:
@@ -389,7 +389,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         """Return what the pool has spent according to this ledger.
 
         Args:
-            study_id: Count only this study, under the study's protection; None for all studies.
+            study_id: Count only this study, under its own unit of privacy and relation; None for all studies.
 
         Returns:
             Σμ² and the numbers of releases and coordinates.

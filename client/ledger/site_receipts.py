@@ -124,7 +124,7 @@ class KeepsReceipts(SiteFile):
         return tuple({**self._books.alarms, **self._books.asked_again})
 
     def held(self, ledger_id: str) -> Position:
-        """Return the newest head of a server's ledger for which this site has a receipt.
+        """Return the newest head (row number and hash) of a server's ledger for which this site has a receipt.
 
         Args:
             ledger_id: Id of the server's ledger.
@@ -137,7 +137,7 @@ class KeepsReceipts(SiteFile):
         return START if known is None or known.recovering else known.position
 
     def server_heads(self) -> dict[str, tuple[int, str]]:
-        """Return the newest receipted head of every server ledger.
+        """Return, for every server ledger, the newest row that a receipt at this site shows.
 
         Returns:
             Row and hash by ledger id.

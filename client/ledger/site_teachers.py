@@ -1,4 +1,4 @@
-"""Records a site's teachers: what each training may spend, which teachers a worker loaded, and which patients left.
+"""Records a site's trainings with what each may spend, the teachers that workers loaded, and withdrawn patients.
 
 Training, withdrawal and the worker call it. A *deal* assigns patients to voters; each patient has a slot in it. A
 patient is recorded as a keyed hash, never by name. A training step is *drawn* when its random batch and noise are
@@ -46,7 +46,7 @@ class KeepsTeachers(SiteFile):
             voter: The slot's voter.
             subject: Keyed hash of the case's name.
             weights: SHA-256 of the weights of the voter's teacher; None without one.
-            deal: Name of the deal in this ledger.
+            deal: The ledger's name of the deal (assignment of patients to slots) in which the patient has this slot.
         """
         with self._writing():
             if subject not in self._books.teachers.patients:
@@ -55,7 +55,10 @@ class KeepsTeachers(SiteFile):
         self._chain.settle()
 
     def _drop_withdrawn_codes(self) -> None:
-        """Delete codes from before a withdrawal that an earlier version kept; they are never sent in any case."""
+        """Delete codes stored before the last withdrawal of a patient, which an earlier version did not delete.
+
+        Such codes are never sent, deleted or not.
+        """
         if self._chain.has_payload(before=self._books.teachers.last_withdrawal):
             with self._writing():
                 self._chain.drop_payloads(before=self._books.teachers.last_withdrawal)
@@ -69,7 +72,7 @@ class KeepsTeachers(SiteFile):
         Args:
             training_id: Id of the training's journal.
             voter: The voter.
-            deal: Name of the deal in this ledger.
+            deal: The ledger's name of the deal (assignment of patients to voters) that the training uses.
             strategy: Name of the strategy.
             event: Everything the training may spend; None for a training without a guarantee of its own.
 
@@ -155,7 +158,9 @@ class KeepsTeachers(SiteFile):
         return self._books.teachers.made(training_id)
 
     def record_deal(self, deal: str, seats: Mapping[int, str], *, voters: int) -> None:
-        """Record the patient of each slot, before any training on them. Slots on record already add no row.
+        """Record which patient is in each slot of a deal, before any training uses it.
+
+        A deal assigns patients to slots, and so to voters. Slots on record already add no row.
 
         Args:
             deal: Name of the deal.
@@ -184,7 +189,7 @@ class KeepsTeachers(SiteFile):
         return frozenset(one.deal for row, one in self._books.teachers.trainings.values() if row < before)
 
     def seats(self, deal: str) -> Mapping[int, str]:
-        """Return the patient whom the newest record puts into each slot of a deal.
+        """Return the patient in each slot of a deal (assignment of patients to slots), by the newest records.
 
         Args:
             deal: Name of the deal.
@@ -270,9 +275,10 @@ class KeepsTeachers(SiteFile):
         return self._books.teachers.brought(voter, served)
 
     def was_trained(self, voter: int, served: str, *, deal: str) -> bool:
-        """Tell whether a training on record made this teacher, for this voter and on this deal.
+        """Tell whether a training on record made this teacher, for this voter and with this deal.
 
-        Two voters for which this is true share no patient, because a deal gives each patient one slot.
+        Two voters for which this is true share no patient, because a deal assigns each patient to one slot of one
+        voter.
 
         Args:
             voter: The voter.
@@ -382,7 +388,7 @@ class KeepsTeachers(SiteFile):
         Args:
             voter: The voter.
             served: Hash of the teacher.
-            deal: Name of the deal.
+            deal: The ledger's name of the assignment of patients to voters.
 
         Returns:
             True if it may vote.

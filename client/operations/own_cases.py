@@ -65,7 +65,7 @@ class CaseList:
         patients: Number of patients with a labelled case; None if the dataset cannot be read.
         withdrawn: Number of labelled cases of withdrawn patients.
         left_out: Number of cases that this site leaves out, beside those of withdrawn patients.
-        problem: Why no case may be shown; empty if they may.
+        problem: Why no case may be shown; empty if cases may be shown.
     """
 
     cases: tuple[Case, ...] = ()
@@ -156,7 +156,7 @@ class OwnCases:
         with self._lock:
             found = self.listed() if self._dataset is None else self._again()
             if found.problem:
-                raise InvalidInput("cases of this site", limit=f"none can be shown: {found.problem}")
+                raise InvalidInput(f"no case of this site can be shown: {found.problem}")
             if number not in found.numbers:
                 raise InvalidInput(
                     "case",
@@ -233,7 +233,7 @@ class OwnCases:
                 raise InvalidInput(
                     "withdrawals of patients may be missing from this site's ledger",
                     value=lost,
-                    remedy="`consilium site recover --own-ledger`",
+                    remedy="run `consilium site recover --own-ledger`",
                 )
             self._withdrawals = withdrawals(books, ledger)
             return withdrawn(books, ledger, patients)

@@ -53,7 +53,7 @@ _STOPPED = f"{_READ}; the site answers nothing until a person ends the alarm"
 
 
 class SitesOwnPage(OwnPage):
-    """The page of the site in one directory.
+    """The content of a hospital's own page, read from the site's directory.
 
     Args:
         site_dir: The site's directory.

@@ -281,8 +281,11 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
         if beside is not None and ledger.forgotten() is not None:
             found[beside.resolve()] = SiteLedgerStanding.load(beside)
         if found and charge_all:
-            limit = f"only if the standing file is lost; here {kept} shows exactly what was spent"
-            raise InvalidInput("--charge-all", limit=limit, remedy="leave out --charge-all")
+            raise InvalidInput(
+                "--charge-all",
+                limit=f"only if the standing file is lost; here {kept} shows exactly what was spent",
+                remedy="leave out --charge-all",
+            )
         if not found and not charge_all:
             raise InvalidInput(
                 "standing of a ledger that was restored from an older copy",
@@ -350,7 +353,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
 
 
 def heads(directory: Path) -> dict[str, object]:
-    """Return the newest head of every server ledger for which this site has receipts, and of its own ledger.
+    """Return the newest head (row number and hash) of every server ledger with receipts here, and of the own ledger.
 
     Args:
         directory: The site's directory.

@@ -170,9 +170,9 @@ def has_foreign(teachers: Path, voter: int) -> bool:
 def check_unit(study: Study) -> None:
     """Refuse teachers trained elsewhere in a study whose unit of privacy is the patient.
 
-    With unit patient, one patient may influence one voter only; this holds because patients are dealt to voters before
-    any training. A model trained elsewhere may have seen every patient of the pool. With unit hospital, the whole
-    contribution of a site is one unit, so it does not matter who trained the model.
+    With unit patient, one patient may influence one voter only; this holds because patients are assigned to voters
+    before any training. A model trained elsewhere may have seen every patient of the pool. With unit hospital, the
+    whole contribution of a site is one unit, so it does not matter who trained the model.
 
     Args:
         study: The study in which the teacher is to vote.
@@ -206,6 +206,10 @@ def read_labels(text: str) -> tuple[LabelOf, ...]:
     for place, item in enumerate(part.strip() for part in text.split(",")):
         number, name = item.split("=", 1) if "=" in item else (str(place), item)
         if not re.fullmatch(r"\d{1,5}", number.strip()) or not name.strip():
-            raise InvalidInput("--labels", value=item, limit="NAME,NAME,… or NUMBER=NAME,…")
+            raise InvalidInput(
+                "--labels",
+                value=item,
+                limit="the study's label of each output: NAME,NAME,… in order, or NUMBER=NAME,…",
+            )
         found.append(LabelOf(int(number), name.strip()))
     return tuple(found)

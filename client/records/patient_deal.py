@@ -111,7 +111,7 @@ class Slots(Document):
 
     @property
     def deal(self) -> str:
-        """The name of this deal in the site's ledger: a hash that reveals nothing about the patients."""
+        """The ledger's name of this deal (assignment of patients to slots), a hash that reveals nothing of patients."""
         return digest("deal", {"key": self.key})
 
     def subject(self, case: str) -> str:
@@ -136,7 +136,7 @@ class Slots(Document):
             case: Name of the case.
 
         Returns:
-            True if the case was ever dealt to a slot.
+            True if the case has or had a slot.
         """
         return case in self.order or self.subject(case) in {subject for _, subject in self.withdrawn}
 
@@ -273,7 +273,7 @@ def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
 
     Args:
         seed: The seed.
-        before: Slots dealt earlier; their number and the number of withdrawals enter the generator.
+        before: Slots assigned earlier; their number and the number of withdrawals enter the generator.
 
     Returns:
         A function from names to shuffled names; a second call continues the generator's sequence.
@@ -293,9 +293,9 @@ def deal(
     Args:
         listed: Names of all patients of the dataset.
         voters: Number of voters m.
-        seed: Seed of the voters' trainings. It does not influence the deal.
+        seed: Seed of the voters' trainings. It does not influence who gets which slot.
         shuffle: The random permutation; tests inject another one.
-        before: Slots dealt earlier; None for a first deal.
+        before: Slots assigned earlier; None at the first time.
 
     Returns:
         The slots with the new patients.
@@ -308,8 +308,12 @@ def deal(
     new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
     bad = next((name for name in new if name.startswith((_EMPTY, _UNKNOWN))), None)
     if bad is not None:
-        limit = f"names not beginning with {_EMPTY} or {_UNKNOWN}"
-        raise InvalidInput("case", value=bad, limit=limit, remedy="rename the case in the dataset")
+        raise InvalidInput(
+            "case",
+            value=bad,
+            limit=f"names not beginning with {_EMPTY} or {_UNKNOWN}",
+            remedy="rename the case in the dataset",
+        )
     shuffled = list(shuffle(new))
     order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
     return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
@@ -326,8 +330,8 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
         path: The file of the slots.
         listed: Names of all patients of the dataset.
         voters: Number of voters m.
-        seed: None for a random deal. A number fixes the deal, for synthetic data only; the caller is responsible for
-            that.
+        seed: None for a random assignment. A number fixes the assignment, which is for synthetic data only; the caller
+            is responsible for that.
 
     Returns:
         The slots, as they are now stored.
@@ -348,8 +352,12 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
             remedy=ANOTHER_DIRECTORY,
         )
     if before is not None and seed not in (None, before.seed):
-        what, limit = "seed of the assignment of patients to voters", "the seed of the stored assignment"
-        raise InvalidInput(what, value=seed, limit=limit, remedy=ANOTHER_DIRECTORY)
+        raise InvalidInput(
+            "seed of the assignment of patients to voters",
+            value=seed,
+            limit="the seed of the stored assignment",
+            remedy=ANOTHER_DIRECTORY,
+        )
     if seed is not None:
         slots = deal(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
     else:

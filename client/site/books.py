@@ -46,7 +46,7 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
 
     Raises:
         InvalidInput: If the ledger named in this site's join request is missing, or another one is in its place.
-        LedgerCorrupt: If the ledger is damaged, or an older copy and not ``restored``.
+        LedgerCorrupt: If the ledger is damaged, or if it is an older copy and ``restored`` is False.
     """
     path, stated = config.ledger_file, _stated_ledger(config)
     remedy = _BACK

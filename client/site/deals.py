@@ -76,7 +76,7 @@ def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) ->
     Args:
         path: The slots file.
         ledger: The ledger.
-        names: Names of the listed patients.
+        names: Names of the patients in the dataset.
 
     Returns:
         The updated slots.
@@ -96,7 +96,7 @@ def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> 
     Args:
         stored: The slots.
         ledger: The ledger.
-        names: Names of the listed patients.
+        names: Names of the patients in the dataset.
 
     Returns:
         The updated slots. The file is not changed.
@@ -111,7 +111,7 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
     Args:
         books: The directory that keeps the ledger.
         ledger: The ledger; None for a pool without one.
-        patients: Names of the listed patients.
+        patients: Names of the patients in the dataset.
 
     Returns:
         Names of those who were withdrawn.
@@ -186,7 +186,10 @@ def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[
 
 
 def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:
-    """Return the deals of all trainings before a row, because withdrawals by older versions do not name their deal."""
+    """Return the deals (assignments of patients to voters) of all trainings before a ledger row.
+
+    It is needed for withdrawals recorded by older versions, which do not name their deal.
+    """
     return set() if ledger is None else set(ledger.deals_of_trainings(before=row))
 
 

@@ -30,7 +30,7 @@ def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
 
     Args:
         site_dir: The site's directory.
-        draw: Id of the draw's roster, or at least its first twelve digits.
+        draw: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
 
     Returns:
         The draw and its cost.
@@ -48,7 +48,7 @@ def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetim
 
     Args:
         site_dir: The site's directory.
-        draw: Id of the draw's roster, or at least its first twelve digits.
+        draw: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
         auditor: The auditor's sealing key, X25519 in 64 hex digits.
         out: New file to write.
         now: Time in the disclosure.
@@ -78,7 +78,7 @@ def sealed_disclosure(
     Args:
         config: The site's policy.
         ledger: The site's ledger.
-        draw: Id of the draw's roster, or at least its first twelve digits.
+        draw: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
         auditor: The auditor's sealing key, X25519 in 64 hex digits.
         now: Time in the disclosure.
 

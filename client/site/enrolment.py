@@ -207,8 +207,11 @@ def join_site(
     forget_joined(books, directory)  # an earlier set-up was interrupted
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
-        remedy = "put the ledger back, with its key and its standing (the file site-ledger.standing)"
-        raise InvalidInput("the pool's ledger is missing", value=str(first.ledger_file), remedy=remedy)
+        raise InvalidInput(
+            "the pool's ledger is missing",
+            value=str(first.ledger_file),
+            remedy="put the ledger back, with its key and its standing (the file site-ledger.standing)",
+        )
     open_books(load_site(books)).close()  # an older copy of the ledger is refused here
     text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -258,9 +261,11 @@ def check_data_folder(data: Path) -> None:
             "folder of the dataset", value=str(data), limit="an existing folder", remedy="check the path"
         )
     if not os.access(data, os.R_OK | os.X_OK):
-        limit = f"a folder that user {os.getuid()} can read"
         raise InvalidInput(
-            "folder of the dataset", value=str(data), limit=limit, remedy="let that user read the folder"
+            "folder of the dataset",
+            value=str(data),
+            limit=f"a folder that user {os.getuid()} can read",
+            remedy="let that user read the folder",
         )
 
 

@@ -162,8 +162,11 @@ class PublicObjects:
                         "public object cannot be fetched", value=path, remedy="tell the server's operator"
                     ) from error
                 if remaining == 0 or status == 401 or 300 <= status < 400:
-                    what = f"public object cannot be fetched ({_reason(error)})"
-                    raise InvalidInput(what, value=path, remedy="run `consilium site doctor`") from error
+                    raise InvalidInput(
+                        f"public object cannot be fetched ({_reason(error)})",
+                        value=path,
+                        remedy="run `consilium site doctor`",
+                    ) from error
                 time.sleep(PAUSE_S)
 
     def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:

@@ -342,7 +342,10 @@ def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: 
 def _of_study(listed: Peers, study: str) -> Peers:
     if listed.study != study:
         raise InvalidInput(
-            "study of the list of peers", value=listed.study[:16], limit=study[:16], remedy="ask for this study's list"
+            "study of the list of peers",
+            value=listed.study[:16],
+            limit=f"{study[:16]}, this site's study",
+            remedy="ask for this study's list",
         )
     return listed
 
@@ -399,6 +402,9 @@ def _offered(directory: Path, study: str) -> tuple[Peer, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, InvalidInput) as error:
-        remedy = "delete the file: later offers name these peers again"
-        raise InvalidInput("peers that offers named cannot be read", value=str(path), remedy=remedy) from error
+        raise InvalidInput(
+            "list of the peers that offers named cannot be read",
+            value=str(path),
+            remedy="delete the file: later offers name these peers again",
+        ) from error
     return offered.peers if offered.study == study else ()

@@ -3,8 +3,8 @@
 ``client.teachers.evaluation`` calls it. Only this comparison can show that a site has poisoned the aggregate: the
 server sees one noisy aggregate, and a site's Dice alone does not show what public data would have reached.
 
-* Public models are the weights from which a joint study's teachers begin, or the codec's mean shape. They were trained
-  on no case of this site, so every case is compared.
+* Public models are the public start (the weights from which a joint study's teachers begin) or the codec's mean shape
+  (what the codec decodes from the zero code). They were trained on no case of this site, so every case is compared.
 * The site's own teachers are compared on cases that none of them was trained on.
 
 Differences are paired over cases. If a comparison is impossible, it is reported with the reason; nothing is refused.

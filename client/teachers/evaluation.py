@@ -140,7 +140,7 @@ class Evaluation:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """The findings that make a verdict negative: missing structures, then better public models."""
+        """The findings that make a verdict negative: structures that the student misses, then better public models."""
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
         return (*(structure.sentence() for structure in self.gone), *worse)
 
@@ -379,7 +379,7 @@ def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
 
 
 def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
-    """Return how each scan was used and by which voter; empty if patients were not dealt to voters yet."""
+    """Return how each scan was used and by which voter; empty if patients were not assigned to voters yet."""
     config = load_site(site_dir)
     path = slots_file(config)
     if not path.exists():

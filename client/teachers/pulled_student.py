@@ -114,8 +114,9 @@ def pull(
 
     archive = objects.get(statement.bundle, on_bytes=bounded)
     if len(archive) != statement.size:
-        limit = f"the signed size, {statement.size} bytes"
-        raise InvalidInput("student's bundle", value=f"{len(archive)} bytes", limit=limit)
+        raise InvalidInput(
+            "student's bundle", value=f"{len(archive)} bytes", limit=f"the signed size, {statement.size} bytes"
+        )
     files = from_archive(archive)
     values = read_values(files)
     _check_facts(values.privacy, statement, study)

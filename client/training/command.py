@@ -94,23 +94,34 @@ class PrivateOptions:
         asked: dict[str, Any] = {name: getattr(self, name) for name in ASKED if getattr(self, name) is not None}
         if self.strategy not in STRATEGIES:
             if asked:
-                what = f"strategy with the option {_option(next(iter(asked)))}"
-                raise InvalidInput(what, value=self.strategy, limit=", ".join(STRATEGIES))
+                raise InvalidInput(
+                    f"strategy with the option {_option(next(iter(asked)))}",
+                    value=self.strategy,
+                    limit=", ".join(STRATEGIES),
+                )
             return None
         for name in UNREAD.get(self.strategy, ()):
             if name in asked:
-                limit = "only options that this strategy uses"
-                raise InvalidInput(f"{_option(name)} with strategy {self.strategy}", value=asked[name], limit=limit)
+                raise InvalidInput(
+                    f"{_option(name)} with strategy {self.strategy}",
+                    value=asked[name],
+                    limit="only options that this strategy uses",
+                )
         if self.epsilon is None and self.noise_multiplier is None:
-            what = f"strategy {self.strategy} without an epsilon"
-            raise InvalidInput(what, remedy="give its budget, --epsilon 8, or its noise, --noise-multiplier 2.45")
+            raise InvalidInput(
+                f"strategy {self.strategy} without an epsilon",
+                remedy="give its budget, such as --epsilon 8, or its noise, such as --noise-multiplier 2.45",
+            )
         try:
             neighbours, sampling = Neighbours(self.relation), Sampling(self.sampling)
             asked |= {name: Fraction(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
         except (ValueError, ZeroDivisionError) as error:
             written = (self.relation, self.sampling, self.rate, self.noise_multiplier)
-            limit = f"the names of a relation and a sampling, and numbers ({error})"
-            raise InvalidInput("relation, sampling, rate or noise multiplier", value=written, limit=limit) from error
+            raise InvalidInput(
+                "relation, sampling, rate or noise multiplier",
+                value=written,
+                limit=f"the names of a relation and a sampling, and numbers ({error})",
+            ) from error
         recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
         if self.epsilon is not None or made.noise_multiplier is None:
@@ -138,7 +149,7 @@ class TrainOptions:
         seed: Fixes the assignment of patients to voters and the trainings; for synthetic data only.
         jobs: Number of processes at once.
         private: Options of a private training.
-        again: Charge and train patients again whose budget was charged for a private training already.
+        again: True to train and charge again patients who were already charged for a private training.
     """
 
     site_dir: Path

@@ -69,7 +69,11 @@ class Trained:
 
 
 class Trainer(Protocol):
-    """Trains one voter's network. Equal arguments give equal weights, also if resumed from ``checkpoint``."""
+    """Trains one voter's network.
+
+    Equal arguments give equal weights, also if resumed from ``checkpoint``, except in a private training, whose noise
+    comes from the operating system.
+    """
 
     def train(
         self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None

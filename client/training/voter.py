@@ -330,7 +330,7 @@ def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trai
 def _finished(directory: Path, identity: str) -> VoterReport | None:
     """Return the report of an earlier run with the same identity.
 
-    None if there is none, or if the weights on disk are not those it recorded.
+    Returns None if there is no such run, or if the weights on disk are not those that it recorded.
     """
     try:
         record: dict[str, Any] = json.loads((directory / "train.json").read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ def record_trainings(
     Args:
         site_dir: The site's directory.
         tasks: The voters' tasks.
-        again: Charge and train patients again whose budget was charged for a private training already.
+        again: True to train and charge again patients who were already charged for a private training.
         identity: What counts as one patient in the dataset; None to keep the definition on record.
 
     Raises:
@@ -76,7 +76,7 @@ def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: Pa
     Args:
         site_dir: The site's directory.
         task: The training.
-        again: Charge and train patients again whose budget was charged for a private training already.
+        again: True to train and charge again patients who were already charged for a private training.
         identity: What counts as one patient in the dataset.
 
     Raises:

@@ -64,7 +64,9 @@ class Parts:
         if not all(isfinite(clip) and clip > 0 for clip in self.clips):
             raise InvalidInput("clipping norm", value=self.clips, limit="finite numbers above 0")
         if not sum(1 / share**2 for share in self.shares) <= 1 + 1e-9:
-            raise InvalidInput("shares of the parts", value=self.shares, limit="sum of 1/r^2 at most 1")
+            raise InvalidInput(
+                "shares r of the parts", value=self.shares, limit="shares whose sum of 1/r^2 is at most 1"
+            )
 
     def scale(self, part: int) -> float:
         """Return Θ_k·r_k, by which part k is divided before the sum and multiplied after it.

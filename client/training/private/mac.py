@@ -68,8 +68,12 @@ class Penalty:
             if not (isfinite(value) and value > 0 and (name == "mu" or value >= 1)):
                 raise InvalidInput(f"{name} of dp-mac", value=value, limit=limit)
         if self.steps < 1:
-            remedy = "for a training without a descent over coordinates, use --strategy dp-sgd --per-layer"
-            raise InvalidInput("z_steps of dp-mac", value=self.steps, limit="1 or more", remedy=remedy)
+            raise InvalidInput(
+                "z_steps of dp-mac",
+                value=self.steps,
+                limit="1 or more",
+                remedy="for a training without a descent over coordinates, use --strategy dp-sgd --per-layer",
+            )
         if not 0 < self.rate <= 1:
             raise InvalidInput("z_rate of dp-mac", value=self.rate, limit="above 0, at most 1")
 
@@ -229,7 +233,7 @@ class VolumeMac(VolumeSgd):
         self.parts = self.blocks.parts(clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum over these slots, with μ of this step. # sensitive until noised
+        """Return the clipped integer sum of these patients' gradients of E at this step's μ. # sensitive until noised
 
         Args:
             batch: Slots of the step, int64 [b].

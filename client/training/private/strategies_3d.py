@@ -178,7 +178,7 @@ class VolumeSgd:
         per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
 
     Raises:
-        InvalidInput: If the network or the loss couples patients.
+        InvalidInput: If the network or the loss makes patients' gradients depend on each other.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class VolumeBbb:
         per_layer: ``clip`` bounds each layer instead of all parameters together.
 
     Raises:
-        InvalidInput: If the network or the loss couples patients.
+        InvalidInput: If the network or the loss makes patients' gradients depend on each other.
     """
 
     def __init__(

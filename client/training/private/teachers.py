@@ -106,8 +106,11 @@ def train_privately(
         key=journal.key,
     )
     if journal.plan.patients < len(set(part.slots)):
-        limit = f"at most the {journal.plan.patients} of the plan"
-        raise InvalidInput("patients of a private training", value=len(set(part.slots)), limit=limit)
+        raise InvalidInput(
+            "patients of a private training",
+            value=len(set(part.slots)),
+            limit=f"at most {journal.plan.patients}, the number of the plan",
+        )
     setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None)
     strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
     told = None if on_step is None else lambda step: on_step(step, math.nan)

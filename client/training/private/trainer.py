@@ -80,7 +80,7 @@ class PrivateTrainer:
             recipe: The study's recipe of a teacher.
             seed: Seed of the first weights.
             checkpoint: File for resuming; None for none.
-            on_step: Called after each step with its number and nan.
+            on_step: Called after each step with its number, and nan in place of a loss.
 
         Returns:
             The network and what it spent.

@@ -375,8 +375,8 @@ MAPPING = {0: 0, 1: 1, 2: 2}
 @pytest.mark.parametrize(
     ("array", "affine", "word"),
     [
-        (np.full((1, 16, 16, 16), 3.0), np.eye(4), "value in the teacher's label map"),
-        (np.full((1, 16, 16, 16), 0.5), np.eye(4), "value in the teacher's label map"),
+        (np.full((1, 16, 16, 16), 3.0), np.eye(4), "values in the teacher's label map"),
+        (np.full((1, 16, 16, 16), 0.5), np.eye(4), "values in the teacher's label map"),
         (np.full((3, 16, 16, 16), np.nan), np.eye(4), "NaN or infinite"),
         (np.full((3, 16, 16, 16), 0.5), np.eye(4), "probabilities that sum to 1"),
         (np.stack([np.full((16, 16, 16), v) for v in (-1.0, 1.0, 1.0)]), np.eye(4), "probabilities that sum to 1"),
