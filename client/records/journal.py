@@ -154,12 +154,15 @@ class TrainingJournal:
                 sync_directory(path.parent)
                 return journal
             first, whole, steps = text.partition("\n")
-            remedy = f"this training stays charged; for another training {ANOTHER_DIRECTORY}"
             try:
                 header = checked_fields(json.loads(first), {"identity": str, "key": str, "plan": dict, "schema": int})
                 key = bytes.fromhex(str(header["key"]))
             except (ValueError, InvalidInput) as error:
-                raise InvalidInput("training journal cannot be read", value=path.name, remedy=remedy) from error
+                raise InvalidInput(
+                    "training journal cannot be read",
+                    value=path.name,
+                    remedy=f"this training stays charged; for another training {ANOTHER_DIRECTORY}",
+                ) from error
             if (
                 not whole
                 or header["schema"] != JOURNAL_SCHEMA
@@ -169,7 +172,7 @@ class TrainingJournal:
                 raise InvalidInput(
                     "a private training under another plan, or on other data, was started here",
                     value=path.name,
-                    remedy=remedy,
+                    remedy=f"this training stays charged; for another training {ANOTHER_DIRECTORY}",
                 )
             if steps and not steps.endswith("\n"):  # the step of an incomplete line may have been drawn: count it
                 _append(descriptor, "\n")
