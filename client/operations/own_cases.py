@@ -156,7 +156,10 @@ class OwnCases:
         with self._lock:
             found = self.listed() if self._dataset is None else self._again()
             if found.problem:
-                raise InvalidInput(f"no case of this site can be shown: {found.problem}")
+                raise InvalidInput(
+                    f"no case of this site can be shown: {found.problem}",
+                    limit="cases of a site whose records show which patients were withdrawn",
+                )
             if number not in found.numbers:
                 raise InvalidInput(
                     "case",

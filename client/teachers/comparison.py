@@ -234,7 +234,7 @@ def _teachers(site_dir: Path, study: Study) -> tuple[Answer, Callable[[int], Ans
     teachers = Teachers.load(site_dir / "teachers", data=study.data)
     voters = [number for number, model in enumerate(teachers.models) if model is not None]
     if not voters:
-        raise InvalidInput("none of the site's teachers has weights")
+        raise InvalidInput("none of the site's teachers has weights", remedy="run `consilium site train`")
 
     def mean_of(image: Float[np.ndarray, "c x y z"], *, but: int | None = None) -> Float[np.ndarray, "k x y z"]:
         each = [found for number, found in enumerate(teachers.predict(image)) if found is not None and number != but]

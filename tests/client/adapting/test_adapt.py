@@ -293,7 +293,7 @@ def test_nothing_is_sent_and_no_budget_is_spent(few: Path, monkeypatch: pytest.M
 
 def test_an_adapted_network_is_never_the_student_of_another(few: Path) -> None:
     bundle = adapted(few).bundle
-    with pytest.raises(InvalidInput, match="was not trained on patients"):
+    with pytest.raises(InvalidInput, match="already adapted to patients"):
         adapted(few, student=bundle)
 
 
@@ -306,7 +306,7 @@ def test_the_students_own_bundle_is_not_written_over(few: Path, tmp_path: Path) 
 
 
 def test_a_training_that_goes_on_keeps_an_adaptation_out(few: Path) -> None:
-    with writing(few / "teachers"), pytest.raises(Refused, match="is writing"):
+    with writing(few / "teachers"), pytest.raises(Refused, match="is changing"):
         adapted(few)
 
 

@@ -114,7 +114,7 @@ def test_dealing_again_for_other_voters_or_another_seed_is_refused(tmp_path: Pat
     path = tmp_path / "slots.json"
     load_or_deal(path, NAMES, voters=4, seed=7)
     for voters, seed in ((3, None), (4, 8)):
-        with pytest.raises(InvalidInput, match="stored deal"):
+        with pytest.raises(InvalidInput, match="stored assignment"):
             load_or_deal(path, NAMES, voters=voters, seed=seed)
 
 
