@@ -158,7 +158,7 @@ class OwnCases:
             if found.problem:
                 raise InvalidInput(
                     f"no case of this site can be shown: {found.problem}",
-                    limit="cases of a site whose records show which patients were withdrawn",
+                    limit="cases of a site whose records of withdrawals and of the last training can be read",
                 )
             if number not in found.numbers:
                 raise InvalidInput(
