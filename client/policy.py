@@ -187,8 +187,8 @@ class SiteConfig:
         data: Folder of the dataset.
         study: File of the study that the site consented to.
         books: Directory, relative to this one, that contains the pool's *books*: its ledger with the key and the
-            standing (the file that shows if the ledger is an older copy), the pool's name and caps, and the deal of
-            patients to voters. If a pool takes part in several studies, the directories of later studies name the
+            standing (the file that shows if the ledger is an older copy), the pool's name and caps, and the assignment
+            of patients to voters. If a pool takes part in several studies, the directories of later studies name the
             first one here.
         server: What the site knows of the server.
         caps: The pool's own limits.

@@ -1,4 +1,4 @@
-"""Countersigns the newest heads of the server's and the peers' ledgers, after checking that they extend the known ones.
+"""Countersigns the newest heads of the server's and other hospitals' ledgers, if they extend the known ones.
 
 A *head* is the signed hash of a ledger's newest row. The worker calls this module for each witness request. It
 countersigns a head only if

@@ -132,7 +132,7 @@ class Worker:
             asked like the others, and its answer is discarded.
         tick_s: Length of a tick in seconds; 0 sends replies at once.
         sampler: Draws the site's noise share in a sealed sum.
-        note_peers: Called with the peers of an offer.
+        note_peers: Called with the peers (other hospitals) that an offer names.
         declined: File of the newest declined offer.
         clock: Monotonic clock, in seconds.
         now: Clock, in seconds since 1970.
@@ -296,7 +296,8 @@ class Worker:
     def _offered(self, offer: Offer) -> OfferReply:
         """Accept or decline an offer.
 
-        In a sealed sum the reply also states this site's mask key and the peers whose keys the staff has not confirmed.
+        In a sealed sum the reply also states this site's mask key, and the other hospitals whose keys the staff has not
+        confirmed.
         """
         study, peers = offer.study, offer.peers or ()
         unknown: tuple[str, ...] = ()

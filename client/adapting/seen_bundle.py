@@ -53,7 +53,8 @@ def write_seen_bundle(
         study: The study.
         bundle: The student from which it was made; its input ranges are copied.
         recipe: The network's training recipe.
-        seen: Keyed hashes of its patients by deal, by which a later withdrawal is recognised.
+        seen: Keyed hashes of its patients by deal (assignment of patients to voters). From them a later withdrawal of
+            one of these patients is recognised.
 
     Raises:
         InvalidInput: If the folder holds something else.

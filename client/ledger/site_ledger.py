@@ -378,7 +378,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         ):
             raise Refused("not-accepted", f"query {query_id[:12]} was never accepted at this site for this server")
         if draw != reservation.draw or (draw is not None and not self._books.draw_stands(reservation, draw)):
-            raise Refused("not-accepted", f"another draw of query {query_id[:12]} was accepted than is requested")
+            raise Refused(
+                "not-accepted", f"the server requests another draw of query {query_id[:12]} than this site has accepted"
+            )
         if draw is None and not self._books.awaits_release(query_id):
             raise Refused("released-before", f"a receipt shows that query {query_id[:12]} was released already")
         return self._query(reservation)

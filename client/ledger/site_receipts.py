@@ -20,7 +20,7 @@ MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
 
 
 class KeepsReceipts(SiteFile):
-    """The part of a site's ledger that checks and stores the server's receipts and the heads of its ledger."""
+    """The part of a site's ledger that checks and stores the server's receipts."""
 
     def record_receipt(self, receipt: Receipt, *, public_key: Ed25519PublicKey) -> None:
         """Check a receipt against everything on record here, and store it.

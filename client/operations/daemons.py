@@ -90,7 +90,12 @@ class SiteNode:
             raise InvalidInput("port", value=self.port, limit="1 to 65535")
         for path in (self.root_certificates, self.keys.private):
             if not path.is_file():
-                raise InvalidInput("file of the node", value=str(path), limit="an existing file")
+                raise InvalidInput(
+                    "file of the node",
+                    value=str(path),
+                    limit="an existing file",
+                    remedy="put it back, or set the site up again",
+                )
 
     @property
     def secret(self) -> Path:

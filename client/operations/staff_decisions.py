@@ -1,4 +1,4 @@
-"""Carries out decisions of a hospital's staff: consent, pause, a patient's withdrawal, alarms, comparing heads.
+"""Carries out decisions of a hospital's staff: consent, pause, a patient's withdrawal, alarms, comparing receipts.
 
 The site's commands call it. Every decision is a row of the site's own ledger and takes effect at once in a running
 worker. No row contains a withdrawn patient's name: the ledger contains the slot, the voter and a keyed hash whose key

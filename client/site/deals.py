@@ -71,7 +71,7 @@ def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
 
 
 def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
-    """Update a slots file from the ledger (:meth:`Slots.following`).
+    """Update a slots file, which records each patient's slot, from the ledger, and store it if it changed.
 
     Args:
         path: The slots file.
@@ -106,7 +106,7 @@ def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> 
 
 
 def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -> frozenset[str]:
-    """Return the patients who were withdrawn from any deal of the pool, according to its files or its ledger.
+    """Return those of the given patients who were withdrawn from the pool, according to its slots files or its ledger.
 
     Args:
         books: The directory that keeps the ledger.
@@ -194,7 +194,7 @@ def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:
 
 
 def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
-    """Record in the ledger which patient is in which slot of the study's deal, before any training uses it.
+    """Record in the ledger which patient is in which slot of which voter, before any training uses this assignment.
 
     Args:
         config: The site's policy.
@@ -232,7 +232,7 @@ def dealt(config: SiteConfig) -> str | None:
 
 
 def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
-    """With unit patient, refuse a teacher that was not made by a recorded training on this pool's deal.
+    """With unit patient, refuse a teacher that no recorded training made with this pool's assignment of patients.
 
     With unit patient, one patient may influence one voter only. This holds because patients are assigned to voters
     before any training. Weights put in by hand, or trained on another assignment, may have seen every patient.

@@ -371,7 +371,7 @@ def test_a_later_draw_is_charged_again_and_an_earlier_one_is_never_answered(worl
     queries, second = accept(world, draw=2)
     assert world.site_ledgers["site-0"].spent().releases == 2
     ask(world, queries, second, draw=2)
-    with pytest.raises(Refused, match="was accepted than is requested"):
+    with pytest.raises(Refused, match="than this site has accepted"):
         ask(world, queries, first)
     offer = world.offer(queries, draw=1, peers=tuple(Peer(s.name, s.answer_key) for s in world.sites))
     reply = decode(world.workers[100].handle(encode(offer)))
@@ -572,7 +572,7 @@ def test_a_copy_that_forgot_what_was_sent_never_sends_a_second_message_under_the
     backup(world.root / "site-0" / "site-ledger.sqlite", tmp_path / "copy")
     ask(world, queries, members)
     ledger = restored(world, tmp_path / "copy")
-    with pytest.raises(Refused, match="was accepted than is requested"):
+    with pytest.raises(Refused, match="than this site has accepted"):
         ask(world, queries, members)
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
     reply = decode(world.workers[100].handle(encode(world.offer(queries, draw=1, peers=peers))))
