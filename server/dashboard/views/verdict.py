@@ -38,6 +38,11 @@ class StudyVerdict:
     basis: str
     next: str
 
+    @property
+    def measured(self) -> bool:
+        """True if the gain was measured, whatever it is."""
+        return self.name in {word.replace(" ", "-") for word in GainWord}
+
 
 def verdict(
     study: Study,

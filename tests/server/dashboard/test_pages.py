@@ -189,6 +189,24 @@ def test_the_student_page_counts_the_labelled_cases_that_the_overview_speaks_of(
         file.unlink()
 
 
+def test_the_student_page_names_a_measured_gain_although_no_labelled_cases_are_published(reader, collected):
+    """A report may lie in the folder above the study, as a simulation leaves it."""
+    student, control = ({"dice": {"mean": mean, "cases": [mean, mean - 0.01, mean + 0.01]}} for mean in (0.7, 0.6))
+    report = {"study": {"id": collected.workspace.study().id}, "student": student, "controls": {"zero_code": control}}
+    file = collected.workspace.root / "report.json"
+    file.write_text(json.dumps(report))
+    try:
+        until = time.monotonic() + 60
+        while "Gain proven over the control zero code" not in reader.get("/").text:  # its reader looks every second
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        text = reader.get("/student").text.lower()
+        assert "it was measured: gain proven over the control zero code" in text
+        assert "none are published" not in text
+    finally:
+        file.unlink()
+
+
 def test_controls_of_one_network_are_shown_as_one():
     trained = {"zero_code": ("a" * 64, "t"), "shuffled_codes": ("b" * 64, "t"), "public_only": ("a" * 64, "t")}
     shown = [(one.name, one.weights) for one in _controls(CONTROLS, trained)]
