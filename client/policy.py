@@ -333,7 +333,9 @@ def _owned(document: dict[str, Any], directory: Path) -> dict[str, Any]:
             limit=f"these keys only in {books}/site.toml, because all studies of a pool have the same caps",
             remedy="remove them from this site.toml",
         )
-    with parsing("books in site.toml", value=books, limit="the directory that contains the pool's ledger"):
+    with parsing(
+        "books in site.toml cannot be read", value=books, limit="the directory that contains the pool's ledger"
+    ):
         owner = load_site(directory / books)
     if owner.joined:
         raise InvalidInput(

@@ -320,4 +320,4 @@ def _shown(value: float, form: str) -> str:
 def _number(value: float) -> float | str | None:
     if math.isnan(value):
         return None
-    return "inf" if math.isinf(value) else round(value, 6)
+    return "inf" if math.isinf(value) else value

@@ -25,6 +25,8 @@ CODES = {
     "StorageFailed": 9,
 }
 """Errors whose messages the page lists, with the exit code of a command that ends with one."""
+CONVERTERS = {"parsing": "InvalidInput"}
+"""Functions that build an error from their own arguments, with the error that each builds."""
 HEAD = """# Error messages
 
 For everybody who sees an error of a `consilium` command, of a daemon's log or of the dashboard. After this page you
@@ -63,9 +65,11 @@ def messages() -> tuple[Message, ...]:
 
 def _messages_of(path: Path) -> Iterator[Message]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CODES):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
-        kind = node.func.id
+        kind = CONVERTERS.get(node.func.id, node.func.id)
+        if kind not in CODES:
+            continue
         given = {each.arg: each.value for each in node.keywords if each.arg}
         texts = [_text(each) for each in node.args if not isinstance(each, ast.Starred)]
         if kind == "Refused":

@@ -147,7 +147,7 @@ def _json(interval: Interval | None) -> dict[str, float | None] | None:
     if interval is None:
         return None
     value, half = interval
-    return {"mean": round(value, 5), "half_width": None if half is None else round(half, 5)}
+    return {"mean": value, "half_width": half}
 
 
 def shown(interval: Interval | None, *, sign: bool = False) -> str:

@@ -61,7 +61,7 @@ def _shown_patients(dice: Sequence[float]) -> dict[str, int]:
     ranked = sorted((place for place, value in enumerate(dice) if not math.isnan(value)), key=lambda place: dice[place])
     if not ranked:
         return {"first": 0}
-    return dict(zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=True)) if len(ranked) > 1 else {"worst": 0}
+    return {"worst": ranked[0]} if len(ranked) == 1 else {"worst": ranked[0], "best": ranked[-1]}
 
 
 def _page(result: Adapted) -> str:

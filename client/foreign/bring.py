@@ -276,7 +276,7 @@ def _copied(source: Path, target: Path) -> ForeignKind:
     )
     limit = "TorchScript (torch.jit.save), or a zip file of a MONAI bundle"
     with (
-        parsing("file of a teacher", value=source.name, limit=limit, remedy=remedy),
+        parsing("file of a teacher cannot be read", value=source.name, limit=limit, remedy=remedy),
         zipfile.ZipFile(source) as archive,
     ):
         names = archive.namelist()

@@ -72,7 +72,7 @@ class SiteKit:
         kit_file, certificate, study = (directory / name for name in ("kit.json", "ca.crt", "study.toml"))
         start = directory / START
         try:
-            with parsing("kit.json or ca.crt"):
+            with parsing("kit.json or ca.crt cannot be read"):
                 for path in (kit_file, certificate, study, *([start] if os.path.lexists(start) else [])):
                     _received(path)
                 text = read_text(kit_file, what="kit.json", most_bytes=MAX_KIT_BYTES)

@@ -425,7 +425,7 @@ def _page(facts: dict[str, Any], pictures: list[str]) -> str:
 
 
 def _number(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def _cell(value: float) -> str:

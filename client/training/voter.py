@@ -296,7 +296,7 @@ def _dice(
 
 
 def _number(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 5)
+    return None if math.isnan(value) else value
 
 
 def _guarantees(task: VoterTask, event: TrainingEvent | None) -> tuple[str, ...]:

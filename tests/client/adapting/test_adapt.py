@@ -22,6 +22,7 @@ from client.adapting import networks
 from client.adapting.adapt import AdaptOptions, adapt
 from client.adapting.adapted import Adapted
 from client.adapting.folder import seen_by
+from client.adapting.report import _shown_patients
 from client.adapting.ways import FEW, LEAST_PATIENTS, Way, by_choice, choose, filled, fold_of
 from client.policy import load_site
 from client.records.lock import writing
@@ -382,3 +383,10 @@ def test_a_way_that_does_not_exist_is_refused(few: Path) -> None:
     done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), "--way", "best"])
     assert isinstance(done.exception, InvalidInput)
     assert "half-way" in str(done.exception)
+
+
+def test_the_only_patient_with_a_score_is_the_one_in_the_picture():
+    nan = math.nan
+    assert _shown_patients([nan, nan, 0.4]) == {"worst": 2}
+    assert _shown_patients([0.7, nan, 0.4, 0.5]) == {"worst": 2, "best": 0}
+    assert _shown_patients([nan, nan]) == _shown_patients([]) == {"first": 0}
