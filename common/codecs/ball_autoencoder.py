@@ -56,7 +56,7 @@ LINEAR_LEARNING_RATE = 1e-4
 
 WARM_UP = 20  # steps
 NOISE_RANGE = (math.log(0.2), math.log(1.5))
-"""While fitting, ln of the noise relative to the planned one is uniform in this range."""
+"""Range of ln(noise / planned noise), from which the noise of a fitting step is drawn uniformly."""
 
 SOFTEST = 0.75
 """While fitting, a map's log-ratios are scaled by 0.75 to 1: teachers are less certain than label maps."""
@@ -437,7 +437,7 @@ def _train(
             logits = torch.cat([torch.zeros_like(full[:, :1]), full], dim=1)
             loss = F.cross_entropy(logits, torch.tensor(truths[picks], dtype=torch.long))
             if not math.isfinite(float(loss.detach())):
-                raise InvalidInput("fitting the codec diverged", value=step, limit="a finite cross-entropy")
+                raise InvalidInput("fitting the codec diverged at step", value=step, limit="a finite cross-entropy")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -440,7 +440,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                     arrays[info.filename.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
         header = parse_canonical(arrays.pop(_HEADER).tobytes())
     if not isinstance(header, dict) or not isinstance(header.get("name"), str):
-        raise InvalidInput("codec header", limit="a schema and a name")
+        raise InvalidInput("codec header", limit="a header with a schema and a name")
     check_schema("codec", header.get("schema"), known=CODEC_SCHEMA)
     return header, arrays
 

@@ -74,7 +74,7 @@ class PaperPcaCodec:
         if self.basis.ndim != 5 or len(self.basis) < 1 or self.basis.shape[1:] != self.mean.shape:
             raise InvalidInput("paper-pca codec", limit="arrays of matching shapes")
         if not (np.isfinite(self.basis).all() and np.isfinite(self.mean).all()) or len(self.mean) < 2:
-            raise InvalidInput("paper-pca codec", limit="finite arrays of two classes or more")
+            raise InvalidInput("paper-pca codec", limit="arrays of finite numbers for two classes or more")
         _check_radius(self.radius, numbers=self.mean.size)
 
     @property
@@ -239,7 +239,10 @@ def _check_radius(radius: float, *, numbers: int) -> None:
     expected = math.sqrt(numbers) / 2
     if not math.isclose(radius, expected, rel_tol=1e-9):
         raise InvalidInput(
-            "codec.radius of paper-pca", value=radius, limit=f"√d/2 = {expected!r}", remedy="or use the codec pca"
+            "codec.radius of paper-pca",
+            value=radius,
+            limit=f"√d/2 = {expected!r}",
+            remedy="set this radius, or use the codec pca",
         )
 
 

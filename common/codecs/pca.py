@@ -185,9 +185,9 @@ class PcaCodec:
     ) -> PcaCodec:
         """Fit centre and metric to the maps, and the components to the maps and their augmented copies.
 
-        The components come from the samples' Gram matrix in float64, so there are at most as many as samples. Maps are
-        pooled one after another, so memory holds one full map and all coarse ones. On grids pooled by 4 or 8, copies
-        are deformed at half that pooling.
+        The components come from the samples' Gram matrix in float64, so there are at most as many components as
+        samples. Maps are pooled one after another, so memory holds one full map and all coarse ones. On grids pooled by
+        4 or 8, copies are deformed at half that pooling.
 
         Args:
             label_maps: Public label maps, uint8 [x, y, z].
@@ -287,7 +287,7 @@ def coordinate_powers(
     Args:
         variances: Variances of the components, in descending order, positive.
         config: The study's codec settings. If ``dimension`` is set, exactly that many coordinates are used, and the
-            power is divided as for no noise.
+            power is divided as if there were no noise.
         noise_std: Planned noise on the mean code, in the code's units.
         power: Sum of the result, in squared units of the code.
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from common.errors import InvalidInput
 
 SNAP = 3
-"""Decimals, in voxels, to which points are rounded, so that no voxel depends on rounding errors."""
+"""Number of decimals to which points are rounded, in units of a voxel, so that no voxel depends on rounding errors."""
 
 _CHUNK = 1 << 20
 """Number of crossings of edges with rows that are computed at once."""
@@ -36,7 +36,8 @@ class Filled:
 
 
 def effort(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> int:
-    """Return the number of steps to fill a contour: voxels of its box, and crossings of its edges with rows.
+    """Return the number of steps to fill a contour: the voxels in its bounding box, plus the crossings of its edges
+    with rows of voxels.
 
     Args:
         points: The corners as in :func:`fill`.
@@ -115,7 +116,9 @@ def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: boo
 
 
 def _rows(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each edge, the first row of voxels j that it crosses and the one behind the last."""
+    """Return, for each edge, the index j of the first row of voxels that it crosses, and of the row after the last
+    one.
+    """
     y = np.round(points[:, 1], SNAP)
     ends = np.stack([y, np.roll(y, -1)])
     low, high = np.ceil(ends.min(axis=0)), np.ceil(ends.max(axis=0))
@@ -123,7 +126,7 @@ def _rows(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> tuple[np.
 
 
 def _box(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the first voxel and the one behind the last that a contour may cover, on each axis."""
+    """Return, on each axis, the first voxel that a contour may cover, and the voxel after the last one."""
     rounded = np.round(points, SNAP)
     low, high = np.ceil(rounded.min(axis=0)), np.ceil(rounded.max(axis=0))
     (i0, j0), (i1, j1) = low.clip(0, shape).astype(int), high.clip(0, shape).astype(int)

@@ -113,7 +113,7 @@ def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases")
     Args:
         used: Number of cases that are used.
         problems: Cases that are left out.
-        of: Word for the cases.
+        of: What the lines call the cases, such as ``files``.
 
     Returns:
         One line if all are used; else a summary, at most :data:`MOST_NAMED` cases, and the number of further ones.
@@ -136,7 +136,8 @@ class Dataset:
         channels: Names of the channels; empty if every case names its own.
         cases: Usable cases. They share no id with ``problems``.
         problems: Cases that are left out.
-        listed: Every id listed for training, usable or not, in the dataset's order. They are divided among the voters.
+        listed: Every id listed for training, usable or not, in the dataset's order. These ids are divided among the
+            voters.
         patients: Patient of each id, usable or not, as far as the dataset knows; see :meth:`patient_of`.
         patient_identity: How patients are identified.
         label_values: Label values if they are not 0, 1, 2, …

@@ -28,7 +28,7 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
 
     Args:
         folder: Folder that holds one series and nothing else.
-        room: Largest number of voxels that is read.
+        room: Limits on the number of voxels; a larger series is refused.
 
     Returns:
         One rescaled channel, float32 [1, i, j, k], with its affine voxel → mm in RAS+.

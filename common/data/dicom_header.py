@@ -9,8 +9,8 @@ headers. Therefore these checks come first, in this order:
 2. The elements up to the pixels are at most :data:`MAX_ELEMENTS`, nested at most :data:`MAX_DEPTH` deep, and end
    within the file.
 3. Rows and columns are stated, and no element that is read here occurs twice.
-4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces, which together are no longer than twice the pixels and
-   64 KiB for each frame.
+4. Compressed pixels have at most :data:`MAX_FRAGMENTS` pieces. Together these have at most twice the bytes of the
+   uncompressed pixels, plus 64 KiB for each frame.
 5. A run-length coded frame has one piece, whose header names the planes that the pixels have.
 6. A JPEG, JPEG-LS or JPEG 2000 frame has the rows, columns and samples of the file's header.
 
@@ -28,21 +28,27 @@ from common.errors import InvalidInput
 META_BYTES = 1 << 16
 """Largest size of the file meta header in bytes. Scanners write a few hundred."""
 MAX_ELEMENTS, MAX_DEPTH = 1 << 14, 32
-"""Scanners write hundreds of elements, some thousands in private sequences, fewer than ten deep."""
+"""Largest number of elements before the pixels, and how deep they may be nested. Scanners write hundreds of elements,
+some thousands in private sequences, fewer than ten deep.
+"""
 MAX_FRAGMENTS = 4096
 LARGEST_PACKING = 2
-"""Largest size of a compressed frame as a multiple of its pixels. Run-length coding needs at most 1.01 times."""
+"""Largest size of a compressed frame as a multiple of its uncompressed size. Run-length coding needs at most 1.01
+times.
+"""
 PACKING_SLACK = 1 << 16
 """Bytes that a compressed frame may always have, for the codestream's own header."""
 _CODESTREAM_BYTES = 1 << 20
-"""Bytes of a frame in which its size is searched for. A colour profile may come before it."""
+"""Number of bytes at the start of a frame that are searched for the frame's rows and columns. A colour profile may come
+before these.
+"""
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 _IMPLICIT = ("1.2.840.10008.1.2", "1.2.840.113619.5.2")
 _BIG_ENDIAN = "1.2.840.10008.1.2.2"
 _RUN_LENGTH = "1.2.840.10008.1.2.5"
 _PICTURES = "1.2.840.10008.1.2.4."
-"""The JPEG family."""
+"""Beginning of the UIDs of the JPEG family's transfer syntaxes."""
 _LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
 """Value representations whose length field has four bytes, after two reserved ones."""
 _UNDEFINED = 0xFFFFFFFF

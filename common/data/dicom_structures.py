@@ -62,7 +62,9 @@ class _Structure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Contour:
-    """A contour in one slice: corners (i, j) in voxels, and whether the file defines contours that cross."""
+    """A contour in one slice: corners (i, j) in voxels, and whether the file allows contours to cross (type
+    CLOSEDPLANAR_XOR).
+    """
 
     slice: int
     points: Float[np.ndarray, "n 2"]
@@ -180,7 +182,7 @@ def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Struct
             raise InvalidInput(
                 f"contours of structure {name}",
                 value=sorted(kinds)[:MOST_NAMED],
-                limit=f"closed contours: {_CLOSED} or {_XOR}",
+                limit=f"closed contours, of the type {_CLOSED} or {_XOR}",
                 remedy='close them, or map the structure to "background" in [labels] of site.toml',
             )
         numbers += sum(_text(item).count(b"\\") + 1 for item in items)
@@ -235,7 +237,7 @@ def _contours(
         corners = np.round(points[:, :2], contours.SNAP)
         same = (number, np.unique(corners, axis=0).tobytes())
         if same in seen:
-            raise InvalidInput(f"a contour of structure {structure.name} is there twice", remedy=_DRAW)
+            raise InvalidInput(f"a contour of structure {structure.name} occurs twice", remedy=_DRAW)
         seen.add(same)
         yield _Contour(number, corners, str(item.ContourGeometricType) == _XOR)
 

@@ -138,7 +138,11 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
     else:
         fit = [one for one in series if one.modality == modality]
     if not fit:
-        raise InvalidInput(f"{modality} series" if not named else "series", value=named or None, limit=f"of {listed}")
+        raise InvalidInput(
+            f"no {modality} series in the folder" if not named else "series to segment",
+            value=named or None,
+            limit=f"one of {listed}",
+        )
     if len(fit) > 1:
         raise InvalidInput(
             "series to segment",
@@ -149,8 +153,12 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
     one = fit[0]
     if one.modality != modality:
         raise InvalidInput(
-            f"series {one.name}", value=one.modality, limit=f"{modality}, which the student was trained on"
+            f"series {one.name}",
+            value=one.modality,
+            limit=f"a series of modality {modality}, which the student was trained on",
         )
     if one.frames > 1:
-        raise InvalidInput(f"series {one.name}", value=f"{one.frames} frames in a file", limit="one file a slice")
+        raise InvalidInput(
+            f"series {one.name}", value=f"{one.frames} frames in a file", limit="a series with one file for each slice"
+        )
     return one

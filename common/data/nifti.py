@@ -129,14 +129,16 @@ def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:
         raise InvalidInput(
             "compression ratio of the volume file",
             value=(offset + needed) // len(content),
-            limit=f"{most_ratio}",
+            limit=f"at most {most_ratio}",
             remedy="export the scan again: it is cut short, or nearly all of it is empty",
         )
     voxels = source.slice(offset, needed)
     left = source.left_over(most := max(_SLACK, needed))
     if left > most:
         raise InvalidInput(
-            "file is longer than its header says", limit=f"{offset + needed} bytes", remedy="export the scan again"
+            "file is longer than its header says",
+            limit=f"at most {offset + needed + most} bytes",
+            remedy="export the scan again",
         )
     notes = (*notes, *more, *placed, *(["bytes after the voxels left out"] if left else []))
     array = np.frombuffer(voxels, dtype=dtype).reshape(shape, order="F")
@@ -162,7 +164,7 @@ class _Source:
         skip = offset - len(self._start)
         if len(self._take(skip)) < skip or len(voxels := self._take(count)) < count:
             raise InvalidInput(
-                "volume file is cut short", limit=f"{offset + count} bytes", remedy="copy or export it again"
+                "volume file is cut short", limit=f"at least {offset + count} bytes", remedy="copy or export it again"
             )
         return voxels
 
@@ -277,7 +279,10 @@ def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarra
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if math.isinf(slope) or (slope != 0 and not math.isnan(slope) and not math.isfinite(intercept)):
         raise InvalidInput(
-            "scale slope and intercept", value=(slope, intercept), limit="finite", remedy="export the scan again"
+            "scale slope and intercept",
+            value=(slope, intercept),
+            limit="finite numbers",
+            remedy="export the scan again",
         )
     if (slope not in (0.0, 1.0) and not math.isnan(slope)) or (slope == 1.0 and intercept != 0):
         array = array.astype(np.float64) * slope + intercept
@@ -288,7 +293,7 @@ def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarra
             raise InvalidInput(
                 "largest intensity",
                 value=float(f"{largest:.3g}"),
-                limit=f"{LARGEST_INTENSITY:g}",
+                limit=f"at most {LARGEST_INTENSITY:g}",
                 remedy="replace the value that marks missing voxels, and export the scan again",
             )
     if array.dtype.kind == "f" and array.dtype.itemsize in (4, 8):

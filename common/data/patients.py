@@ -2,8 +2,8 @@
 
 Called by the readers of layouts and by the split. The table has a header with the columns ``case_id`` and
 ``patient_id``, in CSV (commas or semicolons) or TSV. It is read before any scan is opened, so a refusal depends on the
-table alone. Refuses a table that misses a listed case or assigns a case to two patients. A patient under two names
-would be protected only as a group of two patients.
+table alone. Refuses a table that misses a listed case or assigns a case to two patients. A patient who is listed under
+two names would be protected only as a group of two patients, with a larger ε.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
         table: A table as :func:`read_patients` reads it.
 
     Returns:
-        A new dataset with ``patient_identity`` table.
+        A new dataset, whose ``patient_identity`` says that a table identifies the patients.
 
     Raises:
         InvalidInput: As :func:`read_patients`.

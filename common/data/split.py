@@ -141,7 +141,8 @@ def plan_split(
         The split.
 
     Raises:
-        InvalidInput: If there are too few cases, or hospitals do not match.
+        InvalidInput: If there are too few cases, a patient is at two hospitals, or the number of hospitals differs from
+            those that the dataset names.
     """
     counts = counts if folds is None else replace(counts, test=0)
     cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
@@ -160,8 +161,9 @@ def plan_split(
         raise InvalidInput(
             "usable labelled cases",
             value=len(cases),
-            limit=f"at least {counts.set_aside + fold} to set aside + 1 for each of {hospitals} hospitals",
-            remedy="lower the counts or add cases",
+            limit=f"at least {counts.set_aside + fold} for the public parts, validation and test, and 1 for each of "
+            f"{hospitals} hospitals",
+            remedy="ask for fewer cases in these parts, or add cases",
         )
     order, kept = _in_turn(rest, np.random.default_rng(seed if folds is None else [1, seed]))
     asked = (counts.test, counts.validation, counts.label_maps, counts.public_images, counts.paired)
@@ -171,10 +173,10 @@ def plan_split(
     parts = [tested, *(_taken(order, count) for count in asked[1:])]
     if any(len(part) < count for part, count in zip(parts, asked, strict=True)):
         raise InvalidInput(
-            "patients to set aside",
+            "patients for the public parts, validation and test",
             value=len(patients) - hospitals,
-            limit=f"enough for {counts.set_aside + fold} cases, besides one patient of each hospital",
-            remedy="lower the counts or add cases",
+            limit=f"enough for {counts.set_aside + fold} cases, while each hospital keeps one patient",
+            remedy="ask for fewer cases in these parts, or add cases",
         )
     _, validation, label_maps, public_images, paired = parts
     return Split(
@@ -199,7 +201,9 @@ def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
             raise InvalidInput("number of hospitals is missing", remedy="give --hospitals: this dataset names none")
         return []
     if asked not in (None, len(named)):
-        raise InvalidInput("hospitals", value=asked, limit=f"the {len(named)} the dataset names", remedy="leave it out")
+        raise InvalidInput(
+            "hospitals", value=asked, limit=f"{len(named)}, which the dataset names", remedy="leave out --hospitals"
+        )
     return named
 
 
@@ -239,15 +243,20 @@ def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> di
     sites = {name: tuple(case for own in each for case in own) for name, each in dealt.items()}
     empty = [name for name, own in sites.items() if not own]
     if empty:
-        raise InvalidInput("a hospital would have no case left", value=empty[0], remedy="lower the counts or add cases")
+        raise InvalidInput(
+            "a hospital would have no case left",
+            value=empty[0],
+            remedy="ask for fewer cases in these parts, or add cases",
+        )
     return sites
 
 
 def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tuple[list[list[Case]], list[list[Case]]]:
-    """Return the patients in the order in which they are set aside, and one patient of every named hospital who never
-    is.
+    """Return two lists: the patients in the order in which they are set aside for public data, validation and test, and
+    one patient of every named hospital who is never set aside.
 
-    Any first part of the order holds each hospital's share, as closely as whole patients allow.
+    The order is random. If the cases name hospitals, the first n patients come from the hospitals in proportion to
+    their sizes, as closely as possible for every n.
     """
     drawn = [patients[i] for i in draws.permutation(len(patients))]
     groups: dict[str | None, list[list[Case]]] = {}
@@ -387,7 +396,9 @@ def without_channel(directory: Path, channel: str) -> Dataset:
     dataset = read_dataset(directory)
     if channel not in dataset.channels or len(dataset.channels) == 1:
         raise InvalidInput(
-            "channel to leave out", value=channel, limit=f"one of {', '.join(dataset.channels)}, and not the only one"
+            "channel to leave out",
+            value=channel,
+            limit=f"one of {', '.join(dataset.channels)}, if there are two or more",
         )
     kept = [place for place, name in enumerate(dataset.channels) if name != channel]
     for case in dataset.cases:

@@ -555,7 +555,7 @@ def _onto_image(
         )
     raise InvalidInput(
         "label map and image lie at different places in space",
-        limit="every voxel within a tenth of a voxel",
+        limit="at most a tenth of a voxel between the places of each voxel",
         remedy="export the label map on the image's own voxels",
     )
 
@@ -567,7 +567,7 @@ def _check_extent(scan: Scan, data: DataConfig) -> None:
         raise InvalidInput(
             "scan is too coarse for the study: voxel spacing in mm",
             value=tuple(float(f"{size:.3g}") for size in sizes),
-            limit=f"{MOST_COARSER} times the study's {max(data.spacing_mm):g}",
+            limit=f"at most {MOST_COARSER} times the study's largest spacing, {max(data.spacing_mm):g}",
             remedy="export the scan itself and not a localiser, or check its spacing",
         )
     extent = [n * float(size) for n, size in zip(scan.array.shape[1:], sizes, strict=True)]
@@ -578,7 +578,7 @@ def _check_extent(scan: Scan, data: DataConfig) -> None:
         raise InvalidInput(
             "field of view in mm",
             value=tuple(round(length, 1) for length in extent),
-            limit=f"{most} voxels at the study's spacing",
+            limit=f"at most {most} voxels at the study's spacing",
             remedy=f"check the scan's spacing, or {room.remedy}",
         )
 

@@ -6,8 +6,8 @@ Base of the server's and a site's ledger. Opening replays every row, in this ord
 2. The newest row must be covered by a head signed with the ledger's own key.
 3. The signing key given must be the ledger's.
 
-Refuses a ledger that fails one of these. Before it charges, a process that has a ledger open for writing detects rows
-that somebody changed in the meantime, by SQLite or by editing the file.
+Refuses a ledger that fails one of these. A process that has a ledger open for writing checks again, before it charges,
+that nobody has changed an earlier row since, neither through SQLite nor by editing the file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from common.ledger.sqlite_file import ledger_error
 
 QUICK_S, LOOK_SHARE = 0.02, 30
 """Limits on how often old rows are checked again. A check takes a few microseconds per row. If a check took longer than
-``QUICK_S`` seconds, the next one waits ``LOOK_SHARE`` times as long as it took.
+``QUICK_S`` seconds, the next check waits ``LOOK_SHARE`` times as long as that check took.
 """
 
 
 class FilledByRows(Protocol):
-    """The totals of a ledger, into which its rows are entered in order."""
+    """The interface of a ledger's totals. Each row of the ledger is entered into them, in order."""
 
     key: SigningKey
     row_count: int
@@ -64,11 +64,11 @@ class OpenLedger(ABC, Generic[B]):
 
     Args:
         chain: The open file. The ledger owns it from now on.
-        books: Totals and rules without a row. Opening enters all rows into them.
+        books: Totals and rules of an empty ledger. Opening enters every row of the file into them.
 
     Raises:
         InvalidInput: If the signing key is not the ledger's.
-        LedgerCorrupt: If a row breaks the chain or a rule, or no genuine head covers the newest row.
+        LedgerCorrupt: If a row breaks the chain or a rule, or no head with a valid signature covers the newest row.
     """
 
     STANDING: ClassVar[type[KeptStanding]]
@@ -107,8 +107,8 @@ class OpenLedger(ABC, Generic[B]):
         self.close()
 
     def head(self) -> SignedHead:
-        """Return the newest signed head. With a copy kept on another machine, a cut or rewritten ledger can be
-        detected.
+        """Return the newest signed head. Somebody who keeps a copy of it on another machine can later detect that rows
+        were cut off or rewritten.
         """
         self._catch_up()
         return self._chain.head()
@@ -177,23 +177,23 @@ class OpenLedger(ABC, Generic[B]):
         return bool(found) and found[0].hash == position.hash
 
     def covers(self, position: Position) -> bool:
-        """Return whether all charges up to a row are charged in this ledger.
+        """Return whether this ledger has counted the charges of every row up to a given row.
 
         Args:
             position: Number and hash of the row.
 
         Returns:
-            True if the row is in the ledger, or if it was lost when an older copy was restored and was charged from the
-            standing file that was kept for it.
+            True if the row is in the ledger. Also True if the row was lost when an older copy was restored, and the
+            charges up to it were entered afterwards from the standing file.
         """
         return self.contains(position) or position in self._books.kept
 
     def _older_copy(self, *, this: str, beside: str) -> str | None:
-        """Return a message on what the standing file shows against this ledger file; None if there is nothing.
+        """Return a message if the standing file is missing or shows that this ledger file is an older copy; else None.
 
-        A ledger that should have a standing file and has none is a problem too, because its newest rows may be missing.
-        Ledgers have a standing from their first row on; those of earlier versions from their first charge on. A
-        read-only copy without its signing key needs none.
+        A standing file, kept beside the ledger, states the ledger's newest row. If it is missing, the newest rows may
+        be missing too. Ledgers have a standing file from their first row on; ledgers of earlier versions have one from
+        their first charge on. A read-only copy without its signing key needs none.
         """
         path = kept_standing(self._chain.path)
         if path is None:
@@ -206,10 +206,11 @@ class OpenLedger(ABC, Generic[B]):
         )
 
     def _fork(self, standing: KeptStanding) -> Position:
-        """Return the newest row of a standing that is covered by this ledger; START if there is none, so that every row
-        is charged.
+        """Return the newest row of a standing file whose charges, and all earlier ones, this ledger contains. If there
+        is none, return START, so that the charges of every row are entered again.
 
-        If an earlier row than the last common one is returned, the charge is larger, never smaller.
+        The last row that both have in common may be newer than the returned row. The charge is then too large, never
+        too small.
         """
         return next((position for position in standing.positions() if self.covers(position)), START)
 
@@ -219,7 +220,9 @@ class OpenLedger(ABC, Generic[B]):
 
     @abstractmethod
     def _standing(self) -> KeptStanding:
-        """Return the newest row and totals, which are kept beside the ledger. The caller holds the write lock."""
+        """Return the contents of the standing file for now: the newest row and the totals. The caller holds the write
+        lock.
+        """
 
     def _keep_standing(self) -> None:
         with self._chain.unchanging():  # otherwise an earlier standing could replace a later one
@@ -228,7 +231,9 @@ class OpenLedger(ABC, Generic[B]):
             self._kept_at = self._books.row_count
 
     def _make_good_standing(self) -> None:
-        """Write the standing file if it is missing or outdated, as after a crash or with a version that wrote none."""
+        """Write the standing file if it is missing or outdated, which happens after a crash or after using a version of
+        Consilium that wrote none.
+        """
         path = kept_standing(self._chain.path)
         last = self._chain.last
         known = None if path is None else self.STANDING.load(path).position
@@ -247,7 +252,8 @@ class OpenLedger(ABC, Generic[B]):
         self._look_back()
 
     def _look_back(self) -> None:
-        """If the file has changed, check that no row read before did, since other processes may only append rows.
+        """If the file has changed, check that the rows that were read before are unchanged: other processes may only
+        append.
 
         Only writers do this. All rows are hashed again; see :data:`LOOK_SHARE` for how often.
         """

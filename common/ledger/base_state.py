@@ -1,7 +1,8 @@
 """Replays the rows of either ledger: checks each row, and tracks the keys that sign.
 
-Base of both ledgers' totals. The same object checks new rows before they are written and stored rows when they are
-replayed. A ledger that breaks a rule anywhere can therefore neither be opened nor verified.
+The totals of the server's ledger and of a site's ledger are subclasses. The same object checks new rows before they are
+written and stored rows when they are replayed. A ledger with a row that breaks a rule can therefore neither be opened
+nor verified.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class SigningKey:
 
     Attributes:
         ledger_id: Id of the ledger.
-        history: (number of the row that introduced it, public key in hex) of each key; the last one signs now.
+        history: For each key, the number of the row that introduced it and the public key in hex. The last key signs
+            now.
     """
 
     ledger_id: str = ""
@@ -52,11 +54,15 @@ class SigningKey:
             InvalidInput: If the row begins another kind of ledger, or one of an unknown schema.
         """
         if record.role != role or not 1 <= record.schema <= SCHEMA_VERSION or len(record.ledger_id) != 32:
-            raise InvalidInput("first row", value=record.role, limit=f"the beginning of a {role} ledger")
+            raise InvalidInput(
+                "first row",
+                value=record.role,
+                limit=f"the first row of a {role} ledger, with a known schema and an id of 32 characters",
+            )
         return cls(ledger_id=record.ledger_id, history=((1, record.public_key),))
 
     def changed(self, record: KeyRecord, *, role: str, seq: int, prev_hash: str) -> SigningKey:
-        """Return the keys with a new one that row ``seq`` introduces.
+        """Return these keys together with a new key that row ``seq`` introduces.
 
         Args:
             record: The row; it contains the new key's signature of its own introduction.
@@ -65,7 +71,7 @@ class SigningKey:
             prev_hash: Hash of the row before.
 
         Returns:
-            The keys.
+            These keys and the new one.
 
         Raises:
             InvalidInput: If the new key did not sign its introduction, or signed this ledger before.
@@ -74,13 +80,16 @@ class SigningKey:
         try:
             signing_public_key(record.public_key).verify(hex_bytes(record.proof), message)
         except (InvalidSignature, ValueError) as error:
-            raise InvalidInput("new key", limit="a key that signed its own introduction") from error
+            raise InvalidInput(
+                "new key", limit="a key whose own signature in the row that introduces it is valid"
+            ) from error
         if any(record.public_key == known for _, known in self.history):
-            raise InvalidInput("new key", limit="a key that never signed this ledger before")
+            raise InvalidInput("new key", limit="a key that has not signed this ledger before")
         return SigningKey(ledger_id=self.ledger_id, history=(*self.history, (seq, record.public_key)))
 
     def at(self, seq: int) -> str:
-        """Return the key that must have signed the head at a row. A key row is still signed by the key before it.
+        """Return the key that must have signed the ledger's head at a row. The row that introduces a new key is still
+        signed by the previous key.
 
         Args:
             seq: Number of the row.
@@ -100,9 +109,11 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """The records that charged lost rows from a standing file, by the newest lost row."""
+        """Records that enter the charges of rows lost with a restored older copy, by the position of the newest lost
+        row.
+        """
         self.has_standing = False
-        """True if a standing file was kept from the first row on."""
+        """True if a standing file was kept beside the ledger from the first row on."""
 
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
         """Check one row and enter its record into the state.
@@ -140,7 +151,7 @@ def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
 
     Args:
         key: Identifies the thing.
-        mapping: What has its row already.
+        mapping: The things that already have their row, by key.
         what: Name of the thing for the error.
 
     Raises:
@@ -151,7 +162,7 @@ def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
 
 
 def said_before(key: object, what: str) -> InvalidInput:
-    """Return the error for something that has its only row already.
+    """Return the error for a second row about something that may have only one row in a ledger.
 
     Args:
         key: Identifies the thing.

@@ -54,7 +54,7 @@ from common.ledger.sqlite_file import (
 )
 
 EXACT_MARKS = 256
-"""Number of newest transactions whose ends a standing file lists; it also lists some older ones."""
+"""A standing file lists the last row of this many newest transactions, and of some older transactions."""
 
 
 class Chain:
@@ -138,7 +138,7 @@ class Chain:
 
     @classmethod
     def open(cls, path: Path, *, role: str, signing_key: Ed25519PrivateKey | None, clock: Clock) -> Chain:
-        """Open an existing ledger. The caller's replay checks chain and rows.
+        """Open an existing ledger. It does not check the rows; the caller checks them while it replays them.
 
         Args:
             path: The file.
@@ -264,7 +264,7 @@ class Chain:
             )
 
     def forget(self) -> None:
-        """Start reading from the first row again."""
+        """Forget which rows were read, so that :meth:`new_rows` starts at the first row again."""
         self._last = None
 
     def all_rows(self) -> Iterator[Row]:
@@ -324,7 +324,7 @@ class Chain:
             The row.
 
         Raises:
-            LedgerCorrupt: If it is missing, or its hash is not that of its fields.
+            LedgerCorrupt: If the row is missing, or its stored hash does not match its fields.
         """
         found = self.rows_between(seq - 1, seq)
         if not found:
@@ -404,11 +404,13 @@ class Chain:
     def marks(self) -> tuple[tuple[int, str], ...]:
         """Return row number and hash of the last rows of some transactions, newest first.
 
-        Another copy of the ledger is compared with them to find the row after which the two differ.
+        They are stored in the standing file. A comparison with another copy of the ledger shows after which row the two
+        differ.
 
         Returns:
-            The ends of the newest :data:`EXACT_MARKS` transactions, then ends whose distances grow by a sixteenth each,
-            and the first end. Their number grows with the logarithm of the ledger's length.
+            The last rows of the newest :data:`EXACT_MARKS` transactions, then of older transactions at growing
+            distances (each a sixteenth larger than the one before), and of the first transaction. Their number grows
+            with the logarithm of the ledger's length.
         """
         ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
         found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()
@@ -464,7 +466,7 @@ class Chain:
 
     @contextmanager
     def unchanging(self) -> Iterator[None]:
-        """Hold the write lock and append nothing, so that the newest row stays the newest."""
+        """Hold the write lock within the context without appending, so that no other process can append a row."""
         self._take_place()
         try:
             yield
@@ -551,7 +553,7 @@ class Chain:
     def settle(self) -> None:
         """Move the write-ahead log into the file and empty it, so that the log keeps no copy of deleted bytes.
 
-        If a reader prevents this, the next checkpoint does it.
+        If another process is reading, this has no effect now; SQLite does it at the next checkpoint.
         """
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -573,7 +575,8 @@ class Chain:
         return self._key
 
     def possession(self, key: Ed25519PrivateKey) -> str:
-        """Return a new key's proof of possession, a signature that it takes over this ledger after the newest row.
+        """Return a new key's proof of possession: its signature of the statement that it takes over this ledger after
+        the newest row.
 
         Args:
             key: The new private key.

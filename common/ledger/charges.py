@@ -1,8 +1,8 @@
 """Defines pools, studies with their budgets, releases, and the cost of a release for a pool.
 
-The server's and a site's ledger use these types. Derived values (a query's id, the number of voters, the event) are
-stored, and computed again when they are read. Refuses a record whose stored and computed values differ, and names with
-characters other than letters, digits and ``-_./``.
+The server's and a site's ledger use these types. Derived values (a query's id, the number of voters, the privacy event)
+are stored, and computed again when they are read. Refuses a record whose stored and computed values differ, and names
+with characters other than letters, digits and ``-_./``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_ledger_name(text: object, *, what: str) -> str:
 
     Args:
         text: 1 to 128 letters, digits, ``-``, ``_``, ``.`` or ``/``.
-        what: Words for the error that say what the name is for.
+        what: What the name is for, such as "name of a pool"; used in the error.
 
     Returns:
         The name.
@@ -99,7 +99,8 @@ class StudyTerms:
         quorum: Least number of sites of a release.
         voters_per_site: Number m of voters at each site.
         radius: Clipping norm C.
-        colluders: Number t of colluders of a sealed sum; None if the server adds the noise.
+        colluders: Number t of sites that may collude with the server in a sealed sum; None if the server adds the
+            noise.
     """
 
     id: str
@@ -111,11 +112,11 @@ class StudyTerms:
     voters_per_site: int
     radius: float
     colluders: int | None = None
-    """Number of colluders of a sealed sum; None if the server adds the noise."""
+    """Number t of sites that may collude with the server in a sealed sum; None if the server adds the noise."""
 
     @property
     def least_roster(self) -> int:
-        """Least number of sites of a release: the quorum, and in a sealed sum at least the colluders plus two."""
+        """Smallest number of sites of a release: the quorum, and in a sealed sum at least ``colluders`` + 2."""
         return max(self.quorum, 0 if self.colluders is None else self.colluders + HONEST_SITES)
 
     @classmethod
@@ -366,7 +367,7 @@ class ReleaseRecord(Document):
         answer_sha256: Hash of the answer; empty in a sealed sum.
         roster: The sites, if the roster is short.
         draw: In a sealed sum, number of this attempt at the query's sum, from 1.
-        masks: In a sealed sum, the id of the roster with its mask keys.
+        masks: In a sealed sum, the id of the roster together with the sites' mask keys.
         roster_sha256: Id of the roster's row, if the roster is long.
     """
 
@@ -427,7 +428,9 @@ class ReleaseRecord(Document):
         )
 
     def check(self) -> None:
-        """Refuse a wrong query id, roster or number of voters, and an open release without an answer."""
+        """Refuse a wrong query id, a wrong roster, a wrong number of voters, and a release of an open study without an
+        answer.
+        """
         check_query_id(self.query, self.query_id)
         if (self.roster is None) == (self.roster_sha256 is None):
             raise InvalidInput("roster of a release", limit="either its sites or the id of the row that names them")
@@ -438,7 +441,8 @@ class ReleaseRecord(Document):
         if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
             raise InvalidInput(
                 "release",
-                limit="in sealed mode a draw, its masks and no answer; in open mode an answer, no draw and no masks",
+                limit="in a sealed study a number of the draw, an id of masks and no answer; "
+                "in an open study an answer and neither a draw nor masks",
             )
 
     def check_voters(self, roster: Roster) -> None:
@@ -448,11 +452,13 @@ class ReleaseRecord(Document):
             roster: The sites of the release.
 
         Raises:
-            InvalidInput: If the number is not that of the roster.
+            InvalidInput: If it is not the number of sites times the voters per site.
         """
         voters = len(roster) * self.query.mechanism.voters_per_site
         if self.voters != voters:
-            raise InvalidInput("voters", value=self.voters, limit=str(voters))
+            raise InvalidInput(
+                "voters", value=self.voters, limit=f"{voters}, the voters per site times the sites on the roster"
+            )
 
     def roster_in(self, named: Mapping[str, Roster]) -> Roster:
         """Return the roster of the release.
@@ -465,7 +471,7 @@ class ReleaseRecord(Document):
 
         Raises:
             KeyError: If the named roster is unknown.
-            InvalidInput: If the number of voters is not the roster's.
+            InvalidInput: If the stored number of voters does not match the roster.
         """
         if self.roster is not None:
             return self.roster

@@ -79,7 +79,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
         The private key.
 
     Raises:
-        InvalidInput: If the file is open to others, a link, or no such key.
+        InvalidInput: If other users may read the file, if it is a symbolic link, or if it holds no such key.
     """
     key = _load_private(path)
     if not isinstance(key, Ed25519PrivateKey):
@@ -97,7 +97,7 @@ def load_sealing_key(path: Path) -> X25519PrivateKey:
         The private key.
 
     Raises:
-        InvalidInput: If the file is open to others, a link, or no such key.
+        InvalidInput: If other users may read the file, if it is a symbolic link, or if it holds no such key.
     """
     key = _load_private(path)
     if not isinstance(key, X25519PrivateKey):
@@ -207,7 +207,9 @@ def read_public_key(source: str) -> Ed25519PublicKey:
 
 
 class Signed(Document):
-    """Base of a record whose last field is an Ed25519 signature of all others, under the record's own domain."""
+    """Base of a record whose last field is an Ed25519 signature of all other fields. Each type of record has its own
+    prefix of the signed bytes (domain), so a signature is valid for one type only.
+    """
 
     __slots__ = ()
 
@@ -265,7 +267,11 @@ def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> Non
             "key file exists", value=str(path), remedy="keep it; to start with a new key, move this file away first"
         ) from error
     except OSError as error:
-        raise InvalidInput("key file cannot be written", value=str(path), remedy="check the folder") from error
+        raise InvalidInput(
+            "key file cannot be written",
+            value=str(path),
+            remedy="check that the folder exists and that this user may write to it",
+        ) from error
     with os.fdopen(descriptor, "wb") as stream:
         os.fchmod(stream.fileno(), 0o600)
         stream.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

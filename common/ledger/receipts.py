@@ -79,7 +79,7 @@ class Receipt(Signed):
         previous: The last row that the site's previous receipt covered.
         links: The facts from which each row's hash is computed, from the row after ``previous`` to the head.
         head: The signed head of the transaction.
-        rosters: Rosters that a receipt of schema 3 shows to the site; None if it shows none.
+        rosters: Rosters that a receipt of schema 3 contains for the site; None if it contains none.
         schema: 1, 2 or 3; see the module.
         signature: Signature by the server's key.
     """
@@ -104,7 +104,7 @@ class Receipt(Signed):
         """Refuse rosters in rows of their own in a receipt of schema 1 or 2."""
         by_hash = any(item.release.roster_sha256 is not None for item in self.releases)
         if self.schema < 3 and (by_hash or self.rosters is not None):
-            raise InvalidInput("receipt schema", value=self.schema, limit="3, if rosters have rows of their own")
+            raise InvalidInput("receipt schema", value=self.schema, limit="3, because rosters have rows of their own")
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form of the receipt's schema."""
@@ -241,7 +241,7 @@ def _roster_in_each(data: dict[str, Any]) -> dict[str, Any]:
     made = {key: value for key, value in data.items() if key != "roster"}
     releases = made.get("releases")
     if "roster" not in data or not isinstance(releases, list) or not all(map(_without_roster, releases)):
-        raise InvalidInput("receipt", limit="one roster for the receipt, and none in its releases")
+        raise InvalidInput("receipt", limit="in schema 2, one roster for the whole receipt and no roster in a release")
     return made | {"releases": [item | {"body": item["body"] | {"roster": data["roster"]}} for item in releases]}
 
 
@@ -257,8 +257,9 @@ class Known:
     Attributes:
         position: The last row covered.
         spend: The pool's total at that row.
-        recovering: True after a recovery, until the next receipt.
-        owed: Charges of genuine receipts that contradicted the record. A recovered ledger must contain them too.
+        recovering: True from the recovery of a restored server ledger until the next receipt.
+        owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered server ledger must
+            contain them too.
     """
 
     position: Position = START
@@ -326,12 +327,12 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str,
     Args:
         receipt: A genuine receipt.
         study: The study's terms.
-        known: Rosters that earlier receipts showed, by their hashes.
+        known: Rosters that earlier receipts contained, by their hashes.
 
     Raises:
         LedgerCorrupt: If the receipt contradicts itself.
-        InvalidInput: If the receipt should contain its roster and does not. Anybody who passed it on may have removed
-            the roster.
+        InvalidInput: If the receipt should contain its roster and does not. The roster may have been removed on the
+            way, because the signature covers only its hash.
         Refused: With code ``receipt-gap`` if the roster is in an earlier receipt that has not arrived.
     """
     if receipt.head.role != "server" or len(receipt.links) != receipt.head.seq - receipt.previous.seq:
@@ -362,7 +363,7 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
     except KeyError:
         if record.roster_sha256 in receipt.named:
             raise InvalidInput(
-                "receipt", limit="a receipt that contains every roster that no earlier receipt named"
+                "receipt", limit="a receipt that contains every roster that its own rows introduce"
             ) from None
         raise Refused("receipt-gap", "the earlier receipt that contains the roster has not arrived") from None
     except InvalidInput as error:
@@ -386,15 +387,15 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
     """Check that a receipt directly follows the site's last one.
 
     After a recovery of the server's ledger the next receipt may begin at any row, but its totals must not be below the
-    charges of this site's receipts. The same holds after the server charged lost rows, which costs more than any
-    receipt stated.
+    charges of this site's receipts. If the server has charged rows that it lost, the totals may be above the charges of
+    this site's receipts.
 
     Args:
         receipt: A genuine receipt.
         known: The site's knowledge of the ledger.
 
     Raises:
-        LedgerCorrupt: For a rollback, a fork or other totals.
+        LedgerCorrupt: If the server's ledger was rolled back or forked, or if its totals contradict the last receipt.
         Refused: With code ``receipt-gap`` if receipts in between have not arrived. The server can issue them again.
     """
     if known.recovering:
@@ -420,15 +421,16 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
 def never_receipted(receipt: Receipt, known: Known) -> Spend:
     """Return charges that the server marked lost without sending this site a receipt.
 
-    The site's acceptances may not cover such a draw. If an answer was lost before its receipt arrived, the query is
-    asked again under the acceptance that paid for the first draw. The site therefore counts the lost draw here.
+    The site charges itself once for each query that it accepts. If the server lost an answer before its receipt
+    arrived, it asks the query again, and the first acceptance pays for the second release. The lost release is then not
+    yet in the site's total; the site adds the charges returned here.
 
     Args:
         receipt: A genuine receipt.
         known: The site's knowledge of the ledger.
 
     Returns:
-        The charges; zero if the receipt spans no loss.
+        The charges; zero if no row that the receipt covers records a loss.
     """
     if not receipt.losses:
         return NOTHING

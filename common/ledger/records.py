@@ -126,7 +126,7 @@ class RefusalRecord(Document):
     """Queries that the server did not release or the site did not accept, and the reason. A refusal costs nothing.
 
     ``requested`` is the μ² of the first refused query, ``remaining`` the μ² that the named pool had left. Both are
-    empty if no budget was the reason.
+    empty if the reason was not a budget.
     """
 
     study_id: StudyId
@@ -165,7 +165,7 @@ class PoolRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRecord(Document):
-    """A release known from a site's receipt whose row this ledger lost. Its charge counts; its answer is gone."""
+    """A release whose row this ledger lost and that a site's receipt proves. Its charge counts; its answer is lost."""
 
     release: ReleaseRecord
     origin: SiteName
@@ -174,9 +174,9 @@ class RecoveredRecord(Document):
     """Head of the receipt, which was one of the lost rows; None in rows of earlier versions."""
 
     def check(self) -> None:
-        """Refuse a hash that is not the release's."""
+        """Refuse a hash that is not the hash of the release."""
         if release_digest(self.release) != self.release_hash:
-            raise InvalidInput("hash of a recovered release", limit="the hash of the release itself")
+            raise InvalidInput("hash of a recovered release", limit="the SHA-256 of the release in the same row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,9 @@ class LostRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class BooksRecord(Document):
-    """The id of the site ledger in which a pool's hospital accounts for it. A pool has one such row for life."""
+    """The assignment of a pool to one site ledger, named by its id: the ledger in which the hospital counts the pool's
+    charges. A pool is assigned once and never again.
+    """
 
     pool: PoolName
     ledger_id: Annotated[LedgerName, Key("books")]
@@ -260,11 +262,11 @@ class ReservationRecord(Document):
     """In a sealed study, number of the attempt at the sum that this charge pays for; None in an open study."""
 
     def check(self) -> None:
-        """Refuse a wrong query id, a draw in an open study, and a sealed one without a draw."""
+        """Refuse a wrong query id, a draw number in an open study, and a missing draw number in a sealed study."""
         check_query_id(self.query, self.query_id)
         if (self.draw is None) != (self.query.mechanism.colluders is None):
             raise InvalidInput(
-                "draw of a reservation", value=self.draw, limit="a draw number in a sealed study, none in an open study"
+                "draw of a reservation", value=self.draw, limit="a number in a sealed study, no number in an open study"
             )
 
 
@@ -272,7 +274,7 @@ class ReservationRecord(Document):
 class CodeRecord(Document):
     """A record that the code for a reserved query was computed and will not change.
 
-    If a patient was withdrawn afterwards, a second row for the query replaces the first.
+    A code may be computed anew after a patient was withdrawn. A second row for the query then replaces the first.
 
     Attributes:
         query_id: The query's id.
@@ -291,7 +293,9 @@ class CodeRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord(Document):
-    """A veto on one study (``pause``, or ``withdraw`` for good), or the end of a pause (``resume``)."""
+    """A decision of the hospital's staff to stop answering a study (``pause``, or ``withdraw`` for good), or to end a
+    pause (``resume``).
+    """
 
     study_id: StudyId
     decision: Annotated[str, OneOf("decision", DECISIONS)]
@@ -324,7 +328,9 @@ class AlarmRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SupersededRecord(Document):
-    """A genuine receipt signed between a rollback and the recovery. The recovered total must contain its charges."""
+    """A genuine receipt that the server signed after its ledger was restored from an older copy and before the ledger
+    was recovered. The recovered total must contain its charges.
+    """
 
     receipt: Receipt
 
@@ -467,10 +473,10 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """Return a record of lost charges as a mapping from the newest lost row that it charged.
+    """Return a mapping from the newest lost row, whose charges a record entered again, to that record.
 
     Args:
-        record: A charge of lost rows.
+        record: The record that charges the lost rows.
 
     Returns:
         One entry; none if the record does not name the row's hash.
@@ -485,6 +491,6 @@ def release_digest(release: ReleaseRecord) -> str:
         release: The release.
 
     Returns:
-        SHA-256, as the row's hash covered it.
+        The SHA-256, which the lost row's hash covered.
     """
     return sha256_bytes(canonical_bytes(release.to_json()))

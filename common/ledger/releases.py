@@ -178,8 +178,8 @@ class Releases:
         return iter(sorted(found, key=attrgetter("seq")))
 
     def lost_in(self, study_id: str) -> int:
-        """Return how many charges of a study gave no answer: recorded as lost, or followed by a later draw of the
-        query.
+        """Return how many charges of a study gave no answer, because the draw was recorded as lost or a later draw of
+        the same query followed.
 
         Args:
             study_id: The study's id.

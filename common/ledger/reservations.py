@@ -37,7 +37,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """The limit of the site that a query would exceed, its μ², and the μ² left."""
+    """The limit of this site that a query would exceed, the query's μ², and the μ² that the limit has left."""
 
     reason: str
     requested: Fraction
@@ -48,8 +48,8 @@ class Reservations(dict[str, Reservation]):
     """Every query that a site ever accepted, by its id. A query that is accepted again keeps its position.
 
     Attributes:
-        receipted: By query, id of the server's ledger whose receipt shows the release.
-        codes: By query, number of the row of its code.
+        receipted: For each query whose release a receipt shows, the id of the server's ledger that issued the receipt.
+        codes: For each query with a computed code, the position of the code's row.
     """
 
     def __init__(self) -> None:

@@ -43,9 +43,9 @@ class KeptStanding(Document):
     marks: Annotated[tuple[tuple[Number, Sha256], ...], LATER] = field(default=(), kw_only=True)
 
     def check(self) -> None:
-        """Refuse a head of another kind of ledger, or one whose signature is not genuine."""
+        """Refuse the head of another kind of ledger, and a head whose signature is invalid."""
         if self.head.role != self.ROLE or not self.head.is_genuine():
-            raise InvalidInput("head", limit=f"a {self.ROLE} ledger's, signed by its key")
+            raise InvalidInput("head in a standing file", limit=f"the head of a {self.ROLE} ledger, signed by its key")
 
     @property
     def position(self) -> Position:
@@ -77,8 +77,8 @@ class KeptStanding(Document):
             ledger_id: Id of the ledger in the file.
             rows: Number of its rows.
             covers: Returns whether all charges up to a row are in the ledger.
-            this: Words for the ledger's file.
-            beside: Words for the place of the standing file.
+            this: How the message names the ledger's file.
+            beside: How the message states where the standing file is.
 
         Returns:
             The message; None if all charges of the standing file are in the ledger.
@@ -103,13 +103,16 @@ class KeptStanding(Document):
             The standing.
 
         Raises:
-            InvalidInput: For anything else.
+            InvalidInput: If the file cannot be read or holds anything else.
         """
         try:
             return cls.from_json(parse_json(path.read_bytes(), what=f"standing of {cls.WHAT}"))
         except (OSError, ValueError, InvalidInput) as error:
             raise InvalidInput(
-                f"standing of {cls.WHAT}", value=str(path), limit="as the ledger wrote it", remedy=cls.REMEDY
+                f"standing of {cls.WHAT}",
+                value=str(path),
+                limit="the file that the ledger wrote, unchanged",
+                remedy=cls.REMEDY,
             ) from error
 
 

@@ -61,8 +61,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SignedHead(Document):
-    """The signed number and hash of the newest row. With a kept head, a rewritten or cut ledger up to that row is
-    detected.
+    """The signed number and hash of the newest row. Somebody who keeps a head can later detect that rows up to it were
+    rewritten or cut off.
     """
 
     role: str
@@ -73,7 +73,7 @@ class SignedHead(Document):
     signature: str
 
     def is_genuine(self) -> bool:
-        """Return whether ``public_key`` signed exactly these fields. The caller must know whose key that is."""
+        """Return whether ``public_key`` signed exactly these fields. The caller must know whose key it is."""
         try:
             message = head_message(self.role, ledger_id=self.ledger_id, seq=self.seq, row_hash=self.hash)
             signing_public_key(self.public_key).verify(hex_bytes(self.signature), message)
@@ -84,7 +84,9 @@ class SignedHead(Document):
     def check(self) -> None:
         """Refuse an unknown role and a row below 1."""
         if self.role not in ROLES or self.seq < 1:
-            raise InvalidInput("signed head", value=(self.role, self.seq), limit="a role and a row from 1")
+            raise InvalidInput(
+                "signed head", value=(self.role, self.seq), limit="a known role, and a row number of 1 or more"
+            )
 
 
 def body_digest(body: str) -> str:
@@ -215,7 +217,7 @@ def check_link(role: str, row: Row, previous: Row | None) -> None:
         previous: The row before; None for the first.
 
     Raises:
-        LedgerCorrupt: If it does not follow, or its hash is wrong.
+        LedgerCorrupt: If the row does not follow the previous one, or its hash is wrong.
     """
     seq, prev = (previous.seq + 1, previous.hash) if previous else (1, NO_HASH)
     if row.seq != seq:

@@ -16,7 +16,9 @@ from common.ledger.charges import HashOrEmpty, Number, SiteName, StudyId
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord(Document):
-    """The noisy sum of a draw that every site of its roster completed. The draw's own row was charged."""
+    """The noisy sum of a draw that every site on its roster completed. It is not charged again, because the draw's own
+    row was charged.
+    """
 
     query_id: Sha256
     draw: Number
@@ -36,7 +38,7 @@ class LostDrawRecord(Document):
 class PeerRecord(Document):
     """A confirmation that a person at this site has compared another site's public key with that hospital.
 
-    A later row for the same site replaces this one; an empty ``key`` revokes the confirmation.
+    A later row for the same other site replaces this one. An empty ``key`` revokes the confirmation.
     """
 
     study_id: StudyId

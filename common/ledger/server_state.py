@@ -187,7 +187,7 @@ class Books(RowState):
             roster: The sites; pools are tested in this order.
 
         Returns:
-            The totals, not entered yet, or the obstacle.
+            The totals after the release, which are not entered yet; or the obstacle, if a limit would be exceeded.
         """
         study = self.studies[study_id]
         own = charge_of(mechanism, study.protection, study.protection)
@@ -222,7 +222,8 @@ class Books(RowState):
             study_id: The study that uses the answer.
 
         Returns:
-            The totals, not entered yet, or the obstacle.
+            The study's totals after the reuse, which are not entered yet; or the obstacle, if a limit would be
+            exceeded.
         """
         release, study = self.releases[query_id], self.studies[study_id]
         cost = charge_of(release.mechanism, study.protection, self.studies[release.study_id].protection)
@@ -236,13 +237,13 @@ class Books(RowState):
         return ChargedTotals({}, studies)
 
     def check_pool(self, new: PoolDeclaration) -> None:
-        """Refuse a declaration that loosens an earlier one of the same pool.
+        """Refuse a declaration of a pool that allows more than an earlier declaration of the same pool.
 
         Args:
             new: The declaration.
 
         Raises:
-            InvalidInput: If site or protection differ, or the budget is larger.
+            InvalidInput: If its site or its protection differs from the earlier declaration, or its budget is larger.
         """
         old = self.pools.get(new.pool)
         if old is None:
@@ -260,7 +261,7 @@ class Books(RowState):
                 f"budget of pool {new.pool}",
                 value=_stated(new),
                 limit=f"at most {_stated(old)}",
-                remedy="a pool's budget is for its whole life and can only be made tighter",
+                remedy="declare the earlier budget or a smaller one, because a pool's budget is for its whole life",
             )
 
     def check_books(self, pool: str, ledger_id: str) -> None:
@@ -372,18 +373,27 @@ class Books(RowState):
     def _check_open(self, query_id: str, draw: int) -> None:
         release = self.releases[query_id]
         if release.draw != draw or release.answer is not None or release.lost:
-            raise InvalidInput(f"draw of query {query_id[:12]}", value=draw, limit="the last draw, while it is open")
+            raise InvalidInput(
+                f"draw of query {query_id[:12]}",
+                value=draw,
+                limit="the query's newest draw, if it has no answer and is not lost",
+            )
 
     def _release(self, row: Row, record: ReleaseRecord, charge: ChargedTotals | None) -> None:
         if self.releases.answered(record.query_id):
             raise said_before(record.query_id, "query")
         if record.draw is not None and record.draw <= self.last_draw(record.query_id):
-            raise InvalidInput("draw of a query", value=record.draw, limit="a number above every earlier draw")
+            raise InvalidInput(
+                "draw of a query", value=record.draw, limit="a number above that of every earlier draw of the query"
+            )
         study, mechanism, roster = self.studies[record.study_id], record.query.mechanism, record.roster_in(self.named)
         if charge is None:  # a replayed row: every rule is applied again
             self.check_release(roster, mechanism, study)
             if record.event != event_json(mechanism, study.protection):
-                raise InvalidInput("event of a release", limit="the event that follows from the query and the study")
+                raise InvalidInput(
+                    "event of a release",
+                    limit="the privacy event computed from the query's mechanism and the study's protection",
+                )
             planned = self.plan(mechanism, study_id=study.id, roster=roster)
             if isinstance(planned, Obstacle):
                 raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
@@ -412,16 +422,18 @@ class Books(RowState):
             InvalidInput: If a rule is broken.
         """
         if len(roster) < study.least_roster:
-            raise InvalidInput("roster", value=len(roster), limit=f"the study's quorum, {study.least_roster}")
+            raise InvalidInput(
+                "sites on a roster", value=len(roster), limit=f"at least {study.least_roster}, the study's quorum"
+            )
         if mechanism.colluders != study.colluders:
             raise InvalidInput(
-                "colluders of a query", value=mechanism.colluders, limit=f"the study's, {study.colluders}"
+                "colluders of a query", value=mechanism.colluders, limit=f"{study.colluders}, as in the study's terms"
             )
         if mechanism.voters_per_site != study.voters_per_site:
             raise InvalidInput(
                 "voters per site of a query",
                 value=mechanism.voters_per_site,
-                limit=f"the study's, {study.voters_per_site}",
+                limit=f"{study.voters_per_site}, as in the study's terms",
             )
         for entry in roster:
             if entry.pool not in self.pools:
@@ -466,7 +478,7 @@ class Books(RowState):
                 raise InvalidInput("reused answer", value=query_id, limit="a query that is already answered")
             if query_id in known or self.releases[query_id].study_id == record.study_id:
                 raise InvalidInput(
-                    "reused answer", value=query_id, limit="an answer of another study, each listed once"
+                    "reused answer", value=query_id, limit="an answer of another study that was not listed before"
                 )
             if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:
                 raise InvalidInput("roster of a reused answer", limit="at least as many sites as the study's quorum")

@@ -31,7 +31,7 @@ def seats_digest(deal: str, seats: Mapping[int, str]) -> str:
 
 
 class DealBooks:
-    """The seats of every deal.
+    """The recorded seats of every deal (a seat is a slot together with the patient who has it).
 
     Args:
         withdrawn: Subjects of withdrawn patients; the caller keeps it up to date.
@@ -81,7 +81,9 @@ class DealBooks:
             InvalidInput: If the deal contradicts earlier rows.
         """
         if self._voters.get(record.deal, record.voters) != record.voters:
-            raise InvalidInput("voters of a deal", value=record.voters, limit=str(self._voters[record.deal]))
+            raise InvalidInput(
+                "voters of a deal", value=record.voters, limit=f"{self._voters[record.deal]}, as recorded before"
+            )
         seats, slot_of = self._seats.get(record.deal, {}), self._slot_of.get(record.deal, {})
         new = tuple((slot, subject) for slot, subject in record.seats if seats.get(slot) != subject)
         for slot, subject in new:
@@ -90,7 +92,7 @@ class DealBooks:
                     "slot of a patient", value=slot, limit="the slot that this patient got first and keeps for life"
                 )
             if slot in seats and seats[slot] not in self._withdrawn:
-                raise InvalidInput("slot of a patient", value=slot, limit="a free slot")
+                raise InvalidInput("slot of a patient", value=slot, limit="a slot that no other patient has")
         if len({slot for slot, _ in new}) != len(new) or len({subject for _, subject in new}) != len(new):
             raise InvalidInput("seats of a deal", limit="no slot and no patient twice")
         return new

@@ -233,7 +233,9 @@ class SiteBooks(RowState):
             case MaskedRecord():
                 reservation = self.reservations[record.query_id]
                 if not self.draw_stands(reservation, record.draw):
-                    raise InvalidInput("draw of a masked code", value=record.draw, limit="the newest accepted draw")
+                    raise InvalidInput(
+                        "draw of a masked code", value=record.draw, limit="the newest draw that this site accepted"
+                    )
                 self.sealed.enter_masked(row, record)
             case SealingKeyRecord():
                 self.sealing_keys.setdefault(record.replaces, set()).add(record.sealing_key)
@@ -257,7 +259,7 @@ class SiteBooks(RowState):
                 self.teachers.enter(row, record, asked=AskedQuery(held.query_id, held.mechanism.dimension, unit))
             case _:
                 if not self.teachers.enter(row, record, asked=None):
-                    raise InvalidInput("kind of row", value=row.kind)
+                    raise InvalidInput("kind of row", value=row.kind, limit="a kind that a site's ledger has")
 
     def draw_stands(self, reservation: Reservation, draw: int) -> bool:
         """Return whether a code may be sent under the masks of a draw.
@@ -275,7 +277,8 @@ class SiteBooks(RowState):
         return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
-        """Return whether accepting a query, or a further draw of it, is a charge that was not made yet.
+        """Return whether accepting a query, or a further draw of it, must be charged, because it was not charged
+        before.
 
         Args:
             query_id: The query's id.
@@ -317,7 +320,7 @@ class SiteBooks(RowState):
             new: The new caps.
 
         Raises:
-            InvalidInput: If pool or protection differ.
+            InvalidInput: If the pool or the protection differs from the first caps.
         """
         if self.caps is None:
             return
@@ -354,12 +357,12 @@ class SiteBooks(RowState):
         2. The parts of the receipt must agree with each other (:func:`check_arithmetic`).
         3. Every charged query must have been accepted by this site. Its row may be missing if it was lost with an older
            copy and charged as lost.
-        4. The receipt must follow from the last one (:func:`check_continuity`).
+        4. The receipt must continue the site's last receipt (:func:`check_continuity`).
         5. The charges that the server marks as lost may not exceed this site's acceptances without a receipt.
 
-        After a recovery of the server's ledger, a receipt with too small totals whose queries were accepted before the
-        recovery was signed between rollback and recovery. A receipt for queries accepted afterwards must contain at
-        least every charge.
+        The totals of a receipt may be too small after a recovery of the server's ledger. If its queries were accepted
+        before the recovery, the server signed it between the rollback and the recovery, and it is only superseded. The
+        totals of a receipt for queries accepted afterwards must contain every charge.
 
         Args:
             receipt: A genuine receipt.
@@ -465,7 +468,7 @@ class SiteBooks(RowState):
         if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
             raise InvalidInput(f"the reservation exceeds a limit ({short.reason})")
         if mechanism.voters_per_site != study.voters_per_site or mechanism.colluders != study.colluders:
-            raise InvalidInput("voters or colluders of a reservation", limit="those of the study")
+            raise InvalidInput("voters or colluders of a reservation", limit="the numbers in the study's terms")
         day = row.time_utc[:10]
         if self.per_day.get(day, 0) >= self.declared.queries_per_day:
             raise InvalidInput("the reservation exceeds the daily cap", value=self.declared.queries_per_day)
@@ -564,9 +567,13 @@ class SiteBooks(RowState):
 
     def _decide(self, record: DecisionRecord) -> None:
         if record.study_id not in self.studies:
-            raise InvalidInput("study", value=record.study_id, limit="a study consented to")
+            raise InvalidInput("study", value=record.study_id, limit="a study that this site consented to")
         if self.paused.get(record.study_id) == "withdraw":
-            raise InvalidInput("decision", value=record.decision, limit="none: the site withdrew for good")
+            raise InvalidInput(
+                "decision",
+                value=record.decision,
+                limit="no further decision, because the site withdrew from the study for good",
+            )
         if record.decision == "resume":
             self.paused.pop(record.study_id, None)
         else:

@@ -149,31 +149,41 @@ class TeacherBooks:
 
     def _code(self, row: Row, record: CodeRecord, asked: AskedQuery | None) -> None:
         if self.code_stands(record.query_id):
-            raise InvalidInput(f"code of query {record.query_id}", limit="one code, until a patient is withdrawn")
+            raise InvalidInput(
+                f"code of query {record.query_id}",
+                limit="one code for each query, and a new one only after a patient was withdrawn",
+            )
         if asked is None or record.dimension != asked.dimension:
-            raise InvalidInput("dimension of a code", value=record.dimension, limit="the query's")
+            raise InvalidInput("dimension of a code", value=record.dimension, limit="the dimension of the query")
         if record.teachers:
             by = {(voter, served) for voter, (served, _) in enumerate(self._known[record.teachers].voters)}
             if asked.unit is Unit.PATIENT and by & self.foreign.keys():
                 raise InvalidInput(
                     "teacher of a code for unit patient",
                     value="brought",
-                    limit="a teacher trained by `consilium site train` on dealt patients",
+                    limit="a teacher that `consilium site train` trained on its voter's own patients",
                 )
         self.codes[asked.query_id] = Position(row.seq, row.hash)
         self.computed_with.add(record.teachers)
 
     def _trained(self, row: Row, record: TrainedRecord) -> None:
         if self.trainings[record.training_id][1].voter != record.voter:
-            raise InvalidInput("voter of a finished training", value=record.voter, limit="the training's")
+            raise InvalidInput(
+                "voter of a finished training", value=record.voter, limit="the voter that the training began for"
+            )
         made = record.training_id, record.served
         if not self.is_news(record):
             raise InvalidInput(
-                f"teacher of training {record.training_id}", limit="one row, until a patient is withdrawn"
+                f"teacher of training {record.training_id}",
+                limit="one row for each teacher, and a new one only after a patient was withdrawn",
             )
         deal = self.trainings[record.training_id][1].deal
         if record.dealt is not None and record.dealt != self.dealt_now(deal):
-            raise InvalidInput("deal of a finished training", value=record.dealt, limit="the recorded deal")
+            raise InvalidInput(
+                "deal of a finished training",
+                value=record.dealt,
+                limit="the digest of the patients now assigned to the voters",
+            )
         self.trained[made] = row.seq
         if record.dealt is not None:
             self.dealt.add(made)
@@ -187,7 +197,7 @@ class TeacherBooks:
             record: The row.
 
         Returns:
-            True if the row is worth writing.
+            True if the row should be written.
         """
         made = record.training_id, record.served
         known = self.trained.get(made)
@@ -223,7 +233,8 @@ class TeacherBooks:
         return frozenset(served for training, served in self.trained if training == training_id)
 
     def brought(self, voter: int, served: str) -> bool:
-        """Return whether the hospital supplied this teacher for this voter, and no patient was withdrawn since.
+        """Return whether the hospital supplied this teacher, trained elsewhere, for this voter, and no patient was
+        withdrawn since.
 
         It is unknown which patients such a teacher was trained on. After a withdrawal, a person must supply it again.
 

@@ -106,7 +106,9 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS:
             raise InvalidInput(
-                "ledger schema", value=version, limit=f"{SCHEMA_VERSION}, or a version that can be migrated"
+                "ledger schema",
+                value=version,
+                limit=f"{SCHEMA_VERSION}, or an older version that this program can migrate",
             )
         if read_only:
             raise InvalidInput("ledger schema", value=version, remedy="open it once with its signing key to migrate it")
@@ -132,7 +134,7 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
 
     Args:
         error: SQLite's error.
-        damaged: Words for a damaged file.
+        damaged: The message if the file itself is damaged.
 
     Returns:
         The error, for the caller to raise.
@@ -197,7 +199,9 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
     if sqlite3.sqlite_version_info < (3, 37):
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
     if not path.is_file():
-        raise InvalidInput("ledger file does not exist", value=str(path), remedy="name the file, NAME.sqlite")
+        raise InvalidInput(
+            "ledger file does not exist", value=str(path), remedy="give the path of the ledger's file, NAME.sqlite"
+        )
     # A WAL reader needs a shared-memory file, which an unwritable folder cannot hold. Without a WAL nothing can change.
     unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
     mode = "mode=ro" if read_only else "mode=rw"

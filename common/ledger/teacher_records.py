@@ -18,7 +18,8 @@ from common.privacy.training import TrainingEvent
 
 @dataclass(frozen=True, slots=True)
 class PatientRecord(Document):
-    """The withdrawal of a patient. The voter with the patient's slot does not vote until it is retrained.
+    """The withdrawal of a patient. The voter to which the patient's slot belongs does not vote until it has a new
+    teacher.
 
     Attributes:
         slot: Slot of the patient.
@@ -55,8 +56,8 @@ class DealRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DrawnRecord(Document):
-    """A record that a private training may have drawn the noise of its first ``steps`` steps. They are not repeated
-    after a restore.
+    """A record that a private training may have drawn the noise of its first ``steps`` steps. If the training's files
+    are restored from a backup, these steps are not drawn a second time.
     """
 
     training_id: Annotated[Sha256, Key("training")]

@@ -44,7 +44,7 @@ MAX_EPSILON = 2000.0
 """Largest ε of a budget: up to here (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` stays inside ``SAMPLER_DELTA``."""
 
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
-"""Range of μ that the accountants accept. Below it nearly nothing is revealed, above it everything."""
+"""Range of μ that the accountants accept. A smaller μ reveals nearly nothing, a larger μ nearly everything."""
 
 ACCOUNTANTS = ("exact", "rdp", "pld", "paper")
 
@@ -56,7 +56,7 @@ _LIBRARY_ORDERS = (
     512.0,
     1024.0,
 )
-"""The default orders of dp-accounting's RDP accountant."""
+"""The default Rényi orders α of dp-accounting's RDP accountant."""
 
 _LIMIT_BITS = 56  # significant bits of a limit on μ²: loses at most 2^-55 of a budget, keeps stored rationals short
 _LIBRARY_ROUNDING = 1 + 2.0**-44  # outward rounding of a float64 library's ε, checked against mpmath in the tests
@@ -255,8 +255,8 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
 
     The accountant works at ``budget.analytic_delta`` = δ − 2⁻⁴⁰. The part set aside covers the noise sampler. A
     mechanism within total variation τ of an (ε, δ')-DP one is (ε, δ' + (1 + e^ε)·τ)-DP, and τ is at most
-    :data:`MAX_COORDINATES` times the bound for each coordinate that :mod:`common.privacy.gaussian` states. This stays
-    under 2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`.
+    :data:`MAX_COORDINATES` times the bound for each coordinate that :mod:`common.privacy.gaussian` states. The term (1
+    + e^ε)·τ stays below 2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`.
 
     Args:
         accountant: The accountant that decides.
@@ -398,7 +398,8 @@ def guarantee(
 ) -> Guarantee:
     """Return the guarantee of releases that cost Σμ².
 
-    The guarantee is stated at the whole δ of the budget and computed at its analytic part.
+    The guarantee is stated at the whole δ of the budget. ε is computed at δ − 2⁻⁴⁰, because 2⁻⁴⁰ is set aside for the
+    noise sampler.
 
     Args:
         mu_squared: Σμ² of the releases, composed under ``protection``; 0 gives ε = 0.
@@ -453,7 +454,9 @@ def _upper_tail(x: Any) -> Any:
 
 
 def _delta(mu: Any, epsilon: Any) -> Any:
-    """Compute δ(ε) at 320 bits. Cancellation costs at most about 2·log2(ε/μ + μ) + log2(1/μ) < 200 of them."""
+    """Compute δ(ε) with 320 bits of precision. At most about 2·log2(ε/μ + μ) + log2(1/μ) < 200 bits are lost by
+    cancellation.
+    """
     mp = _mp()
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     return _upper_tail(low) - mp.exp(epsilon) * _upper_tail(high)
@@ -554,12 +557,18 @@ def _max_mu_squared(name: AccountantName, epsilon: float, delta: float) -> Fract
 
     low = Fraction(1, 2**78)  # below MIN_MU²: replaced by the first power of two that fits
     if not fits(low):
-        raise InvalidInput("budget", value=(epsilon, delta), limit="a budget that allows at least one release")
+        raise InvalidInput(
+            "budget", value=(epsilon, delta), limit="a larger epsilon or delta, because this budget allows no release"
+        )
     high = low
     while fits(high):
         low, high = high, high * 4
         if high > Fraction(MAX_MU) ** 2:
-            raise InvalidInput("budget", value=(epsilon, delta), limit="a budget that some release would exceed")
+            raise InvalidInput(
+                "budget",
+                value=(epsilon, delta),
+                limit="a smaller epsilon or delta, because this budget would allow any release",
+            )
     # Largest fitting multiple of 2^-56 of the bracket; fits() is monotone in μ².
     step = low / 2**_LIMIT_BITS
     first, last = 2**_LIMIT_BITS, 4 * 2**_LIMIT_BITS

@@ -116,7 +116,8 @@ class Finding:
         measured: The measured value.
         limit: The limit that the value must keep.
         alarm: True if the limit is broken.
-        meaning: Words between the measured value and the limit in the printed line.
+        meaning: Words in the printed line between the measured value and the limit, such as "measured μ at least;
+            claimed".
     """
 
     test: str
@@ -220,7 +221,7 @@ class AuditReport(AuditOutcome):
 
 
 def memory_service(study: StudyUnderAudit) -> Service:
-    """Return a service that runs the production path with the budget kept in memory.
+    """Return a service that runs the production code, with the budget kept in memory in place of a ledger.
 
     Each run calibrates, asks the budget filter before each query, and releases with ``noisy_sum``.
 

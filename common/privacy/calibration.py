@@ -78,7 +78,9 @@ def calibrate(
     cost = Fraction(delta) ** 2 / noise_std**2
     if not count * cost <= limit < (count + 1) * cost:  # cannot happen: 2^-47 is far below 1/(2N)
         raise InvalidInput(
-            "planned queries", value=queries, limit="a smaller number, for which rounding does not allow one query more"
+            "planned queries",
+            value=queries,
+            limit="a smaller number, because rounding the noise would admit one query more than planned",
         )
     return noise_std
 

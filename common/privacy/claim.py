@@ -22,7 +22,7 @@ _REACH = {
     ("hospital", "zero-out"): (1, 0),  # all m codes become zero: m
     ("patient", "replace-one"): (0, 2),  # one voter's code is reversed: 2
 }
-"""Δ/C = a·m + b: the pair (a, b) for each unit and relation."""
+"""Sensitivity by unit and relation, as a pair (a, b): Δ/C = a·m + b for m voters at each site."""
 
 
 def claimed_reach(unit: str, relation: str, *, voters_per_site: int) -> int:

@@ -54,7 +54,7 @@ Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
 Entropy: TypeAlias = Callable[[int], bytes]
 
 SAMPLER_TV = Fraction(1, 2**4096)
-"""Bound on the total variation between one coordinate and the true rounded Gaussian."""
+"""Upper bound on the total variation distance between one sampled coordinate and the true rounded Gaussian."""
 
 MIN_NOISE_STD = Fraction(1, 16)
 MAX_NOISE_STD = Fraction(2**45)

@@ -230,9 +230,14 @@ class Mechanism(Document):
         if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
             raise InvalidInput("noise standard deviation", value=self.noise_std, limit="a positive rational")
         if max(self.noise_std.numerator, self.noise_std.denominator).bit_length() > MAX_NOISE_BITS:
-            raise InvalidInput("noise standard deviation", limit=f"{MAX_NOISE_BITS} bits in numerator and denominator")
+            raise InvalidInput(
+                "noise standard deviation",
+                limit=f"at most {MAX_NOISE_BITS} bits in its numerator and in its denominator",
+            )
         if self.noise_std > MAX_NOISE_STD:
-            raise InvalidInput("noise standard deviation", value=float(self.noise_std), limit=f"{MAX_NOISE_STD:.3g}")
+            raise InvalidInput(
+                "noise standard deviation", value=float(self.noise_std), limit=f"at most {MAX_NOISE_STD:.3g} grid steps"
+            )
         if self.name != "rounded-gaussian-sum":
             raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")
 
@@ -308,7 +313,8 @@ class QuerySpec(Document):
         volumes: Content hashes of the public volumes in order; several for a joint query.
         round: Number of the round, from 1.
         centre: ``"zero"``, or the content hash of the public object around which codes are taken.
-        weights: ``"codec"``, or the content hash of a public object that holds the weights.
+        weights: ``"codec"`` for the codec's own weights, or the content hash of a public object that contains other
+            weights.
         mechanism: The noise mechanism.
     """
 

@@ -8,11 +8,12 @@ teachers are post-processing of those trainings. A patient's ε is then the smal
 2. Every release used only teachers that were trained privately.
 3. All trainings that ever used the patient's data are composed.
 
-Otherwise both are printed. If they have one relation, their sum at the sum of the δ is printed too; it always holds.
+Otherwise both ε are printed. If they have one relation, the sum of both ε is printed too; it always holds, at the sum
+of both δ.
 
-A teacher never leaves its hospital, but a network that the hospital adapted privately may. Every statement about a
-patient then includes that training: the trainings' ε may be stated as the smaller of the two, but the releases' ε is
-never stated alone.
+A teacher never leaves its hospital. A hospital may also fine-tune (adapt) the student to its own patients under
+differential privacy, and such an adapted network may leave. Once such a training has begun, every statement about a
+patient includes it: the ε of the trainings may be stated alone, the ε of the releases may not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from common.privacy.training import Neighbours, TrainingEvent, TrainingGuarantee, epsilon_of_all
 
 ADAPTED = "adapted-"
-"""Prefix of a strategy's name that shows that the trained network may leave the hospital (`site adapt --strategy`)."""
+"""Prefix of the names of those training strategies whose trained network may leave the hospital (`site adapt
+--strategy`).
+"""
 
 UNPROTECTED = "a teacher is served that no finished private training on record made"
 """The reason printed if a site has no patient-level ε for its trainings."""
@@ -256,7 +259,7 @@ def combine(
 
 
 def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[str, ...]) -> Combined:
-    """Return the releases' guarantee without the teachers' trainings.
+    """Return the releases' guarantee, in which the teachers' own trainings do not count.
 
     If networks may leave the hospital, their trainings are composed with the releases.
     """

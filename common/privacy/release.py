@@ -55,7 +55,9 @@ class CodeSum:
         _check_room(self.mechanism, self.codes + 1)
         if not within(code, bound_int=self.mechanism.site_radius_int):
             raise InvalidInput(
-                f"code {self.codes}", limit="an l2 norm of at most m·R", remedy="count it as the zero code"
+                f"code {self.codes}",
+                limit="an l2 norm of at most m·R, the voters per site times the radius",
+                remedy="count it as the zero code",
             )
         self._total += code
         self.codes += 1
@@ -65,7 +67,7 @@ class CodeSum:
 
         Args:
             sites: Sites on the roster, at least one and at least the number of codes.
-            sampler: The noise source; another one than the default is for tests.
+            sampler: The noise source. Only tests pass one; production uses the default.
 
         Returns:
             Int64 array of shape [l], safe to release.
@@ -75,13 +77,15 @@ class CodeSum:
                 Nothing is released then.
         """
         if type(sites) is not int or sites < max(1, self.codes):
-            raise InvalidInput("codes to sum", value=sites, limit="at least one site, and a site for each code")
+            raise InvalidInput(
+                "sites on a roster", value=sites, limit=f"at least 1, and at least {self.codes}, the number of codes"
+            )
         _check_room(self.mechanism, sites)
         noise = sampler(self.mechanism.dimension, self.mechanism.noise_std)
         if not isinstance(noise, np.ndarray) or noise.dtype != np.int64 or noise.shape != self._total.shape:
-            raise InvalidInput("noise", limit=f"an int64 vector of length {self.mechanism.dimension}")
+            raise InvalidInput("noise from the sampler", limit=f"an int64 vector of length {self.mechanism.dimension}")
         if int(noise.max()) >= _ROOM or int(noise.min()) <= -_ROOM:
-            raise InvalidInput("noise", limit="below 2^62 in size")
+            raise InvalidInput("noise from the sampler", limit="numbers below 2^62 in absolute value")
         return self._total + noise
 
 
@@ -96,7 +100,7 @@ def noisy_sum(
     Args:
         codes: One int64 array of shape [l] for each site of the roster.
         mechanism: Dimension, norm bound and noise.
-        sampler: The noise source; another one than the default is for tests.
+        sampler: The noise source. Only tests pass one; production uses the default.
 
     Returns:
         Int64 array of shape [l].
@@ -118,4 +122,9 @@ def noisy_sum(
 
 def _check_room(mechanism: Mechanism, sites: int) -> None:
     if sites * mechanism.site_radius_int >= _ROOM:
-        raise InvalidInput("sum of codes", value=sites, limit="K·m·R below 2^62", remedy="use a smaller radius")
+        raise InvalidInput(
+            "sum of codes",
+            value=sites,
+            limit="sites × voters per site × radius below 2^62 grid steps",
+            remedy="use a smaller radius",
+        )

@@ -28,8 +28,10 @@ from common.privacy.gaussian import MAX_NOISE_STD
 from common.privacy.mechanism import HONEST_SITES, Mechanism
 
 MIN_SHARE_STD = 16
-"""Smallest share of the noise, in grid steps. The lemma's error term for h honest sites is 29·h²·s²·exp(−π²s²) for each
-coordinate. From this share on it is below 2⁻³⁶⁰⁰ for 4,096 sites, less than the part of δ that is set aside."""
+"""Smallest share of the noise, in grid steps. The error term in the proof (docs/privacy.md) for h honest sites is
+29·h²·s²·exp(−π²s²) for each coordinate. For shares of this size or more it is below 2⁻³⁶⁰⁰ for 4,096 sites, less than
+the part of δ that is set aside.
+"""
 FALSE_ALARM = 1e-6
 """Largest probability that an honest sum, or an honest site's vector in a dispute, exceeds its bound."""
 _ROOM = 1 << 62
@@ -151,7 +153,7 @@ def site_bound(mechanism: Mechanism, *, sites: int, queries: int = 1, false_alar
     Args:
         mechanism: The release's mechanism.
         sites: Number K of sites on the roster.
-        queries: Number of queries of this mechanism whose vectors are tested as one.
+        queries: Number of queries of this mechanism whose vectors are joined to one vector and tested together.
         false_alarm: Largest probability that an honest site exceeds the bound.
 
     Returns:
@@ -218,7 +220,7 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
         Int64 array of shape [l].
 
     Raises:
-        InvalidInput: If the array has another type or shape, or the bound does not fit the exact test.
+        InvalidInput: If the array has another type or shape, or the bound is too large for the test in exact integers.
         Refused: With code ``sum-spoiled`` if the sum is too long; for an honest sum with probability at most
             :data:`FALSE_ALARM`.
     """
@@ -227,7 +229,10 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
     bound = sum_bound(mechanism, sites=sites)
     if bound >= _ROOM >> 8:
         raise InvalidInput(
-            "sum of codes", value=sites, limit="K·m·R and its noise below 2^54", remedy="use a smaller radius"
+            "sum of codes",
+            value=sites,
+            limit="sites × voters per site × radius, plus the noise, below 2^54 grid steps",
+            remedy="use a smaller radius",
         )
     result = total.view(np.int64).copy()
     if not norm_within(result, bound):

@@ -99,7 +99,7 @@ class TrainingEvent(Document):
         if not isinstance(self.rate, Fraction) or not 0 < self.rate <= 1:
             raise InvalidInput("sampling rate q", value=self.rate, limit="a rational above 0, at most 1")
         if self.sampling is Sampling.FIXED_PARTITION and self.rate.numerator != 1:
-            raise InvalidInput("rate of a fixed partition", value=self.rate, limit="one over the number of batches")
+            raise InvalidInput("rate of a fixed partition", value=self.rate, limit="1/n for n batches, such as 1/4")
         for value in (self.noise_multiplier, *self.releases):
             if not isinstance(value, Fraction) or not MIN_MULTIPLIER <= value <= MAX_MULTIPLIER:
                 raise InvalidInput("noise multiplier", value=value, limit="a rational from 1/16 to 10000")

@@ -73,7 +73,9 @@ def standardised(
 
 
 class AppearanceSite(SiteProtocol):
-    """The appearance protocol at a site. A query's centre is the hash of a frame over one row of statistics."""
+    """The appearance protocol at a site. A query's ``centre`` is the content hash of its frame, which has one row: the
+    statistics of all volumes together.
+    """
 
     def describes(self, query: QuerySpec) -> bool:
         """Return whether a query belongs to this protocol.
@@ -82,7 +84,7 @@ class AppearanceSite(SiteProtocol):
             query: The query.
 
         Returns:
-            True if it has a centre.
+            True if its ``centre`` names a frame.
         """
         return query.centre != "zero"
 
@@ -98,12 +100,14 @@ class AppearanceSite(SiteProtocol):
             The encoder.
 
         Raises:
-            InvalidInput: If the frame was made for another codec or is not over one row of statistics.
+            InvalidInput: If the frame was made for another codec or has more than one row of statistics.
         """
         frame = Frame.from_bytes(fetch(query.centre))
         channels, rest = divmod(frame.centre.shape[1], 2 * (codec.labels - 1))
         if (frame.codec, frame.volumes, rest) != (query.codec, 1, 0) or channels < 1:
-            raise InvalidInput("frame of an appearance query", limit="a frame for the query's codec, with one row")
+            raise InvalidInput(
+                "frame of an appearance query", limit="a frame for the query's codec, with one row of statistics"
+            )
         if frame.dimension != query.mechanism.dimension:
             raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
         return AppearanceEncoder(frame, window_of(codec), labels=codec.labels, channels=channels)

@@ -88,7 +88,10 @@ class Frame:
         if abs(flat @ flat.T - np.eye(len(flat))).max() > ORTHONORMAL:
             raise InvalidInput("frame's basis", limit="orthonormal rows")
         if self.variances.min() <= 0 or self.weights.min() < 0 or not self.weights.any():
-            raise InvalidInput("frame's weights and variances", limit="numbers above 0, weights also 0 but not all")
+            raise InvalidInput(
+                "frame's weights and variances",
+                limit="variances above 0; weights of 0 or above, at least one of them above 0",
+            )
         if not 0 < self.temperature <= 1:
             raise InvalidInput("frame's temperature", value=self.temperature, limit="above 0, at most 1")
 
@@ -289,7 +292,9 @@ class Frame:
             frame = cls(codec=fields["codec"], temperature=parse_float(fields["temperature"]), **arrays)
             same = frame.to_bytes() == data
         if not same:
-            raise InvalidInput("frame of a joint query", limit="a file exactly as this version writes it")
+            raise InvalidInput(
+                "frame of a joint query", limit="exactly the bytes that this version writes for the frame"
+            )
         return frame
 
     def _flat(self, rows: slice | Bool[np.ndarray, "k"]) -> Float[np.ndarray, "r nm"]:

@@ -19,7 +19,7 @@ from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class JointSite(SiteProtocol):
-    """The joint protocol at a site. A query's centre is the hash of its frame."""
+    """The joint protocol at a site. A query's ``centre`` is the content hash of its frame."""
 
     def describes(self, query: QuerySpec) -> bool:
         """Return whether a query belongs to this protocol.
@@ -28,7 +28,7 @@ class JointSite(SiteProtocol):
             query: The query.
 
         Returns:
-            True if it has a centre.
+            True if its ``centre`` names a frame.
         """
         return query.centre != "zero"
 

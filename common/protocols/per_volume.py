@@ -26,7 +26,7 @@ class PerVolumeSite(SiteProtocol):
             query: The query.
 
         Returns:
-            True if it has one volume and no centre.
+            True if it has one volume and its ``centre`` names no frame.
         """
         return query.centre == "zero" and len(query.volumes) == 1
 

@@ -48,9 +48,11 @@ _SALT = "blind.key"
 
 
 def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> list[bytes]:
-    """Return the leaves of a site's head: HMAC-SHA256 of each row's hash under a secret of the site.
+    """Return the leaves of the Merkle tree of a site's ledger: HMAC-SHA256 of each row's hash under a secret of the
+    site.
 
-    Rows contain hashes of codes. Without the secret, a guessed code could be confirmed by the root.
+    Rows contain hashes of codes. Without the secret, somebody who guesses a code could confirm the guess by the tree's
+    root.
 
     Args:
         hashes: Hashes of rows.
@@ -130,7 +132,8 @@ class HeadMemory:
         return apart(note.origin, key)
 
     def judge(self, note: CheckpointNote, growths: tuple[Growth, ...], *, name: str = "") -> str:
-        """Decide whether a head that its ledger signed may follow the known head.
+        """Decide whether a new head, signed by its ledger, continues the newest head of that ledger that was
+        countersigned here.
 
         A contradicting head is stored as a conflict. Together with the known head it proves that one key signed two
         histories.
@@ -138,7 +141,7 @@ class HeadMemory:
         Args:
             note: The new head.
             growths: Proofs that the new head contains all rows of earlier heads.
-            name: Name under which it is remembered; the ledger's if empty.
+            name: Name under which the head is remembered; the ledger's name if empty.
 
         Returns:
             A word of :data:`~common.witness.messages.PROBLEMS`; empty if the head may follow.
@@ -159,7 +162,8 @@ class HeadMemory:
         return "contradicts"
 
     def other_ledger(self, note: CheckpointNote, key: str, *, name: str = "") -> bool:
-        """Return whether a key signed a head of another ledger before. If so, store the new head as a conflict of it.
+        """Return whether a key signed a head of another ledger before. If so, store the new head as a conflict of that
+        ledger.
 
         A key may sign for one ledger only. Otherwise a site could show every peer a ledger of another name, and the
         peers could not detect a contradiction.
@@ -167,7 +171,7 @@ class HeadMemory:
         Args:
             note: The new head.
             key: The key in hex.
-            name: Name under which the head is remembered; the ledger's if empty.
+            name: Name under which the head is remembered; the ledger's name if empty.
 
         Returns:
             True if the key signed for another ledger.
@@ -187,7 +191,7 @@ class HeadMemory:
 
         Args:
             note: The head.
-            name: Name under which it is remembered; the ledger's if empty.
+            name: Name under which the head is remembered; the ledger's name if empty.
         """
         known, name = self._all(), name or note.origin
         if known.get(name) != (now := KnownHead(note.size, note.root.hex())):
@@ -210,7 +214,7 @@ class HeadMemory:
 
         Args:
             note: The note.
-            name: Name under which it is remembered; the ledger's if empty.
+            name: Name under which the note is stored; the ledger's name if empty.
         """
         path = self.folder / f"{_file(name or note.origin)}.note"
         if (before := self.note(name or note.origin)) is None or before.render() != note.render():
@@ -296,7 +300,8 @@ def read_note(path: Path) -> CheckpointNote | None:
 
 
 def apart(origin: str, key: str) -> str:
-    """Return the name under which a ledger with another ledger's name is stored. No ledger can give itself this name.
+    """Return the name under which a ledger is stored that claims the name of another ledger. No ledger can give itself
+    the returned name.
 
     Args:
         origin: Name of the ledger.

@@ -1,7 +1,8 @@
 """Computes Merkle trees over a ledger's row hashes: the root of a head, and proofs about two heads that reveal no row.
 
 Called when heads are made, countersigned and verified. The tree is that of RFC 6962 (section 2.1); a leaf is the 32
-bytes of a row's hash. A proof is a list of hashes in hex. A proof of another length than its sizes require is invalid.
+bytes of a row's hash. A proof is a list of hashes in hex. A proof is invalid if its length is not the one that the
+sizes of the trees require.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 
 def prove_growth(leaves: Sequence[bytes], old: int) -> list[str]:
-    """Return a proof that the tree of these leaves begins with its first ``old`` leaves (RFC 6962, 2.1.2).
+    """Return a consistency proof: that the tree of these leaves extends the tree of its first ``old`` leaves (RFC 6962,
+    2.1.2).
 
     Args:
         leaves: All leaves.
@@ -50,7 +52,7 @@ def prove_growth(leaves: Sequence[bytes], old: int) -> list[str]:
 
 
 def grew(proof: Sequence[str], *, old: int, old_root: bytes, new: int, new_root: bytes) -> bool:
-    """Check a proof that the leaves of a larger tree begin with those of a smaller tree.
+    """Check a consistency proof: that the leaves of a larger tree begin with the leaves of a smaller tree.
 
     Args:
         proof: Hashes in hex.

@@ -17,12 +17,15 @@ from common.witness.notes import MAX_NOTE_BYTES, MAX_SIZE
 
 MAX_WITNESSES = 256
 MAX_SIZES = 64
-"""Most proofs that a site makes for one request. Peers that know further sizes get their proofs in a later round."""
+"""Most proofs that a site makes for one request. Peers that know a head of another size get their proofs in a later
+round.
+"""
 MAX_NOTES_BYTES = 8 << 20
 PROBLEMS = ("", "contradicts", "gap", "stale", "unknown", "unsigned")
 """Reasons why a head was not countersigned; empty if it was. ``contradicts``: another head of the same ledger is known.
-``gap``: its proof starts at another size. ``stale``: a newer head is known. ``unknown``: its key was not confirmed.
-``unsigned``: its key did not sign it."""
+``gap``: its proof starts at a size other than that of the known head. ``stale``: a newer head is known. ``unknown``:
+its key was not confirmed. ``unsigned``: its key did not sign it.
+"""
 
 
 def _check_note(note: bytes) -> None:
@@ -67,12 +70,12 @@ class WitnessRequest(Document):
         study: Id of the study.
         ledger: Id of the server's ledger.
         note: The server's newest head.
-        growth: Proof since the size that the site countersigned last.
+        growth: Proof that this head contains all rows of the head that the site countersigned last.
         held_row: Newest row for which the site holds a receipt.
         held: Proof that this row is among the head's rows.
         heads: Heads of the site's peers.
         own: The site's own head with the countersignatures so far, or empty.
-        own_since: Sizes of the site's ledger that its peers know.
+        own_since: Numbers of rows at which its peers know the site's own ledger.
     """
 
     study: Sha256

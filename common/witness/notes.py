@@ -100,7 +100,11 @@ class CheckpointNote:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.origin) or not 0 < self.size <= MAX_SIZE or len(self.root) != 32:
-            raise InvalidInput("checkpoint", value=(self.origin[:80], self.size), limit="an origin, a size, a root")
+            raise InvalidInput(
+                "checkpoint",
+                value=(self.origin[:80], self.size),
+                limit="a valid origin, a size of at least 1, and a root of 32 bytes",
+            )
 
     @property
     def body(self) -> str:

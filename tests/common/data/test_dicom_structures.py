@@ -230,7 +230,7 @@ REFUSED = {
     "NaN": ({"change": with_numbers(*NAN)}, [GOOD], "NaN or infinite"),
     "infinite": ({"change": with_numbers(*INFINITE)}, [GOOD], "NaN or infinite"),
     "no number": ({"change": with_numbers("1", "two", "3")}, [GOOD], "cannot be read: got 'ValueError'"),
-    "twice": ({}, [GOOD, ("CLOSED_PLANAR", [*GOOD[1][2:], *GOOD[1][:2]])], "is there twice"),
+    "twice": ({}, [GOOD, ("CLOSED_PLANAR", [*GOOD[1][2:], *GOOD[1][:2]])], "occurs twice"),
     "undeclared": ({"change": elsewhere}, [GOOD], "does not declare"),
 }
 

@@ -102,7 +102,7 @@ def test_a_scan_under_two_names_is_used_once_and_reported(tmp_path: Path) -> Non
 
 def test_counts_that_cannot_be_filled_are_refused_with_the_numbers(tmp_path: Path) -> None:
     dataset = make(tmp_path, count=16)
-    with pytest.raises(InvalidInput, match=r"got 16.*14 to set aside.*3 hospitals"):
+    with pytest.raises(InvalidInput, match=r"got 16.*14 for the public parts.*3 hospitals"):
         plan_split(dataset, COUNTS, seed=1)
     with pytest.raises(InvalidInput, match="hospitals is missing"):
         plan_split(dataset, SplitCounts(test=1), seed=1)
@@ -140,7 +140,7 @@ def test_uneven_hospitals_give_in_proportion_and_one_patient_stays(tmp_path: Pat
     named = with_sites(dataset, tmp_path / "sites.csv")
     split = plan_split(named, SplitCounts(public_images=6, label_maps=6, validation=3, test=3), seed=1)
     assert {name: len(cases) for name, cases in split.sites.items()} == {"big": 7, "middle": 4, "small": 1}
-    with pytest.raises(InvalidInput, match="to set aside"):
+    with pytest.raises(InvalidInput, match="for the public parts"):
         plan_split(named, SplitCounts(public_images=20, label_maps=4, validation=2, test=2), seed=1)
 
 
