@@ -243,7 +243,9 @@ class _Walk:
             self._named = self._ends.pop()[1]
 
     def _one(self) -> bool:
-        """Read one element's head, then enter the element or skip it; return whether it was the pixels."""
+        """Read the tag and length of one element, then enter the element or skip it; return whether it was the
+        pixels.
+        """
         self._left -= 1
         if self._left < 0:
             raise InvalidInput(

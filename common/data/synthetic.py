@@ -112,7 +112,7 @@ def scanner_of(hospital: int, *, seed: int) -> Scanner:
 def phantom(
     rng: np.random.Generator, scanner: Scanner, *, structures: int = 2, drawing: Drawing = PLAIN
 ) -> tuple[Int16[np.ndarray, "x y z"], UInt8[np.ndarray, "x y z"], Float[np.ndarray, "4 4"]]:
-    """Draw one patient and scan it.
+    """Make one random phantom and the image that the scanner would record of it.
 
     Args:
         rng: Source of all draws.

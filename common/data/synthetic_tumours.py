@@ -31,7 +31,7 @@ BRIGHTNESS = {
 
 
 def tumour(number: int, *, seed: int) -> tuple[dict[str, Float[np.ndarray, "x y z"]], UInt8[np.ndarray, "x y z"]]:
-    """Draw one case.
+    """Make one random case with a tumour.
 
     Args:
         number: Number of the case.

@@ -91,7 +91,7 @@ class VolumeCache:
 
 
 def together(parts: Sequence[np.ndarray | Path]) -> Any:
-    """Join kept volumes to one array if all are in memory and small enough to copy, else to :class:`StoredVolumes`.
+    """Join stored volumes to one array if all are in memory and small enough to copy, else to :class:`StoredVolumes`.
 
     Args:
         parts: Results of :meth:`VolumeCache.keep`.
@@ -106,7 +106,7 @@ def together(parts: Sequence[np.ndarray | Path]) -> Any:
 
 
 def read(part: np.ndarray | Path) -> np.ndarray:
-    """Return the array of a kept volume.
+    """Return the array of a volume that :meth:`VolumeCache.keep` stored.
 
     Args:
         part: A result of :meth:`VolumeCache.keep`.

@@ -3,7 +3,7 @@
 Base of the server's and a site's ledger. Opening replays every row, in this order:
 
 1. Each row is checked against the chain and against the rules, and entered into the totals.
-2. The newest row must be covered by a head signed with the ledger's own key.
+2. The newest row must be covered by a signed head: a signature of that row's hash by the ledger's own key.
 3. The signing key given must be the ledger's.
 
 Refuses a ledger that fails one of these. A process that has a ledger open for writing checks again, before it charges,
@@ -60,7 +60,8 @@ B = TypeVar("B", bound=FilledByRows)
 
 
 class OpenLedger(ABC, Generic[B]):
-    """Base of both ledgers. A context manager that closes the chain on exit.
+    """Base of the server's and a site's ledger: the rows in the file, and the totals that they add up to. A context
+    manager that closes the file on exit.
 
     Args:
         chain: The open file. The ledger owns it from now on.
@@ -107,8 +108,8 @@ class OpenLedger(ABC, Generic[B]):
         self.close()
 
     def head(self) -> SignedHead:
-        """Return the newest signed head. Somebody who keeps a copy of it on another machine can later detect that rows
-        were cut off or rewritten.
+        """Return the newest signed head: the ledger's signature of the newest row's number and hash. Somebody who keeps
+        a copy of it on another machine can later detect that rows were cut off or rewritten.
         """
         self._catch_up()
         return self._chain.head()
@@ -156,7 +157,7 @@ class OpenLedger(ABC, Generic[B]):
 
     @property
     def public_key(self) -> str:
-        """The key that currently signs heads, in hex."""
+        """The public key, in hex, of the key that now signs the ledger's heads (its newest rows)."""
         return self._books.key.public_key
 
     def contains(self, position: Position) -> bool:

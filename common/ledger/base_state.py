@@ -23,7 +23,7 @@ from common.ledger.sqlite_file import SCHEMA_VERSION
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """The keys that have signed heads so far.
+    """The public keys that have signed the heads (newest rows) of a ledger so far.
 
     Attributes:
         ledger_id: Id of the ledger.

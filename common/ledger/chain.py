@@ -64,7 +64,7 @@ class Chain:
         connection: The open database.
         path: The file.
         role: ``server`` or ``site``.
-        signing_key: Key for new heads; None to read only.
+        signing_key: Key that signs the last row of each new transaction; None to open for reading only.
         clock: Source of the rows' times.
     """
 
@@ -143,7 +143,7 @@ class Chain:
         Args:
             path: The file.
             role: ``server`` or ``site``.
-            signing_key: Key for new heads; None to read only.
+            signing_key: Key that signs the last row of each new transaction; None to open for reading only.
             clock: Source of the rows' times.
 
         Returns:
@@ -364,7 +364,8 @@ class Chain:
         return None if found is None else (found[0], found[1])
 
     def head(self, at: int | None = None) -> SignedHead:
-        """Return the signed head of the newest row, or of the transaction that ended at a row.
+        """Return the signed head (a signature of a row's hash) of the newest row, or of the transaction that ended at a
+        given row.
 
         Args:
             at: Number of the last row of a transaction; None for the newest.
@@ -560,7 +561,8 @@ class Chain:
             self._seen = self._stamp()
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
-        """Sign later heads with another key. The row that introduces the key must have been committed.
+        """From now on, sign the ledger's heads (the newest row of each transaction) with another key. The row that
+        introduces the key must have been committed.
 
         Args:
             key: The new key.
@@ -569,7 +571,9 @@ class Chain:
 
     @property
     def signing_key(self) -> Ed25519PrivateKey:
-        """The key that signs heads; raises InvalidInput if the ledger is open for reading only."""
+        """The key that signs the newest row of each transaction; raises InvalidInput if the ledger is open for reading
+        only.
+        """
         if self._key is None:
             raise InvalidInput("ledger is open for reading only", remedy="open it with its signing key")
         return self._key

@@ -64,7 +64,7 @@ Number = Annotated[int, Between("number in a record", 0)]
 
 @dataclass(frozen=True, slots=True)
 class PoolDeclaration(Document):
-    """A site's patient pool, and the budget for its whole life, over all studies, editions and runs.
+    """A site's patient pool, and the budget that all studies, editions and runs together may ever spend on it.
 
     Attributes:
         pool: Name of the pool.
@@ -395,7 +395,8 @@ class ReleaseRecord(Document):
         draw: tuple[int, str] | None = None,
         named: str | None = None,
     ) -> ReleaseRecord:
-        """Return the record of an answer under a study, or of a draw of a sealed sum.
+        """Return the record of an answer in an open study, or of a draw (one attempt at a sealed sum) in a sealed
+        study.
 
         Args:
             study: The study's terms.

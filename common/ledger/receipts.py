@@ -178,7 +178,7 @@ class Receipt(Signed):
         return sum(link.kind == "lost" for link in self.links)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Return whether a key signed this receipt and the head in it.
+        """Return whether a key signed this receipt and the signed head of the server's ledger in it.
 
         Of the rosters in the receipt, the signature covers only those in :attr:`shown`.
 
@@ -192,12 +192,16 @@ class Receipt(Signed):
 
     @property
     def named(self) -> frozenset[str]:
-        """Hashes of the rosters whose rows lie between ``previous`` and the head."""
+        """Hashes of the rosters whose rows are among the rows that this receipt covers (after ``previous``, up to the
+        head).
+        """
         return frozenset(link.body_sha256 for link in self.links if link.kind == "roster")
 
     @property
     def shown(self) -> dict[str, Roster]:
-        """Rosters in the receipt whose rows lie between ``previous`` and the head, by their hashes."""
+        """Rosters in the receipt whose rows are among the rows that it covers (after ``previous``, up to the head), by
+        their hashes.
+        """
         named = self.named
         return {record.id: record.roster for record in self.rosters or () if record.id in named}
 
@@ -300,7 +304,7 @@ def row_hashes(receipt: Receipt) -> dict[int, str]:
 
 
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
-    """Return the first row in which the receipts of two sites differ.
+    """Return the first row of the server's ledger in which the receipts of two sites contradict each other.
 
     Every row that both sites' receipts cover is compared, not only the heads.
 

@@ -181,7 +181,8 @@ class RecoveredRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostRecord(Document):
-    """Charges that this ledger lost when it was restored from an older copy, and that no receipt proves.
+    """Charges that the server's ledger lost when it was restored from an older copy, and that no receipt proves,
+    entered again.
 
     Attributes:
         pools: Lost charges by pool, under the pool's protection.
@@ -239,7 +240,7 @@ class CapsRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReservationRecord(Document):
-    """An accepted query, charged at acceptance and never refunded.
+    """A row of a site's ledger: a query that the site accepted. It is charged when it is accepted and never refunded.
 
     Attributes:
         study_id: Content hash of the study.
@@ -346,12 +347,12 @@ class RecoveryRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RestoredRecord(Document):
-    """Charges that this ledger lost when it was restored from an older copy.
+    """Charges that a site's ledger lost when it was restored from an older copy, entered again.
 
     Attributes:
         pool: Lost charges of all studies, under the pool's protection.
         studies: Lost charges by study, under the study's protection.
-        queries: Number of lost acceptances of the day, which count towards the day's cap.
+        queries: Number of queries that were accepted on this day in lost rows. They count towards the day's cap.
         pending: Ids of lost queries that may be offered again without a further charge.
         kept_row: Number of the newest row in the standing file from which the charges were computed; 0 if there was no
             standing file, so that everything that caps and budgets had left is charged.

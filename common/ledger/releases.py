@@ -52,7 +52,7 @@ class AnswerRow:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A charge of a query in row ``seq``, and the row of its answer.
+    """The charge of a query in row ``seq``, and the row of its answer.
 
     A draw of a sealed sum has no answer at first, and may never get one. ``lost`` is True if the ledger records that
     the draw ended without an answer.
@@ -166,7 +166,8 @@ class Releases:
         return (one for one in self.of_queries() if one.study_id == study_id)
 
     def open_in(self, study_id: str) -> Iterator[Release]:
-        """Return a study's draws that have no answer and are not recorded as lost, in the order of rows.
+        """Return the draws (attempts at a sealed sum) of a study that have no answer and are not recorded as lost, in
+        the order of rows.
 
         Args:
             study_id: The study's id.
@@ -178,8 +179,8 @@ class Releases:
         return iter(sorted(found, key=attrgetter("seq")))
 
     def lost_in(self, study_id: str) -> int:
-        """Return how many charges of a study gave no answer, because the draw was recorded as lost or a later draw of
-        the same query followed.
+        """Return how many charges of a study gave no answer. A draw (an attempt at a sealed sum) gave none if it was
+        recorded as lost, or if a later draw of the same query followed.
 
         Args:
             study_id: The study's id.
@@ -208,7 +209,7 @@ class Releases:
 
         Args:
             query_id: The query's id.
-            draw: Number of the draw; None for the newest charge.
+            draw: Number of the draw (attempt); None for the newest charge.
 
         Returns:
             The row number; None if there is none.
@@ -219,7 +220,7 @@ class Releases:
         return None if place is None else self._charges[place].seq
 
     def last_draw(self, query_id: str) -> int:
-        """Return the number of a query's newest draw.
+        """Return the number of the newest draw (attempt at the sealed sum) of a query.
 
         Args:
             query_id: The query's id.
@@ -244,7 +245,7 @@ class Releases:
         self._charges.append(replace(release, mechanism=shared))
 
     def end(self, query_id: str, answer: AnswerRow | None) -> None:
-        """Enter the answer of a query's open draw, or enter that the draw is lost.
+        """Enter how a query's newest draw (attempt at a sealed sum) ended: with an answer, or lost.
 
         Args:
             query_id: The query's id.
@@ -260,7 +261,7 @@ class Releases:
         self._mark = len(self._charges), {}
 
     def settle(self) -> None:
-        """Keep everything since :meth:`mark`."""
+        """Make every change since :meth:`mark` final."""
         self._mark = None
 
     def undo(self) -> None:

@@ -45,7 +45,7 @@ class Shortfall:
 
 
 class Reservations(dict[str, Reservation]):
-    """Every query that a site ever accepted, by its id. A query that is accepted again keeps its position.
+    """Every query that a site ever accepted, by its id, in the order of their first acceptance.
 
     Attributes:
         receipted: For each query whose release a receipt shows, the id of the server's ledger that issued the receipt.
@@ -59,10 +59,10 @@ class Reservations(dict[str, Reservation]):
         self._mechanisms: dict[Mechanism, Mechanism] = {}  # equal mechanisms share one object
 
     def hold(self, reservation: Reservation) -> None:
-        """Enter an acceptance. It replaces an earlier one of the same query.
+        """Enter that the site accepted a query. The new entry replaces an earlier one of the same query.
 
         Args:
-            reservation: The acceptance.
+            reservation: The accepted query.
         """
         shared = self._mechanisms.setdefault(reservation.mechanism, reservation.mechanism)
         self[reservation.query_id] = replace(reservation, mechanism=shared)
@@ -79,5 +79,7 @@ class Reservations(dict[str, Reservation]):
         return next((one.mechanism for one in reversed(self.values()) if one.study_id == study_id), None)
 
     def without_receipt(self) -> Iterator[Reservation]:
-        """Return the acceptances whose release no receipt has shown, in order."""
+        """Return the accepted queries for which no receipt shows a release yet, in the order of their first
+        acceptance.
+        """
         return (one for query_id, one in self.items() if query_id not in self.receipted)

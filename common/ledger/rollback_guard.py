@@ -30,7 +30,8 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class KeptStanding(Document):
-    """Base of both ledgers' standing files: the newest head, and the last rows of earlier transactions, newest first.
+    """Base of both ledgers' standing files. A standing file states the ledger's newest signed head and the last rows of
+    earlier transactions, newest first.
 
     A standing file of an early version has no ``marks``; the row where it diverged from a ledger is then unknown.
     """
@@ -49,7 +50,7 @@ class KeptStanding(Document):
 
     @property
     def position(self) -> Position:
-        """The newest row at the time of writing."""
+        """The ledger's newest row at the time when the standing file was written."""
         return Position(self.head.seq, self.head.hash)
 
     def positions(self) -> Iterator[Position]:
@@ -60,7 +61,8 @@ class KeptStanding(Document):
                 yield Position(seq, hashed)
 
     def save(self, path: Path) -> None:
-        """Replace the file (mode 0600). After a power cut the earlier version may remain, which is older but valid.
+        """Write the standing file, replacing an earlier one (mode 0600). After a power cut the earlier version may
+        remain, which is older but valid.
 
         Args:
             path: The standing file.
@@ -100,7 +102,7 @@ class KeptStanding(Document):
             path: The standing file.
 
         Returns:
-            The standing.
+            The contents of the standing file.
 
         Raises:
             InvalidInput: If the file cannot be read or holds anything else.
@@ -118,15 +120,15 @@ class KeptStanding(Document):
 
 @dataclass(frozen=True, slots=True)
 class SiteLedgerStanding(KeptStanding):
-    """The standing of a site's ledger.
+    """The contents of the standing file beside a site's ledger, which shows whether the ledger is an older copy.
 
     Attributes:
         pool: Total spent, under the pool's protection.
         studies: Total by study, under the study's protection.
-        day: UTC date of the newest acceptances.
+        day: UTC date on which the newest queries were accepted.
         queries: Number of queries accepted on that day.
         pending: Ids of accepted queries without a receipt.
-        patients: Withdrawals of patients on record, by keyed hashes.
+        patients: The recorded withdrawals of patients, who are named by keyed hashes.
         left: Ids of studies from which the site withdrew for good.
     """
 
@@ -145,7 +147,7 @@ class SiteLedgerStanding(KeptStanding):
 
 @dataclass(frozen=True, slots=True)
 class ServerStanding(KeptStanding):
-    """The standing of the server's ledger.
+    """The contents of the standing file beside the server's ledger, which shows whether the ledger is an older copy.
 
     Attributes:
         pools: Total spent of every pool.
@@ -194,7 +196,7 @@ def lies_with_its_key(ledger: Path) -> bool:
 
 
 def kept_standing(ledger: Path) -> Path | None:
-    """Return the existing standing file of a ledger.
+    """Return the path of a ledger's standing file if the file exists.
 
     Args:
         ledger: The ledger's file.

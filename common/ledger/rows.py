@@ -120,7 +120,7 @@ def row_hash(role: str, *, seq: int, time_utc: str, kind: str, body_sha256: str,
 
 
 def head_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
-    """Return the bytes that a head's signature covers.
+    """Return the bytes that the signature of a ledger's head (its newest row) covers.
 
     Args:
         role: ``server`` or ``site``.

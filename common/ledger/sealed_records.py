@@ -16,8 +16,8 @@ from common.ledger.charges import HashOrEmpty, Number, SiteName, StudyId
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord(Document):
-    """The noisy sum of a draw that every site on its roster completed. It is not charged again, because the draw's own
-    row was charged.
+    """The noisy sum of a draw (an attempt at a sealed sum) that every site on its roster completed. It is not charged
+    again, because the draw's own row was charged.
     """
 
     query_id: Sha256
@@ -27,7 +27,9 @@ class AnswerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostDrawRecord(Document):
-    """A draw that ended without an answer and stays charged: a site did not complete it, or its sum was ``spoiled``."""
+    """A draw (an attempt at a sealed sum) that ended without an answer and stays charged: a site did not complete it,
+    or its sum was ``spoiled``.
+    """
 
     query_ids: tuple[Sha256, ...]
     draw: Number
@@ -83,7 +85,8 @@ class MaskedRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DisclosureRecord(Document):
-    """A record that the mask key of a batch's draw was disclosed to an auditor. The key is never used again.
+    """A record that a mask key was disclosed to an auditor. The key, which belongs to one draw (attempt) of a batch, is
+    never used again.
 
     Attributes:
         study_id: The study's id.

@@ -1,4 +1,4 @@
-"""Computes the server ledger's totals from its rows alone, and applies the rules that every row must keep.
+"""Computes the server ledger's totals from its rows alone, and applies the rules that every row must obey.
 
 The server's ledger and the verifier use it. The same object decides whether a release may be written and replays stored
 rows. A ledger that breaks a rule anywhere (an exceeded budget, a missed quorum, a loosened pool, a wrong derived value)
@@ -118,7 +118,8 @@ class Books(RowState):
         return found
 
     def last_draw(self, query_id: str) -> int:
-        """Return the number of the newest draw of a query, from rows and recovered receipts.
+        """Return the number of the newest draw (attempt at the sealed sum) of a query, from rows and recovered
+        receipts.
 
         Args:
             query_id: The query's id.
@@ -155,7 +156,7 @@ class Books(RowState):
         return max(self.releases.largest_roster(study_id), *reused, *recovered, *lost, 0)
 
     def limit(self, pool: str) -> Fraction:
-        """Return the Σμ² that a pool may spend in its whole life.
+        """Return the Σμ² that all releases together may ever spend on a pool.
 
         Args:
             pool: Name of a declared pool.
@@ -309,12 +310,12 @@ class Books(RowState):
         return self._take(row, record, lambda found: self._enter(row, found, charge))
 
     def begin(self) -> None:
-        """Begin to record changes, so that :meth:`settle` can keep and :meth:`roll_back` can revert them."""
+        """Begin to record changes, so that :meth:`settle` can make them final or :meth:`roll_back` can revert them."""
         self._undo, self._before = [], (self.row_count, self.key)
         self.releases.mark()
 
     def settle(self) -> None:
-        """Keep everything entered since :meth:`begin`. Called after the transaction was committed."""
+        """Make everything entered since :meth:`begin` final. Called after the transaction was committed."""
         self._undo = None
         self.releases.settle()
 
@@ -511,7 +512,7 @@ class Books(RowState):
 class _Sums:
     """Totals after one more release of a given number of coordinates.
 
-    Most pools have the same total, so the last result is kept and returned for the next pool with the same input.
+    Most pools have the same total, so the last result is stored and returned for the next pool with the same input.
     """
 
     def __init__(self, coordinates: int) -> None:

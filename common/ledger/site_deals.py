@@ -18,11 +18,11 @@ from common.ledger.teacher_records import DealRecord
 
 
 def seats_digest(deal: str, seats: Mapping[int, str]) -> str:
-    """Return the hash of a deal and its seats, without those of withdrawn patients.
+    """Return the hash of a deal (an assignment of patients to voters) with the given seats.
 
     Args:
         deal: Id of the deal.
-        seats: Subject by slot.
+        seats: The patient (subject, a keyed hash) in each slot, by slot.
 
     Returns:
         The hash.
@@ -47,29 +47,31 @@ class DealBooks:
         return deal in self._seats
 
     def seats(self, deal: str) -> Mapping[int, str]:
-        """Return the newest subject in each slot. It includes withdrawn patients whose slot was not given to another.
+        """Return the patient in each slot of a deal, by slot. A withdrawn patient stays in the result until another
+        patient gets the slot.
 
         Args:
             deal: Id of the deal.
 
         Returns:
-            Subject by slot; empty for an unknown deal.
+            The patient (subject, a keyed hash) by slot; empty for an unknown deal.
         """
         return MappingProxyType(self._seats.get(deal, {}))
 
     def taken(self, deal: str) -> dict[int, str]:
-        """Return the seats of the patients who have not been withdrawn.
+        """Return the slots of a deal with their patients, without the patients who were withdrawn.
 
         Args:
             deal: Id of the deal.
 
         Returns:
-            Subject by slot.
+            The patient (subject, a keyed hash) by slot.
         """
         return {slot: subject for slot, subject in self.seats(deal).items() if subject not in self._withdrawn}
 
     def missing(self, record: DealRecord) -> tuple[tuple[int, str], ...]:
-        """Return the seats of a deal that have no row yet.
+        """Compare a slots file's assignment of patients to slots (a deal) with the ledger, and return the assignments
+        that the ledger does not contain yet.
 
         Args:
             record: The deal as a slots file states it.
@@ -98,13 +100,13 @@ class DealBooks:
         return new
 
     def enter(self, record: DealRecord) -> None:
-        """Enter a row, all of whose seats must be new.
+        """Enter a row with assignments of patients to slots, all of which must be new.
 
         Args:
             record: The row.
 
         Raises:
-            InvalidInput: If a seat has a row already, or contradicts one.
+            InvalidInput: If an earlier row contains or contradicts one of the assignments.
         """
         if len(self.missing(record)) != len(record.seats):
             raise InvalidInput("seats of a deal", limit="seats that no earlier row contains")

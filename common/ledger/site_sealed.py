@@ -20,7 +20,7 @@ Draw = tuple[str, int]
 
 
 class SealedRecords:
-    """The part of a site's totals about sealed sums.
+    """The part of a site's totals about sealed sums: confirmed peers, mask keys and masked codes.
 
     Rows are entered in order, each once. A row that breaks a rule changes nothing.
 
@@ -76,8 +76,8 @@ class SealedRecords:
             known[record.site] = record.key
 
     def enter_key(self, record: MaskKeyRecord | DisclosureRecord) -> None:
-        """Enter a mask key for a draw of a batch, or its disclosure to an auditor. A key may be disclosed several
-        times.
+        """Enter the mask key for one draw (attempt) of a batch, or the disclosure of a mask key to an auditor. A key
+        may be disclosed several times.
 
         Args:
             record: The row.
@@ -92,7 +92,7 @@ class SealedRecords:
         self.nonces[record.batch_id, record.draw] = record.nonce
 
     def is_disclosed(self, batch: str, draw: int) -> bool:
-        """Return whether the mask key of a batch's draw was disclosed.
+        """Return whether the mask key of one draw (attempt) of a batch was disclosed to an auditor.
 
         Args:
             batch: The batch.
@@ -104,7 +104,8 @@ class SealedRecords:
         return any((one.batch_id, one.draw) == (batch, draw) for one in self.disclosed)
 
     def enter_masked(self, row: Row, record: MaskedRecord) -> None:
-        """Enter a masked code. A draw may have only one, so that the same masks never hide two messages.
+        """Enter a code that was masked for one draw (attempt at a sum). Each draw may have only one, so that the same
+        masks never hide two messages.
 
         Args:
             row: The row.
@@ -124,7 +125,7 @@ class SealedRecords:
         self._masked_under[draw] = record.masks
 
     def enter_receipted(self, query_id: str, draw: int, masks: str) -> None:
-        """Record the roster under which a receipt charges a draw.
+        """Record the roster under which a receipt charges a draw (an attempt at a sealed sum).
 
         Args:
             query_id: The query's id.
@@ -134,7 +135,7 @@ class SealedRecords:
         self._receipted_under[query_id, draw] = masks
 
     def masked_under(self, query_id: str, draw: int) -> str | None:
-        """Return the roster under which a query's code was masked for a draw.
+        """Return the roster for which this site masked a query's code in a draw (an attempt at the sum).
 
         Args:
             query_id: The query's id.
@@ -146,7 +147,8 @@ class SealedRecords:
         return self._masked_under.get((query_id, draw))
 
     def check_draw(self, record: ReleaseRecord, *, accepted: int | None) -> None:
-        """Check that a receipt charges only draws that this site accepted, under the roster that it saw.
+        """Check that a receipt charges no draw (attempt at a sealed sum) that this site never accepted, and no draw
+        under another roster than the one for which this site masked its code.
 
         Args:
             record: The charged release.

@@ -1,4 +1,4 @@
-"""Computes a site ledger's totals from its rows alone, and applies the rules that every row must keep.
+"""Computes a site ledger's totals from its rows alone, and applies the rules that every row must obey.
 
 The site's ledger and the verifier use it. The site charges itself when it accepts a query, and computes the cost from
 the query's mechanism. The server's figures are stored as evidence and enter no total. As for the server's ledger, the
@@ -74,8 +74,9 @@ class SiteBooks(RowState):
     def spent(self) -> Spend:
         """Return the total over all studies, for the pool's own unit and relation.
 
-        It contains every acceptance, every further release of a query that receipts show (a server that restored an old
-        backup may have drawn an answer twice), and the charges that this ledger lost when it was restored itself.
+        It contains the charge of every accepted query, of every further release of a query that receipts show (a server
+        that restored an old backup may have released an answer twice), and the charges that this ledger lost when it
+        was itself restored from an older copy.
         """
         return self._spent
 
@@ -92,11 +93,11 @@ class SiteBooks(RowState):
 
     @property
     def released_again(self) -> int:
-        """Number of releases that receipts show beyond the first of each query."""
+        """Number of releases that receipts show in addition to the first release of each query."""
         return sum(self._released_again.values())
 
     def is_settled(self, query_id: str) -> bool:
-        """Return whether receipts show a release for every acceptance of a query.
+        """Return whether the server's receipts show a release for every time that this site accepted a query.
 
         A further release of such a query is allowed only after a recovery of the server's ledger.
 
@@ -113,7 +114,7 @@ class SiteBooks(RowState):
         )
 
     def awaits_release(self, query_id: str) -> bool:
-        """Return whether a query has a paid acceptance whose release no receipt has shown yet.
+        """Return whether this site has paid for more releases of a query than receipts have shown.
 
         Args:
             query_id: The query's id.
@@ -124,7 +125,7 @@ class SiteBooks(RowState):
         return self._released(query_id) < self._paid(query_id)
 
     def _paid(self, query_id: str) -> int:
-        """Return how often an acceptance of the query was charged; more than once is rare."""
+        """Return how many times this site has charged itself for the query. More than once is rare."""
         return (query_id in self.reservations) + self._paid_again.get(query_id, 0)
 
     def _released(self, query_id: str) -> int:
@@ -132,14 +133,14 @@ class SiteBooks(RowState):
         return (query_id in self.reservations.receipted) + self._released_again.get(query_id, 0)
 
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
-        """Return whether an acceptance was for this study and this server.
+        """Return whether an accepted query was accepted for this study and from this server.
 
         The server is compared by its ledger and its sealing key, or by a replacement key that it announced. A value
         that the row or the caller leaves empty is not compared. If the row names no ledger, the ledger from which the
         study's receipts came is used.
 
         Args:
-            reservation: The acceptance.
+            reservation: The accepted query.
             study_id: The study's id.
             ledger: Id of the server's ledger; empty if unknown.
             sealing_key: Server's sealing key in hex; empty if unknown.
@@ -160,7 +161,7 @@ class SiteBooks(RowState):
 
     @property
     def limit(self) -> Fraction:
-        """The Σμ² that the pool may spend in its whole life by the site's own cap."""
+        """The Σμ² that all studies together may ever spend on the pool, by the site's own cap."""
         declaration = self.declared.declaration
         return max_mu_squared(declaration.accountant, declaration.budget)
 
@@ -262,10 +263,11 @@ class SiteBooks(RowState):
                     raise InvalidInput("kind of row", value=row.kind, limit="a kind that a site's ledger has")
 
     def draw_stands(self, reservation: Reservation, draw: int) -> bool:
-        """Return whether a code may be sent under the masks of a draw.
+        """Return whether a code may be sent under the masks of a draw (an attempt at a sealed sum).
 
-        The draw must be the newest accepted one, and accepted since this ledger was last restored from an older copy.
-        For an earlier draw, another code may have been sent under the same masks, recorded in rows that the copy lacks.
+        The draw must be the newest draw of the query that this site accepted, and it must have been accepted after this
+        ledger was last restored from an older copy. Under the masks of an earlier draw another code may have been sent
+        before, which the older copy would not show.
 
         Args:
             reservation: The accepted query.
@@ -351,14 +353,14 @@ class SiteBooks(RowState):
         self.sealed.check_peer(record, own_name=self.declared.declaration.site, own_keys=own_keys)
 
     def check_receipt(self, receipt: Receipt) -> None:
-        """Check that a genuine receipt agrees with this site's consents, acceptances and earlier receipts.
+        """Check that a genuine receipt agrees with this site's consents, accepted queries and earlier receipts.
 
         1. Study, pool, protection and ledger must be those that the site knows.
         2. The parts of the receipt must agree with each other (:func:`check_arithmetic`).
         3. Every charged query must have been accepted by this site. Its row may be missing if it was lost with an older
            copy and charged as lost.
         4. The receipt must continue the site's last receipt (:func:`check_continuity`).
-        5. The charges that the server marks as lost may not exceed this site's acceptances without a receipt.
+        5. The charges that the server marks as lost may not exceed the cost of the accepted queries without a receipt.
 
         The totals of a receipt may be too small after a recovery of the server's ledger. If its queries were accepted
         before the recovery, the server signed it between the rollback and the recovery, and it is only superseded. The
@@ -378,7 +380,9 @@ class SiteBooks(RowState):
         if receipt.declaration.pool != self.declared.declaration.pool:
             raise LedgerCorrupt(f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's")
         if receipt.declaration.protection != self.declared.declaration.protection:
-            raise LedgerCorrupt("the receipt accounts this site's pool under another unit or relation than the site")
+            raise LedgerCorrupt(
+                "the receipt states another unit or relation for this site's pool than this site's ledger does"
+            )
         if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
             raise LedgerCorrupt("the study's receipts came from another ledger before")
         lost = self.lost.get(study.id, NOTHING).mu_squared
@@ -409,7 +413,9 @@ class SiteBooks(RowState):
                 raise Refused("receipt-superseded", "the receipt was signed before the ledger was recovered") from None
             raise
         if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
-            raise LedgerCorrupt("the receipt charges as lost more than this site has accepted without a receipt")
+            raise LedgerCorrupt(
+                "the server charged more as lost than the queries cost that this site accepted and has no receipt for"
+            )
 
     def _lost_draws(self, receipt: Receipt) -> Spend:
         return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
@@ -417,7 +423,8 @@ class SiteBooks(RowState):
     def _open_to_loss(self) -> Fraction:
         """Return the largest Σμ² that a restored server can have charged this pool without sending a receipt.
 
-        It is the cost of all acceptances without a receipt, in this ledger or in rows that it lost itself.
+        It is the cost of all accepted queries without a receipt, in this ledger or in rows that this ledger lost
+        itself.
         """
         open_queries = self.reservations.without_receipt()
         costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)
@@ -426,8 +433,8 @@ class SiteBooks(RowState):
     def _accept(self, row: Row, receipt: Receipt) -> None:
         """Enter a receipt after all its checks.
 
-        An acceptance pays for one release. If receipts show more releases of a query than were paid for, the further
-        releases are charged here even beyond a limit, since they have happened.
+        Accepting a query pays for one release. If receipts show more releases of a query than were paid for, the
+        further releases are charged here, even beyond a limit, since they have happened.
         """
         self.check_receipt(receipt)
         lost = self._lost_draws(receipt)
@@ -485,8 +492,8 @@ class SiteBooks(RowState):
     def _restore(self, row: Row, record: RestoredRecord) -> None:
         """Charge the rows that an older copy lacks, pause all studies, and forget confirmed peers.
 
-        A veto or a revoked peer key may be among the lost rows, so a person must resume studies and confirm peers
-        again.
+        A decision to leave a study, or the revocation of a peer's key, may be among the lost rows. A person must
+        therefore resume studies and confirm peers again.
         """
         self.sealed.peers.clear()
         self.sealed.nonces.clear()
@@ -507,7 +514,7 @@ class SiteBooks(RowState):
         self.kept |= kept_of(record)
 
     def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:
-        """Return whether an earlier acceptance was lost with its row and is part of the charge for the loss.
+        """Return whether a query was accepted in a row that was lost, and paid for when the lost rows were charged.
 
         Args:
             query_id: The query's id.
@@ -530,8 +537,8 @@ class SiteBooks(RowState):
         sealing_key: str = "",
         draw: int | None = None,
     ) -> None:
-        """Enter an acceptance whose row was lost, known from a receipt or from a repeated offer. It was charged
-        with the loss.
+        """Enter an accepted query whose row was lost, known from a receipt or from a repeated offer. It was charged
+        when the lost rows were charged.
         """
         mechanism = query.mechanism
         self.pending.discard(query.id)

@@ -74,11 +74,12 @@ class TeacherBooks:
         return self.codes.get(query_id, START).seq > self.last_withdrawal
 
     def training_of(self, voter: int, served: str) -> str:
-        """Return the recorded training that made a voter's teacher; a training without a guarantee takes precedence.
+        """Return the recorded training that made a voter's teacher. If several did, a training without a privacy
+        guarantee takes precedence.
 
         Args:
             voter: Number of the voter.
-            served: Hash of the teacher.
+            served: SHA-256 of the teacher's weights.
 
         Returns:
             Id of the training; empty if none made it.
@@ -191,7 +192,8 @@ class TeacherBooks:
     def is_news(self, record: TrainedRecord) -> bool:
         """Return whether the row of a finished training contains anything new.
 
-        It does if the teacher is new, a patient was withdrawn since its last row, or its deal was not stated before.
+        It does if the teacher is new, if a patient was withdrawn since the teacher's last row, or if the row is the
+        first that states which patients the teacher's voter had.
 
         Args:
             record: The row.
@@ -204,7 +206,7 @@ class TeacherBooks:
         return known is None or known < self.last_withdrawal or (record.dealt is not None and made not in self.dealt)
 
     def dealt_now(self, deal: str) -> str:
-        """Return the digest of a deal's current seats, without those of withdrawn patients.
+        """Return the digest of a deal's current assignment of patients to slots, without withdrawn patients.
 
         Args:
             deal: Id of the deal.

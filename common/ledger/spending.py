@@ -1,9 +1,9 @@
 """Computes from a ledger the spent part of a budget and the guarantee, for every text that prints them.
 
 A study's figure is that of the pool on which the study spent most. It counts the study's releases, lost draws, answers
-of other studies that it uses, and charges that a restored ledger recovered from receipts or its standing file. A pool's
-figure counts all studies of the ledger. Recovered charges may exceed a budget; then the spent ε is guaranteed, not the
-budget. Every figure is rounded up.
+of other studies that it uses, and charges that a restored ledger recovered from receipts or from its standing file (the
+file beside a ledger that states its newest totals). A pool's figure counts all studies of the ledger. Recovered charges
+may exceed a budget; then the spent ε is guaranteed, not the budget. Every figure is rounded up.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Spending:
 
     @property
     def guaranteed(self) -> Guarantee:
-        """The larger of the budget and the spent part, computed by the budget's accountant. Further queries keep it."""
+        """The larger of the budget and the spent part, computed by the budget's accountant. It still holds after all
+        further queries.
+        """
         promised = Guarantee(self.budget.epsilon, self.budget.delta, str(self.accountant), self.protection)
         return max(promised, self.spent, key=lambda one: one.epsilon)
 
@@ -222,7 +224,7 @@ def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spendi
     """Return the spending of a study on the pool on which it spent most.
 
     Args:
-        books: The server's totals.
+        books: The totals of the server's ledger.
         study_id: The study's id.
         doubt: Reason why more may have been spent; None if there is none.
 
@@ -241,7 +243,7 @@ def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | Non
     """Return the spending of a study on one pool.
 
     Args:
-        books: The server's totals.
+        books: The totals of the server's ledger.
         study_id: The study's id.
         pool: Name of the pool.
         doubt: Reason why more may have been spent; None if there is none.
@@ -259,7 +261,7 @@ def of_pool(books: Books, pool: str, *, doubt: str | None = None) -> Spending:
     """Return the spending of all studies together on a pool, under the pool's own budget.
 
     Args:
-        books: The server's totals.
+        books: The totals of the server's ledger.
         pool: Name of the pool.
         doubt: Reason why more may have been spent; None if there is none.
 

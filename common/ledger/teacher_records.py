@@ -39,7 +39,8 @@ class PatientRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DealRecord(Document):
-    """The assignment of patients to slots, recorded before any training on them. A patient keeps a slot for life.
+    """The assignment of patients to slots (a deal), recorded before any training on these patients. A patient keeps a
+    slot forever.
 
     A slots file with other assignments is therefore an older copy.
 
@@ -109,7 +110,8 @@ class TrainedRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ForeignRecord(Document):
-    """A record that the hospital supplied its own teacher for a voter: ``served`` is its hash, ``brought`` its kind.
+    """A record that the hospital supplied a teacher that it trained elsewhere: ``voter`` is the voter, ``served`` the
+    teacher's hash, ``brought`` its kind.
 
     It is unknown which patients it was trained on, so it computes no code for a study of unit patient.
     """

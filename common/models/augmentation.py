@@ -146,7 +146,9 @@ def resample(
 
 
 def _drawn(draws: np.random.RandomState, seed: int, count: int) -> Float[np.ndarray, "n"]:
-    """Seed ``draws`` and return its first numbers in [0, 1). Later draws continue after them."""
+    """Seed the generator ``draws``, and return its first random numbers in [0, 1). Later calls of the generator
+    continue after these.
+    """
     draws.seed(seed)
     return draws.random_sample(count)
 

@@ -106,7 +106,9 @@ class BundlePrivacy:
         return f"(ε, δ) = ({epsilon_text(self.guaranteed)}, {self._terms()}"
 
     def spent(self) -> str:
-        """Return the spent (ε, δ), lost draws included, and the number of answers, in one line."""
+        """Return the spent (ε, δ) and the number of answers, in one line. Charged attempts that gave no answer count as
+        spent.
+        """
         return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, with {self.queries} answers"
 
     def sentence(self) -> str:

@@ -139,7 +139,8 @@ def trade_sentences(*, sealed: bool) -> tuple[str, str]:
 
 
 def spare_sentence(*, answers: int, spare: int) -> str:
-    """Return a sentence that says how many answers, and how many lost draws, the budget pays for.
+    """Return a sentence that says how many answers, and how many lost draws (attempts without an answer), the budget
+    pays for.
 
     Args:
         answers: Number of answers.

@@ -1,3 +1,3 @@
-"""Witnesses of ledgers: other parties countersign a ledger's heads, after a proof that a newer head keeps all rows of
-an older one.
+"""Witnesses of ledgers: other parties countersign a ledger's heads (its newest rows, signed), after a proof that the
+rows up to a newer head begin with all rows up to an older one.
 """

@@ -31,7 +31,9 @@ MAX_CONFLICTS = 16
 
 @dataclass(frozen=True, slots=True)
 class KnownHead(Document):
-    """The newest head of a ledger that was countersigned here: its number of rows, and its Merkle root in hex."""
+    """The newest signed head of a ledger that this party countersigned: the number of rows, and their Merkle root in
+    hex.
+    """
 
     size: int
     root: str
@@ -80,7 +82,7 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
 
 
 class HeadMemory:
-    """The heads of ledgers that a party remembers, in one folder.
+    """The signed heads (newest rows) of ledgers that a party remembers, in one folder.
 
     Args:
         folder: The folder.
@@ -90,7 +92,7 @@ class HeadMemory:
         self.folder = folder
 
     def known(self, origin: str) -> KnownHead | None:
-        """Return the newest head of a ledger that was countersigned here.
+        """Return the newest signed head of a ledger that this party countersigned.
 
         Args:
             origin: Name of the ledger.
@@ -101,7 +103,7 @@ class HeadMemory:
         return self._all().get(origin)
 
     def size(self, origin: str) -> int:
-        """Return the number of rows of the newest head that was countersigned here.
+        """Return the number of rows up to the newest signed head of a ledger that this party countersigned.
 
         Args:
             origin: Name of the ledger.
@@ -113,7 +115,7 @@ class HeadMemory:
         return 0 if known is None else known.size
 
     def place(self, note: CheckpointNote, key: str, *, others: Iterable[str]) -> str:
-        """Return the name under which a head that ``key`` signed is remembered, usually its ledger's name.
+        """Return the name under which to remember a ledger's head that ``key`` signed. It is usually the ledger's name.
 
         A dishonest party can give its ledger another ledger's name. If one of the keys of ``others`` signed the head
         that is stored under that name, the new head is stored separately, and the two are not compared.
@@ -162,8 +164,8 @@ class HeadMemory:
         return "contradicts"
 
     def other_ledger(self, note: CheckpointNote, key: str, *, name: str = "") -> bool:
-        """Return whether a key signed a head of another ledger before. If so, store the new head as a conflict of that
-        ledger.
+        """Return whether a key that signed a head also signed a head of another ledger before. If so, store the new
+        head as a conflict of that ledger.
 
         A key may sign for one ledger only. Otherwise a site could show every peer a ledger of another name, and the
         peers could not detect a contradiction.
@@ -187,7 +189,8 @@ class HeadMemory:
         return False
 
     def remember(self, note: CheckpointNote, *, name: str = "") -> None:
-        """Record a head as the newest that was countersigned here. It is durable when the call returns.
+        """Record a signed head as the newest of its ledger that this party countersigned. It is durable when the call
+        returns.
 
         Args:
             note: The head.
@@ -210,7 +213,7 @@ class HeadMemory:
             path.unlink(missing_ok=True)
 
     def keep(self, note: CheckpointNote, *, name: str = "") -> None:
-        """Store a note with its signatures; it replaces the ledger's earlier note.
+        """Store a note (a signed head with its countersignatures); it replaces the ledger's earlier note.
 
         Args:
             note: The note.
@@ -221,7 +224,7 @@ class HeadMemory:
             write_atomically(path, note.render().encode())
 
     def note(self, origin: str) -> CheckpointNote | None:
-        """Return the stored note of a ledger.
+        """Return the stored note (signed head with countersignatures) of a ledger.
 
         Args:
             origin: Name of the ledger.
@@ -268,7 +271,9 @@ class HeadMemory:
         )
 
     def _all(self) -> dict[str, KnownHead]:
-        """Read all heads from disk, because a command of another process may have changed them."""
+        """Read all known heads from the folder. They are read each time, because another process may have changed
+        them.
+        """
         path = self.folder / _HEADS
         if not path.exists():
             return {}

@@ -47,7 +47,7 @@ Problem = Annotated[str, OneOf("why a head was not countersigned", PROBLEMS)]
 
 @dataclass(frozen=True, slots=True)
 class Growth(Document):
-    """A proof that a head contains the first ``since`` rows unchanged."""
+    """A proof that the rows up to a ledger's new head begin with the same first ``since`` rows as before."""
 
     since: Rows
     proof: Proof
@@ -55,7 +55,9 @@ class Growth(Document):
 
 @dataclass(frozen=True, slots=True)
 class PeerHead(Document):
-    """The head of another site's ledger: its note, and proofs from the requested sizes."""
+    """The signed head of another site's ledger: its note, and a proof for each requested size that the rows up to that
+    size are unchanged.
+    """
 
     site: SiteName
     note: Note
@@ -64,7 +66,7 @@ class PeerHead(Document):
 
 @dataclass(frozen=True, slots=True)
 class WitnessRequest(Document):
-    """Asks a site to countersign the server's newest head and the heads of its peers.
+    """Asks a site to countersign the newest signed head of the server's ledger and of its peers' ledgers.
 
     Attributes:
         study: Id of the study.
@@ -100,8 +102,8 @@ class WitnessRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class HeadSaid(Document):
-    """A site's reply about one peer's head: a signature line or the reason why there is none, and the size that
-    the site knows.
+    """A site's reply about the head of one peer's ledger: a signature line, or the reason why there is none; and the
+    number of rows in the newest head that the site knows of it.
     """
 
     site: SiteName
@@ -116,7 +118,9 @@ class HeadSaid(Document):
 
 @dataclass(frozen=True, slots=True)
 class WitnessReply(Document):
-    """A site's reply about the server's head and its peers' heads; ``own`` is its own head."""
+    """A site's reply to a request for countersignatures: on the head of the server's ledger and of its peers' ledgers;
+    ``own`` is the head of its own ledger.
+    """
 
     line: bytes
     problem: Problem

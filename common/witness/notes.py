@@ -81,7 +81,7 @@ class NoteSignature:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNote:
-    """A ledger's head.
+    """A ledger's head as a signed note: the number of rows, the Merkle root over them, and signatures.
 
     Attributes:
         origin: Name of the ledger.
@@ -207,7 +207,8 @@ class CheckpointNote:
         return max(found, default=None)
 
     def with_signatures(self, more: tuple[NoteSignature, ...]) -> CheckpointNote:
-        """Return the note with further signatures. Of each name and key only the last one is kept.
+        """Return the note with further signatures. Of several signatures by one name and key, only the last one
+        remains.
 
         Args:
             more: Signature lines.

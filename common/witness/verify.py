@@ -20,7 +20,7 @@ from common.witness.notes import origin_of, witness_name
 
 @dataclass(frozen=True, slots=True)
 class Countersigned:
-    """The countersignatures in the notes beside a ledger.
+    """The countersignatures in the notes (signed heads) beside a ledger.
 
     Attributes:
         rows: Number of the ledger's rows that heads count.
@@ -61,7 +61,7 @@ class Countersigned:
 def countersigned(
     folder: Path, head: SignedHead, leaves: Sequence[bytes], *, signers: Iterable[str], witnesses: Mapping[str, str]
 ) -> Countersigned:
-    """Compare the notes in ``folder/witnesses`` with a ledger.
+    """Compare the notes (signed and countersigned heads) in ``folder/witnesses`` with a ledger's rows.
 
     Args:
         folder: Folder of the ledger.
