@@ -59,7 +59,7 @@ class PaperPcaCodec:
         provenance: Which public label maps it was fitted on.
 
     Raises:
-        InvalidInput: If shapes do not match, a value is not finite, or the radius is another.
+        InvalidInput: If shapes do not match, a value is not finite, or the radius is not √d/2.
     """
 
     basis: Float[np.ndarray, "l c x y z"]
@@ -175,7 +175,7 @@ class PaperPcaCodec:
             The fitted codec.
 
         Raises:
-            InvalidInput: If the radius is another, the maps are too large or all alike, or have too few components.
+            InvalidInput: If the radius is not √d/2, the maps are too large or all alike, or have too few components.
         """
         numbers = labels * int(np.prod(label_maps[0].shape))
         _check_radius(config.radius, numbers=numbers)

@@ -107,7 +107,7 @@ class PcaCodec:
 
     @property
     def linear(self) -> PcaCodec:
-        """The codec itself."""
+        """The codec itself, because it is linear."""
         return self
 
     @property

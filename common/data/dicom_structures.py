@@ -243,7 +243,9 @@ def _contours(
 
 
 def _check_slices(structure: _Structure, slices: set[int]) -> None:
-    """Refuse a structure of three slices or more that leaves out the same number of slices between any two."""
+    """Refuse a structure that is drawn on at least three slices, with the same number of slices left out between any
+    two, such as on every second slice.
+    """
     steps = set(np.diff(sorted(slices)).tolist())
     if len(slices) > 2 and len(steps) == 1 and (step := steps.pop()) > 1:
         raise InvalidInput(

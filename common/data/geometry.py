@@ -226,7 +226,9 @@ def _qform(header: nib.Nifti1Header, notes: list[str], *, needed: bool) -> Affin
 
 
 def _check_pixdim(pixdim: Float[np.ndarray, "3"], sform: Affine, notes: list[str]) -> None:
-    """Compare pixdim with the sform: an unusable pixdim is noted, another size is refused."""
+    """Compare the voxel size in pixdim with that of the sform. Add a note if pixdim is unusable; refuse a header in
+    which the two sizes differ.
+    """
     if not (np.isfinite(pixdim).all() and (pixdim > 0).all()):
         notes.append("pixdim is not usable: sform used")
     elif not np.allclose(pixdim, voxel_sizes(sform), rtol=SIZE_TOLERANCE, atol=0):

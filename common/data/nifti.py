@@ -85,7 +85,7 @@ class VoxelRoom:
     Attributes:
         voxels: Largest number of voxels over all channels.
         ratio: Largest number of bytes that one compressed byte may unpack to.
-        remedy: What to do with a larger file.
+        remedy: The remedy that the error for a larger file states.
     """
 
     voxels: int = MAX_NATIVE_VOXELS

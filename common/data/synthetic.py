@@ -282,7 +282,9 @@ def _paint(
 
 
 def _share(depth: Float[np.ndarray, "x y z"], width: float) -> Float[np.ndarray, "x y z"]:
-    """Return the share of a voxel inside a border at depth 0, which imitates partial volume."""
+    """Return how much of each voxel lies inside a body (0 to 1), from the voxel's depth in it. This imitates the
+    partial volume effect.
+    """
     share: np.ndarray = 0.5 * (1 + np.tanh(depth / width))
     return share
 

@@ -532,7 +532,9 @@ def _label_values(
 def _onto_image(
     array: Float[np.ndarray, "1 i j k"], affine: Float[np.ndarray, "4 4"], volume: Volume
 ) -> tuple[Float[np.ndarray, "1 i j k"], tuple[str, ...]]:
-    """Resample the label map to its image's own voxels if their relation is certain, else refuse it."""
+    """Resample the label map to its image's own voxels if it is certain that both cover the same space, else refuse
+    it.
+    """
     shape, target = volume.native_shape, volume.native_affine
     if array.shape[1:] == shape and geometry.same_place(target, affine, shape):
         return array, ()

@@ -430,7 +430,8 @@ class Chain:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the write lock; commit with a signed head, or roll everything back on any exception.
+        """Run the context in one transaction under the write lock. Commit it with a signed head (a signature of the
+        last row), or roll everything back on any exception.
 
         Inside, the caller must first read the rows that other processes appended (:meth:`new_rows`).
 

@@ -241,7 +241,7 @@ def signed_text(own: Mapping[str, str], *, common: str) -> bytes:
 
 
 def _roster_in_each(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a receipt of schema 2 with the roster in every release, as in schema 1."""
+    """Convert the JSON of a receipt of schema 2 to the form of schema 1, in which every release contains the roster."""
     made = {key: value for key, value in data.items() if key != "roster"}
     releases = made.get("releases")
     if "roster" not in data or not isinstance(releases, list) or not all(map(_without_roster, releases)):

@@ -304,8 +304,8 @@ class DecisionRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SealingKeyRecord(Document):
-    """A server's notice of a new sealing key: codes accepted for the key ``replaces`` may be encrypted to
-    ``sealing_key``.
+    """A server's announcement of a new sealing key. Codes for queries that were accepted under the key ``replaces`` may
+    be encrypted to ``sealing_key`` instead.
     """
 
     sealing_key: Sha256
@@ -321,7 +321,9 @@ class ReceiptRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord(Document):
-    """A genuine receipt that contradicts what the site knows, word for word. It stops the site."""
+    """A genuine receipt that contradicts what the site knows, word for word. The site then answers no study until a
+    person ends the alarm.
+    """
 
     receipt: Receipt
     problem: str
@@ -338,8 +340,8 @@ class SupersededRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecord(Document):
-    """A person's statement that the alarm was examined. The server's ledger of this id may continue from a recovered
-    state.
+    """A person's statement that an alarm was examined. Receipts of the server's ledger with this id are accepted again,
+    from its recovered state on.
     """
 
     ledger_id: str

@@ -175,7 +175,8 @@ class Link(Document):
 
 
 def linked_hashes(links: Iterable[Link], *, after: Position) -> Iterator[tuple[int, str]]:
-    """Compute the hashes of consecutive rows of the server's ledger from their links.
+    """Compute the hashes of consecutive rows of the server's ledger from their links (the facts about each row without
+    its body).
 
     Args:
         links: Links of consecutive rows.
@@ -209,7 +210,7 @@ def possession_message(role: str, *, ledger_id: str, seq: int, row_hash: str) ->
 
 
 def check_link(role: str, row: Row, previous: Row | None) -> None:
-    """Check that a row directly follows another, and that its hash is that of its own fields.
+    """Check that a row directly follows another row, and that its stored hash matches its fields.
 
     Args:
         role: ``server`` or ``site``.
@@ -231,7 +232,7 @@ def check_link(role: str, row: Row, previous: Row | None) -> None:
 
 
 def check_own_hash(role: str, row: Row) -> None:
-    """Check that a row's hash is that of its own fields.
+    """Check that a row's stored hash matches its fields.
 
     Args:
         role: ``server`` or ``site``.

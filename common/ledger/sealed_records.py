@@ -50,7 +50,9 @@ class PeerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskKeyRecord(Document):
-    """The nonce from which the site's mask key for one draw of a batch is derived, together with the ledger's key."""
+    """The nonce of the site's mask key for one draw (attempt) of a batch. The mask key is derived from this nonce and
+    the ledger's key.
+    """
 
     study_id: StudyId
     batch_id: Annotated[Sha256, Key("batch")]

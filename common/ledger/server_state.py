@@ -1,8 +1,9 @@
 """Computes the server ledger's totals from its rows alone, and applies the rules that every row must obey.
 
 The server's ledger and the verifier use it. The same object decides whether a release may be written and replays stored
-rows. A ledger that breaks a rule anywhere (an exceeded budget, a missed quorum, a loosened pool, a wrong derived value)
-can neither be opened nor verified. Each Σμ² is an exact rational, and no cached total is read.
+rows. A ledger that breaks a rule anywhere (an exceeded budget, too few sites, a pool declared again with a larger
+budget, a wrong derived value) can neither be opened nor verified. Each Σμ² is an exact rational, and no cached total is
+read.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ class Books(RowState):
                 f"budget of pool {new.pool}",
                 value=_stated(new),
                 limit=f"at most {_stated(old)}",
-                remedy="declare the earlier budget or a smaller one, because a pool's budget is for its whole life",
+                remedy="declare the earlier budget or a smaller one; a pool's budget can only be made tighter",
             )
 
     def check_books(self, pool: str, ledger_id: str) -> None:

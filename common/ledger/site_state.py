@@ -135,9 +135,9 @@ class SiteBooks(RowState):
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
         """Return whether an accepted query was accepted for this study and from this server.
 
-        The server is compared by its ledger and its sealing key, or by a replacement key that it announced. A value
-        that the row or the caller leaves empty is not compared. If the row names no ledger, the ledger from which the
-        study's receipts came is used.
+        The server is identified by its ledger's id and by its sealing key. A new key that the server announced in place
+        of the old one is accepted too. A value that the row or the caller leaves empty is not compared. If the row
+        names no ledger, the ledger from which the study's receipts came is compared.
 
         Args:
             reservation: The accepted query.
@@ -316,7 +316,8 @@ class SiteBooks(RowState):
         self.reopened |= {query_id for query_id, ledger_id in receipted if ledger_id == record.ledger_id}
 
     def check_caps(self, new: CapsRecord) -> None:
-        """Refuse caps of another pool or protection than before. The site may lower or raise its own ε.
+        """Refuse caps for another pool, or with another protection, than the site declared first. The site may lower or
+        raise its own ε.
 
         Args:
             new: The new caps.

@@ -44,7 +44,7 @@ class TeacherBooks:
     Rows are entered in order, each once. A row that breaks a rule changes nothing.
 
     Args:
-        codes: Row of every query's code, which this object fills.
+        codes: The position of the row of every query's code, by query id. This object fills it.
     """
 
     def __init__(self, codes: dict[str, Position]) -> None:

@@ -74,8 +74,8 @@ class TrainingRecord(Document):
         voter: Number of the voter.
         deal: Id of the assignment of patients to voters. Two voters of one deal share no patient.
         strategy: Name of the training strategy.
-        events: Upper bound on what it costs any of its patients, one event at most; empty for a training without a
-            guarantee.
+        events: At most one privacy event, an upper bound on what the training costs any of its patients; empty for a
+            training without a guarantee.
     """
 
     training_id: Annotated[Sha256, Key("training")]

@@ -108,7 +108,9 @@ class Pull:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Strength, and hash of the weights. A training's result depends on both."""
+        """The strength as text, and the SHA-256 of the weights. They identify the pull, because a training's result
+        depends on both.
+        """
         return repr(self.strength), sha256_bytes(tensors_to_bytes(self.weights))
 
     def apply(self, model: torch.nn.Module, *, rate: float) -> None:

@@ -131,7 +131,9 @@ def _exact(mu: float, delta: float) -> float:
 
 
 def _rdp(mu: float, delta: float) -> float:
-    """Minimise αμ²/2 + log(1 − 1/α) − log(αδ)/(α − 1) over α (Canonne, Kamath & Steinke 2020, Proposition 12)."""
+    """Return ε by Rényi DP: the minimum of αμ²/2 + log(1 − 1/α) − log(αδ)/(α − 1) over α (Canonne, Kamath & Steinke
+    2020, Proposition 12).
+    """
 
     def at(log_order: float) -> float:
         beyond = mpmath.exp(log_order)  # α − 1

@@ -6,8 +6,8 @@ know then has standard deviation σ at least. The sum of h rounded Gaussians is,
 post-processing of N(0, h·s²) (docs/privacy.md has the proof), so shares below :data:`MIN_SHARE_STD` grid steps are
 refused.
 
-Sites call it for their shares; the server, auditors and disputes for the bounds. Refuses rosters with fewer than two
-honest sites, and sums that honest sites cannot have made.
+Sites call this module for their shares. The server, auditors and disputes call it for the bounds. Refuses rosters with
+fewer than two honest sites, and sums that honest sites cannot have made.
 """
 
 from __future__ import annotations

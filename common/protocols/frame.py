@@ -133,7 +133,7 @@ class Frame:
         return code
 
     def along(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """Project the codes' offsets from the centre onto this round's directions.
+        """Project the codes' offsets from the centre onto this round's directions (those with a weight above 0).
 
         Args:
             codes: Codes of all volumes, [n, l].

@@ -542,7 +542,7 @@ def test_a_rotated_key_takes_over_and_the_old_one_is_refused(world: World) -> No
 
 def test_a_new_schema_is_refused_and_an_old_one_without_a_migration_too(world: World) -> None:
     world.ledger.close()
-    for version, word in ((99, "upgrade"), (0, "migrated")):
+    for version, word in ((99, "upgrade"), (0, "can migrate")):
         connection = sqlite3.connect(world.path)
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
