@@ -35,7 +35,7 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
 
     Args:
         path: The file.
-        room: Largest number of voxels that is accepted.
+        room: Limits on the number of voxels; a larger file is refused.
 
     Returns:
         The label map, on the slices that the file has.

@@ -3,10 +3,11 @@
 Called for labels of a case table. In this order:
 
 1. The file has at most :data:`MAX_BYTES` and :data:`MAX_ELEMENTS` and is not deflated.
-2. Every structure's name is the study's or mapped to it. Structures mapped to the background are not read.
+2. The name of every structure is that of a label of the study, or is mapped to one. Structures mapped to the background
+   are not read.
 3. The structures lie in the image's frame of reference.
-4. Contours are closed. There are at most :data:`MAX_CONTOURS` with :data:`MAX_POINTS` points together, counted before a
-   number is read; every number is finite.
+4. Contours are closed. There are at most :data:`MAX_CONTOURS` contours with at most :data:`MAX_POINTS` points in total,
+   counted before a coordinate is read. Every coordinate is finite.
 5. Every contour lies in the plane of one slice, within :data:`OFF_PLANE` of the slices' distance, and inside the image.
 6. A structure is filled by the rules of :mod:`common.data.contours`. Structures of one label are joined; those of two
    labels may not share a voxel.

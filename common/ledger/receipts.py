@@ -101,7 +101,7 @@ class Receipt(Signed):
     signature: str = ""
 
     def check(self) -> None:
-        """Refuse rosters in rows of their own in a receipt of schema 1 or 2."""
+        """Refuse a receipt of schema 1 or 2 that names a roster by the hash of a row, which only schema 3 allows."""
         by_hash = any(item.release.roster_sha256 is not None for item in self.releases)
         if self.schema < 3 and (by_hash or self.rosters is not None):
             raise InvalidInput("receipt schema", value=self.schema, limit="3, because rosters have rows of their own")
@@ -259,7 +259,7 @@ class Known:
     """A site's knowledge of one server ledger, from the receipts that it accepted.
 
     Attributes:
-        position: The last row covered.
+        position: The last row that an accepted receipt covers.
         spend: The pool's total at that row.
         recovering: True from the recovery of a restored server ledger until the next receipt.
         owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered server ledger must

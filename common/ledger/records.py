@@ -476,7 +476,8 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """Return a mapping from the newest lost row, whose charges a record entered again, to that record.
+    """Return a mapping with one entry: from the position of the newest lost row whose charges a record entered again,
+    to that record.
 
     Args:
         record: The record that charges the lost rows.

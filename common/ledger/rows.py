@@ -1,8 +1,9 @@
 """Defines a ledger row, its hash and the signed head: everything that others need to check a ledger.
 
 Both ledgers, receipts and verifiers use it. A row's hash is computed from the hash of its body, so the chain can be
-checked without the bodies, and from the hash of the row before, so it covers all earlier rows. The role in the hash's
-domain separates the two kinds of ledger. Refuses times in another form than the ledger writes.
+checked without the bodies, and from the hash of the row before, so it covers all earlier rows. The ledger's role is
+among the hashed bytes, so a row of one kind of ledger is invalid in the other. Refuses times in another form than the
+ledger writes.
 """
 
 from __future__ import annotations

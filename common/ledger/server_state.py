@@ -131,7 +131,8 @@ class Books(RowState):
         return max(self.releases.last_draw(query_id), self.recovered_draws.get(query_id, 0))
 
     def study_pools(self, study_id: str) -> tuple[str, ...]:
-        """Return the pools that took part in any release that the study used, sorted by name.
+        """Return the pools on which the study spent anything, by its own releases or by answers that it reuses, sorted
+        by name.
 
         Args:
             study_id: The study's id.

@@ -96,7 +96,9 @@ class Spending:
 
     @property
     def bound(self) -> Fraction:
-        """The Σμ² that no unit exceeds: the budget's limit, or the spent Σμ² if that is larger."""
+        """The Σμ² that no unit (patient or hospital) can exceed: the budget's limit, or the spent Σμ² if that is
+        larger.
+        """
         return max(self.limit, self.mu_squared)
 
     @property

@@ -42,7 +42,7 @@ class DealRecord(Document):
     """The assignment of patients to slots (a deal), recorded before any training on these patients. A patient keeps a
     slot forever.
 
-    A slots file with other assignments is therefore an older copy.
+    A slots file that contradicts a recorded assignment is therefore an older copy.
 
     Attributes:
         deal: Id of the key with which subjects are hashed.

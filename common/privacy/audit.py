@@ -101,7 +101,9 @@ class StudyUnderAudit:
 
     @property
     def claimed_noise_std(self) -> float:
-        """σ on the integer sum that the claim needs, in grid steps; Δ comes from :mod:`common.privacy.claim`."""
+        """The noise standard deviation σ on the integer sum that the claim requires, in grid steps. Δ comes from
+        :mod:`common.privacy.claim`.
+        """
         unit, relation = str(self.protection.unit), str(self.protection.relation)
         reach = claimed_reach(unit, relation, voters_per_site=self.voters_per_site)
         return reach * floor(self.radius * 65536) * sqrt(self.queries) / self.claimed_mu

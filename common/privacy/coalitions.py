@@ -22,13 +22,14 @@ from common.privacy.mechanism import AccountantName, Budget, Protection
 def mu_squared_against(mu_squared: Fraction, *, sites: int, colluders: int, knowing: int) -> Fraction:
     """Return the Σμ² of sealed sums against a party that knows c of the K shares of the noise (``knowing``).
 
-    The charge allowed for t colluders (``colluders``). The result grows with K if c < t and falls with K if c > t. To
-    bound rosters of different sizes, use the largest one if c < t and the smallest one if c > t.
+    The releases were charged for a party that knows t of the shares (``colluders``). The result grows with K if c < t
+    and falls with K if c > t. To bound rosters of different sizes, use the largest one if c < t and the smallest one if
+    c > t.
 
     Args:
-        mu_squared: Σμ² as charged, with t colluders allowed for.
+        mu_squared: Σμ² as charged, against a party that knows t shares.
         sites: Number K of sites on the roster.
-        colluders: Number t of colluders that the charge allows for, below K.
+        colluders: Number t of shares that the charge assumes to be known, below K.
         knowing: Number c of shares that the party knows, below K.
 
     Returns:

@@ -312,7 +312,7 @@ class QuerySpec(Document):
         codec: Content hash of the codec.
         volumes: Content hashes of the public volumes in order; several for a joint query.
         round: Number of the round, from 1.
-        centre: ``"zero"``, or the content hash of the public object around which codes are taken.
+        centre: ``"zero"``, or the content hash of a public object (a frame) relative to which codes are computed.
         weights: ``"codec"`` for the codec's own weights, or the content hash of a public object that contains other
             weights.
         mechanism: The noise mechanism.

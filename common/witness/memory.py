@@ -146,7 +146,7 @@ class HeadMemory:
             name: Name under which the head is remembered; the ledger's name if empty.
 
         Returns:
-            A word of :data:`~common.witness.messages.PROBLEMS`; empty if the head may follow.
+            A word of :data:`~common.witness.messages.PROBLEMS`; empty if the new head continues the known one.
         """
         known = self.known(name or note.origin)
         if known is None or (known.size, known.root) == (note.size, note.root.hex()):
