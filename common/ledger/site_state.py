@@ -415,7 +415,7 @@ class SiteBooks(RowState):
             raise
         if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
             raise LedgerCorrupt(
-                "the server charged more as lost than the queries cost that this site accepted and has no receipt for"
+                "the receipt charges as lost more than the cost of all accepted queries without a receipt"
             )
 
     def _lost_draws(self, receipt: Receipt) -> Spend:

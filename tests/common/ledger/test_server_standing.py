@@ -117,7 +117,7 @@ def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: W
     site.reserve(world.study.id, [query])
     world.release([query], batch="b2")
     (receipt,) = world.ledger.site_receipts("aachen")
-    with pytest.raises(LedgerCorrupt, match="more than this site has accepted"):
+    with pytest.raises(LedgerCorrupt, match="more than the cost of all accepted"):
         site.record_receipt(receipt, public_key=world.key.public_key())
     assert site.spent().releases == 1
     assert len(site.alarms()) == 1
