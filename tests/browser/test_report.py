@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from consilium.reports.study_report import render_html
-from tests.consilium.reports.test_study_report import make_facts
+from tests.report_facts import make_facts
 
 pytestmark = pytest.mark.slow
 

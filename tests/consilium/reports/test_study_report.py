@@ -8,8 +8,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
-from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,118 +15,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.planes import PLANES
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
 from common.privacy.figures import percent_text
 from consilium.reports.certificate import in_words
-from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
+from consilium.reports.report_facts import DiceScore
 from consilium.reports.report_pictures import OUTLINES, Picture, centre_of, draw_picture
 from consilium.reports.study_report import format_duration, render_html, write_report
-from server.study.consent_text import BatchRoster
+from tests.report_facts import make_facts, phantom
 
 NAN = math.nan
-
-
-def phantom(seed: int, grid: tuple[int, int, int] = (40, 56, 40)) -> tuple[np.ndarray, np.ndarray]:
-    """A noisy bean in two parts and its label map."""
-    rng = np.random.default_rng(seed)
-    x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in grid), indexing="ij")
-    bend = z - 0.35 * y**2 + 0.15
-    inside = (x / 0.42) ** 2 + (y / 0.72) ** 2 + (bend / 0.34) ** 2 + 0.12 * np.sin(5 * y + seed) < 1
-    label = np.where(inside, np.where(y > 0.05, 1, 2), 0).astype(np.uint8)
-    head = (x / 0.98) ** 2 + (y / 0.98) ** 2 + (z / 0.98) ** 2 < 1
-    image = 0.5 * head + 0.45 * (label == 1) + 0.3 * (label == 2) + 0.25 * np.sin(6 * x) * np.cos(5 * z) * head
-    return (image + 0.06 * rng.standard_normal(grid)).astype(np.float32), label
-
-
-def make_picture(title: str, kind: str, seed: int) -> Picture:
-    image, truth = phantom(seed)
-    outlines = {"truth": truth, "student": np.roll(truth, (1, -1, 1), (0, 1, 2))}
-    if kind == "public":
-        outlines["pseudo-label"] = np.roll(truth, (-2, 1, 0), (0, 1, 2))
-    return Picture(title=title, kind=kind, image=image, outlines=outlines)  # type: ignore[arg-type]
-
-
-def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital") -> ReportFacts:
-    """Made-up but coherent: z and N give exactly this ε by the exact accountant at δ = 1e-3."""
-    multiplier = 0.480014 * math.sqrt(80)  # the exact calibration of (8, 1e-3) at 80 queries
-    study = Study(
-        name="hippocampus-pilot",
-        data=DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(40, 56, 40)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=80, quorum=3, unit=unit),  # type: ignore[arg-type]
-    )
-    return ReportFacts(
-        study=study,
-        privacy=PrivacyFacts(
-            epsilon_exact=7.99998,
-            epsilon_rdp=8.8761,
-            mu_squared=Fraction(3),
-            delta=1e-3,
-            unit=unit,
-            relation="replace-one",
-            accountant="exact",
-            planned_epsilon=8.0,
-            noise_multiplier=multiplier,
-            queries=80,
-            planned_queries=80,
-            voters=hospitals,
-            clipping_norm=1.0,
-        ),
-        teachers=tuple(
-            NamedScore(f"hospital-{i + 1}", DiceScore(0.84 - 0.01 * i, (0.85 - 0.01 * i, 0.83 - 0.01 * i)))
-            for i in range(hospitals)
-        ),
-        ensemble=DiceScore(0.862, (0.871, 0.853)),
-        mean_shape=DiceScore(0.612, (0.634, 0.590)),
-        student=DiceScore(0.648, (0.661, 0.635)),
-        controls={
-            "zero_code": DiceScore(0.597, (0.604, 0.590)),
-            "shuffled_codes": DiceScore(0.6, (0.608, 0.592)),
-            "public_only": DiceScore(0.595, (0.601, 0.589)),
-        },
-        decoded_labels=DiceScore(0.631, (0.645, 0.617)),
-        daemons=(
-            DaemonFact("superlink", 41201),
-            DaemonFact("superexec", 41233),
-            *(DaemonFact(f"supernode hospital-{i + 1}", 41260 + 7 * i) for i in range(hospitals)),
-            *(DaemonFact(f"worker hospital-{i + 1}", 41340 + 3 * i) for i in range(hospitals)),
-        ),
-        refused_node="supernode with an unknown key exited after 0.4 s: PERMISSION_DENIED, node is not registered",
-        sites=tuple(
-            SiteFact(
-                name=f"hospital-{i + 1}",
-                pool=f"hospital-{i + 1}/2024",
-                patients=31 + i,
-                codes_sent=80,
-                epsilon_spent=7.99998,
-            )
-            for i in range(hospitals)
-        ),
-        releases=tuple(
-            BatchRoster(f"{n}" * 64, 20, tuple(f"hospital-{i + 1}" for i in range(hospitals) if n != 2 or i))
-            for n in range(4)
-        ),
-        seconds={
-            "data": 4.21,
-            "teachers": 187.4,
-            "federation": 9.8,
-            "study run": 160.3,
-        },
-        run_seconds={"collect": 61.2, "decode": 2.9, "student": 96.0},
-        pictures=tuple(
-            make_picture(f"{'Public' if i % 2 == 0 else 'Test'} case {i + 17:03d}", ("public", "test")[i % 2], i)
-            for i in range(pictures)
-        ),
-        ledger_head="3f9c1e64b2a75d08e1c4479a0d5b86f2c7713e90ab4d2f6885c0196e3d7ab154",
-        ledger_rows=86,
-        version="0.1.0",
-        seeds={"data": 7, "split": 11, "student": 3},
-        spacing_mm=(1.0, 1.0, 1.0),
-        finished=datetime(2026, 1, 14, 9, 41, tzinfo=UTC),
-    )
 
 
 @pytest.fixture(scope="module")
