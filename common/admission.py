@@ -1,7 +1,7 @@
-"""Defines a site's join request: its name, its patient pool with its ledger's total, and its public node key.
+"""Defines a site's join request: site, patient pool, budget that the pool's ledger has spent, and public node key.
 
 Sites write requests; the server's operator reads and admits them. The signature proves that the sender holds the key.
-It does not prove who the sender is; for that, two people read the request's fingerprint to each other. The signature
+It does not prove who the sender is; for that, two people compare the request's fingerprint by telephone. The signature
 covers everything that is requested, so nobody is admitted under another name, for another pool or into another study.
 Refuses an altered request, a name that is not a single path segment, and a key that is not in OpenSSH's P-384 format.
 """
@@ -55,7 +55,8 @@ class StatedBooks(Document):
     Attributes:
         ledger_id: Id of the site's ledger.
         answer_key: Public key (Ed25519, hex) of that ledger. It signs all replies of the site.
-        mu_squared: Σμ² spent so far, for the privacy unit and relation of ``protection``.
+        mu_squared: Σμ² of all releases that the ledger has charged so far, for the unit and relation of ``protection``
+            (μ is the parameter of Gaussian differential privacy; μ² of several releases add up).
         protection: Privacy unit and neighbouring relation of ``mu_squared``.
     """
 
@@ -71,15 +72,16 @@ class StatedBooks(Document):
             raise InvalidInput(
                 "ledger stated in a join request",
                 value=ledger_id,
-                limit="an id of 32 hex digits and a sum of at least 0",
+                limit="an id of 32 hex digits, and a spent Σμ² of at least 0",
+                remedy="ask the site for a new request.json",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Document):
-    """A site's request to join a study. All of it is public.
+    """A site's request to join a study. It contains nothing secret.
 
-    ``books`` is the id of the ledger that the site charges; None in requests of older sites.
+    ``books`` is the site's statement about the ledger of its pool; None in requests of older versions.
     """
 
     study: str
@@ -116,13 +118,13 @@ class JoinRequest(Document):
         return is_fingerprint(read_out, self.fingerprint)
 
     def statement(self) -> bytes:
-        """Return the bytes that are signed."""
+        """Return the bytes that the signature covers: the request and its version in canonical JSON."""
         return canonical_bytes({"join": 1, **self.to_json()})
 
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest(Document):
-    """A request as its file holds it. :func:`read_request` checks the signature."""
+    """A join request with its signature, as stored in a file. :func:`read_request` checks the signature."""
 
     request: Annotated[JoinRequest, FLAT]
     signature: str
@@ -139,7 +141,7 @@ def write_request(
         site: Name of the site.
         pool: Name of the patient pool.
         node_key: File of the site's private node key.
-        books: What the site states about its ledger.
+        books: The site's statement about the ledger of its pool; None to leave it out.
 
     Returns:
         The request.
@@ -177,5 +179,7 @@ def read_request(path: Path) -> JoinRequest:
             b64decode(signed.signature, validate=True), request.statement(), ec.ECDSA(hashes.SHA384())
         )
     except (InvalidSignature, ValueError) as error:
-        raise InvalidInput("signature of the join request", limit="the node key's own", remedy=remedy) from error
+        raise InvalidInput(
+            "signature of the join request", limit="made with the node key in the request", remedy=remedy
+        ) from error
     return request

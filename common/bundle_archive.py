@@ -1,4 +1,5 @@
-"""Packs a bundle into one file whose bytes depend only on the names and contents of its files, and unpacks it.
+"""Packs a student's MONAI bundle into one file whose bytes depend only on its files' names and contents, and unpacks
+it.
 
 Called by exports and by sites that receive a student. The archive is a ZIP without compression, dates or owners, so the
 same student has the same SHA-256 wherever it is packed. Refuses to read what :func:`to_archive` never writes: absolute
@@ -61,15 +62,23 @@ def from_archive(data: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > len(data):
-                raise InvalidInput("a bundle's archive", limit="files stored one after another without gaps")
+                raise InvalidInput(
+                    "sizes of the files in a bundle's archive", limit="together at most the size of the archive"
+                )
             if not entries or len(entries) > MAX_FILES:
                 raise InvalidInput("files of a bundle", value=len(entries), limit=f"1 to {MAX_FILES}")
             for entry in entries:
                 plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
                 if not plain or entry.flag_bits & 0x1 or entry.external_attr != _REGULAR_FILE:
-                    raise InvalidInput("entry of a bundle's archive", value=entry.filename, limit="a plain stored file")
+                    raise InvalidInput(
+                        "entry of a bundle's archive",
+                        value=entry.filename,
+                        limit="a regular file without compression or encryption",
+                    )
                 if _checked(entry.filename) in files:
-                    raise InvalidInput("a bundle names a file twice", value=entry.filename, limit="each file once")
+                    raise InvalidInput(
+                        "a bundle's archive contains a file twice", value=entry.filename, limit="each file once"
+                    )
                 files[entry.filename] = archive.read(entry)
         same = to_archive(files) == data
     if not same:

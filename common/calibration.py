@@ -35,8 +35,8 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: Σ share of a bin · |accuracy − mean confidence| (Guo et al. 2017); nan without
-        predictions.
+        """Expected calibration error (Guo et al. 2017): the mean over bins of |accuracy − mean confidence|, weighted
+        with the share of predictions in the bin; nan without predictions.
         """
         total = sum(self.count)
         gaps = (abs(right - sure) for right, sure in zip(self.right, self.confidence, strict=True))
@@ -50,15 +50,15 @@ class Reliability:
 
 
 NOTHING = Reliability()
-"""Reliability of no predictions; its error is nan."""
+"""A reliability that counts no prediction; its error is nan. Results of cases can be added to it."""
 
 
 def binned(confidence: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"]) -> Reliability:
-    """Return the reliability of predictions.
+    """Group predictions into bins of confidence, and return their reliability.
 
     Args:
         confidence: Confidences in [0, 1], [n].
-        right: Whether each is right, [n].
+        right: Whether each prediction is right, [n].
 
     Returns:
         The reliability.

@@ -24,8 +24,9 @@ MAX_INTEGER = 2**63 - 1
 """Largest absolute value of an integer in canonical JSON: it fits into a 64-bit column of a database."""
 
 MAX_RATIONAL_DIGITS = 4_000
-"""Most digits of a rational's numerator or denominator. Python converts at most 4,300 digits. The digits of a sum of
-rationals grow with every new denominator, so a sum that could not be written is refused before it is charged."""
+"""Largest number of digits of a rational's numerator or denominator. Python converts at most 4,300 digits to text. A
+sum of rationals gets more digits with every new denominator; a sum that could not be written is refused before it is
+charged."""
 
 Json = object  # None | bool | int | str | list | dict with string keys, nested
 
@@ -70,13 +71,15 @@ def _encoded(value: Json) -> tuple[str, bytes]:
         text = _ENCODER.encode(value)
         return text, text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput("text cannot be encoded", limit="Unicode without unpaired surrogates") from error
+        raise InvalidInput("text cannot be encoded as UTF-8", limit="Unicode without unpaired surrogates") from error
     except (RecursionError, ValueError) as error:
-        raise InvalidInput("value cannot be encoded", limit="lists and mappings that are less deeply nested") from error
+        raise InvalidInput(
+            "value cannot be encoded as JSON", limit="lists and mappings that are less deeply nested"
+        ) from error
 
 
 def canonical_members(members: Mapping[str, str]) -> str:
-    """Return the canonical text of a mapping whose values are canonical texts already.
+    """Return the canonical text of a mapping whose values are given as canonical texts.
 
     Args:
         members: Canonical texts by key.
@@ -105,17 +108,19 @@ def parse_canonical(data: bytes | str) -> Json:
         again = _ENCODER.encode(value)
         again.encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats") from error
+        raise InvalidInput("text is not canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats") from error
     if again != text:
-        raise InvalidInput("canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats")
+        raise InvalidInput("text is not canonical JSON", limit="UTF-8, sorted keys, no spaces, no floats")
     return value
 
 
 def digest(domain: str, value: Json) -> str:
-    """Return the SHA-256 of ``consilium/<domain>/v1``, NUL and canonical bytes. The domain separates kinds of hashes.
+    """Return the SHA-256 of a value: of ``consilium/<domain>/v1``, a NUL byte and the value's canonical bytes.
+
+    Equal values of different kinds have different hashes, because the domain differs.
 
     Args:
-        domain: Kind of the hash.
+        domain: Kind of the hashed value, for instance ``study``.
         value: As for :func:`canonical_bytes`.
 
     Returns:
@@ -169,7 +174,7 @@ def rational(value: Fraction) -> str:
     """
     if max(abs(value.numerator), value.denominator).bit_length() > _RATIONAL_BITS:
         raise InvalidInput(
-            "digits of a rational number", limit=f"at most {MAX_RATIONAL_DIGITS} in numerator and denominator"
+            "digits of a rational number", limit=f"at most {MAX_RATIONAL_DIGITS} in numerator and in denominator"
         )
     return f"{value.numerator}/{value.denominator}"
 
@@ -190,7 +195,9 @@ def parse_rational(text: str) -> Fraction:
     numerator, _, denominator = text.partition("/")
     if max(len(numerator), len(denominator)) > MAX_RATIONAL_DIGITS:
         raise InvalidInput(
-            "digits of a rational number", value=len(text), limit=f"at most {MAX_RATIONAL_DIGITS} on each side"
+            "digits of a rational number",
+            value=len(text),
+            limit=f"at most {MAX_RATIONAL_DIGITS} in numerator and in denominator",
         )
     try:
         value = Fraction(int(numerator), int(denominator))
@@ -216,9 +223,13 @@ def parse_float(text: str) -> float:
     try:
         value = float.fromhex(text)
     except (ValueError, OverflowError):
-        raise InvalidInput("number in a record", value=text[:80], limit="as float.hex writes it") from None
+        raise InvalidInput(
+            "number in a record", value=text[:80], limit="a number as Python's float.hex writes it"
+        ) from None
     if not isfinite(value) or value.hex() != text:
-        raise InvalidInput("number in a record", value=text[:80], limit="finite, as float.hex writes it")
+        raise InvalidInput(
+            "number in a record", value=text[:80], limit="a finite number as Python's float.hex writes it"
+        )
     return value
 
 
@@ -258,7 +269,7 @@ def check_name(text: object, *, what: str) -> str:
             what,
             value=str(text)[:80],
             limit="1 to 64 letters, digits, '-', '_', '.', beginning with a letter or digit, no space",
-            remedy=f"for instance {like!r}" if _NAME.fullmatch(like) else "",
+            remedy=f"use for instance {like!r}" if _NAME.fullmatch(like) else "",
         )
     return text
 
@@ -337,13 +348,13 @@ def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:
         InvalidInput: For anything else.
     """
     if not isinstance(data, dict):
-        raise InvalidInput("record", value=type(data).__name__, limit="a mapping")
+        raise InvalidInput("type of a record", value=type(data).__name__, limit="a mapping")
     if data.keys() != kinds.keys():
         wrong = sorted(data.keys() ^ kinds.keys())
-        raise InvalidInput("record keys", value=wrong, limit=f"exactly {sorted(kinds)}")
+        raise InvalidInput("missing or unknown record keys", value=wrong, limit=f"exactly {sorted(kinds)}")
     for key, kind in kinds.items():
         if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
-            raise InvalidInput(f"record key {key}", value=type(data[key]).__name__, limit=kind.__name__)
+            raise InvalidInput(f"type of record key {key}", value=type(data[key]).__name__, limit=kind.__name__)
     return dict(data)
 
 
@@ -372,7 +383,9 @@ def _check(value: Json) -> None:
         return
     if isinstance(value, int):
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
-            raise InvalidInput("bits of an integer to encode", value=value.bit_length(), limit="63 and a sign")
+            raise InvalidInput(
+                "bits of an integer to encode", value=value.bit_length(), limit="at most 63, besides the sign"
+            )
     elif isinstance(value, _LISTS):
         for item in value:
             if type(item) is not str:  # most items are; this saves a call for each

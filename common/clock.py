@@ -1,4 +1,4 @@
-"""Provides the production clock. Every part that writes a time takes a clock as a parameter."""
+"""Provides the system clock in UTC. Code that records a time takes a clock as a parameter, which tests can replace."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """Return the current time in UTC: the production clock."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)

@@ -34,8 +34,9 @@ OPEN, SEALED_SUM = "open", "sealed-sum"
 
 
 def usual_aggregation(quorum: int) -> str:
-    """Return the aggregation of a new study that names none: sealed if the quorum has room for a colluder and two
-    honest sites.
+    """Return the aggregation of a new study that does not state one.
+
+    It is ``sealed-sum`` from a quorum of 3 on (one colluding and two honest sites), otherwise ``open``.
 
     Args:
         quorum: Least number of sites of a release.
@@ -103,12 +104,12 @@ class PrivacyConfig(StatedBudget):
             (
                 "colluders",
                 self.quorum - HONEST_SITES,
-                f"a sum needs {HONEST_SITES} honest sites; choose a larger quorum",
+                f"choose a larger quorum, because a sealed sum needs {HONEST_SITES} honest sites",
             ),
             ("spare_draws", 1_000, ""),
         ):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-            limit = f"0 to {most}" if self.sealed else f"stated where aggregation is {SEALED_SUM}"
+            limit = f"0 to {most}" if self.sealed else f"{default}, unless privacy.aggregation is {SEALED_SUM}"
             if value != default if not self.sealed else type(value) is not int or not 0 <= value <= most:
                 raise InvalidInput(f"privacy.{name}", value=value, limit=limit, remedy=remedy)
 
@@ -128,7 +129,7 @@ class PrivacyConfig(StatedBudget):
         return self.planned_queries + self.spare_draws
 
     def to_table(self) -> dict[str, Any]:
-        """Return the section. Only a sealed study has the sealed sum's keys, so existing study ids do not change."""
+        """Return the section as a table. The sealed sum's keys are left out of an open study, so old study ids stay."""
         said = self.sealed
         return {k: v for k, v in dataclasses.asdict(self).items() if said or k not in _SEALED_ALONE}
 
@@ -149,7 +150,7 @@ class CodecConfig:
             ``privacy.planned_queries`` counts rounds.
         protocol: Name of the query protocol (:mod:`common.protocol_terms`); if empty, ``joint`` chooses one.
         paired: Number of public volumes that are published with their label maps.
-        dimension: Length l of a code; at 0 the codec chooses it for the planned noise.
+        dimension: Length l of a code; if it is 0, the codec chooses a length that suits the planned noise.
 
     >>> c.CodecConfig(protocol="appearance").protocol_name
     'appearance'
@@ -172,10 +173,10 @@ class CodecConfig:
             if not least <= getattr(self, name) <= most:
                 raise InvalidInput(f"codec.{name}", value=getattr(self, name), limit=f"{least} to {most}")
         if terms.codecs and self.name not in terms.codecs:
-            limit = f"{', '.join(terms.codecs)} where {asked_by(self.protocol_name)}"
+            limit = f"{', '.join(terms.codecs)}, because the study has {asked_by(self.protocol_name)}"
             raise InvalidInput("codec.name", value=self.name, limit=limit)
         if not 0 <= self.paired <= (1000 if terms.pairs else 0):
-            limit = f"0 to 1000, and 0 unless {asked_by_one_that('pairs')}"
+            limit = f"0 to 1000 with {asked_by_one_that('pairs')}, otherwise 0"
             raise InvalidInput("codec.paired", value=self.paired, limit=limit)
 
     @property
@@ -189,8 +190,9 @@ class CodecConfig:
         return terms_of(self.protocol_name)
 
     def to_table(self) -> dict[str, Any]:
-        """Return the section. Keys added after 0.1.0 are left out at their default, so existing study ids do not
-        change."""
+        """Return the section as a table. Keys added after version 0.1.0 are left out if they have their default, so
+        existing study ids do not change.
+        """
         table, later = dataclasses.asdict(self), ("protocol", "paired", "dimension")
         return {key: value for key, value in table.items() if value or key not in later}
 
@@ -240,7 +242,7 @@ class TrainingConfig:
         if not 1 <= self.batch_size <= 64:
             raise InvalidInput("training batch size", value=self.batch_size, limit="1 to 64")
         if not 0 < self.learning_rate < 1:
-            raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0, below 1")
+            raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0 and below 1")
         halved = 2 ** (len(self.channels) - 1)
         if self.patch and (
             len(self.patch) != 3
@@ -252,14 +254,18 @@ class TrainingConfig:
         if self.network not in NETWORKS:
             raise InvalidInput("training network", value=self.network, limit=", ".join(NETWORKS))
         if self.network == "paper-unet" and len(self.channels) != 5:
-            raise InvalidInput("channels of paper-unet", value=self.channels, limit="5, four poolings between them")
+            raise InvalidInput(
+                "channels of paper-unet",
+                value=self.channels,
+                limit="exactly 5 numbers, because this network has 5 levels",
+            )
         if not 0 <= self.modality_dropout < 1:
             raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
 
     def to_table(self) -> dict[str, Any]:
         """Return the section's keys and values.
 
-        Keys of later versions are left out at their default, so the ids of earlier trainings do not change.
+        Keys that later versions added are left out if they have their default, so the ids of earlier trainings stay.
         """
         return as_said(self, ("network", "modality_dropout"))
 
@@ -273,12 +279,12 @@ STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
 
 @dataclass(frozen=True, slots=True)
 class CollectionConfig:
-    """How answers are collected from the sites. It changes no guarantee.
+    """Settings by which the server collects answers from the sites. They change no guarantee.
 
     Attributes:
-        batch_size: Queries in one message.
-        offer_deadline_s: Seconds in which sites may come online and decide.
-        deadline_s: Seconds that one attempt at a batch may take.
+        batch_size: Number of queries in one message.
+        offer_deadline_s: Seconds that sites have to come online and to accept or decline an offer of queries.
+        deadline_s: Seconds that one attempt to get the answers to a batch may take.
         patience_s: Seconds that all attempts together may take. After that, a site that accepted but did not answer
             counts as the zero code; in a sealed sum, the draw is lost.
     """
@@ -328,7 +334,7 @@ class Study:
         student: Recipe of the student and its controls.
         collection: How answers are collected.
         gate: The condition under which the student is released.
-        pool: What a patient pool may spend in its life.
+        pool: ε that a newly admitted patient pool may spend in all studies together.
         start: The network that teachers, student and controls begin from, if one is given.
 
     Raises:
@@ -367,8 +373,8 @@ class Study:
             raise InvalidInput(
                 "privacy.planned_queries",
                 value=self.privacy.planned_queries,
-                limit=f"at most {terms.most_rounds} where {asked}, since each is a round about all public volumes",
-                remedy=f"use {JOINT_ROUNDS} rounds, the default",
+                limit=f"at most {terms.most_rounds} with {asked}, because each query is then a round about all volumes",
+                remedy=f"set {JOINT_ROUNDS}, the default number of rounds",
             )
         if self.gate.verdicts > self.privacy.quorum:
             raise InvalidInput(
@@ -376,11 +382,16 @@ class Study:
             )
         if 0 < self.pool.epsilon < self.privacy.epsilon:
             limit = f"at least the study's own ε, {epsilon_text(self.privacy.epsilon)}"
-            raise InvalidInput("pool.epsilon", value=self.pool.epsilon, limit=limit, remedy="a larger one, or 0")
+            raise InvalidInput(
+                "pool.epsilon",
+                value=self.pool.epsilon,
+                limit=limit,
+                remedy="set a larger ε, or 0 to use the study's own",
+            )
         if self.pool.epsilon == self.privacy.epsilon:  # both mean the same, so both have one id
             object.__setattr__(self, "pool", PoolConfig())
         if self.data.finer > 1 and (not terms.finer or self.codec.paired):
-            limit = f"1 unless {asked_by_one_that('finer')}, without pairs"
+            limit = f"1, unless the study has {asked_by_one_that('finer')} and codec.paired = 0"
             raise InvalidInput("data.finer", value=self.data.finer, limit=limit)
 
     @classmethod
@@ -418,7 +429,7 @@ class Study:
             spacing_mm: Size of a voxel.
             channels: Names of an image's channels.
             relation: Neighbouring relation, ``"replace-one"`` or ``"zero-out"``.
-            aggregation: ``"open"`` or ``"sealed-sum"``; if None, sealed from a quorum of three on.
+            aggregation: ``"open"`` or ``"sealed-sum"``; if None, ``"sealed-sum"`` from a quorum of 3 on.
             codec: The codec and the query protocol; if None, a PCA codec and one query per volume.
             student: Recipe of the student and its controls.
 
@@ -444,8 +455,9 @@ class Study:
 
     @property
     def pool_budget(self) -> Budget:
-        """ε and δ that a pool may spend in its life if this study is the first to admit it, by the study's accountant.
-        ε is ``pool.epsilon``, or the study's own ε if that is 0.
+        """ε and δ that a patient pool may spend in all studies together, if this study is the first to admit the pool.
+
+        ε is ``pool.epsilon``, or the study's own ε if ``pool.epsilon`` is 0. The study's accountant measures it.
         """
         return Budget(epsilon=self.pool.epsilon or self.privacy.epsilon, delta=self.privacy.delta)
 
@@ -499,7 +511,7 @@ def load_study(path: Path | str) -> Study:
     ...     c.load_study(file).codec.name
     'paper-pca'
     """
-    remedy = "check the path; `consilium study init`"
+    remedy = "check the path, or make a study with `consilium study init`"
     return parse_study(read_text(Path(path), what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy))
 
 
@@ -544,7 +556,9 @@ def parse_study(text: str) -> Study:
     for key in ("data", "privacy"):
         if key not in parts:
             raise InvalidInput(f"section [{key}] is missing", remedy="see `consilium study init` for a valid study")
-    with parsing("study file", limit="a study that can be calibrated", remedy="see `consilium study init`"):
+    with parsing(
+        "study file", limit="a study whose noise can be computed from its budget", remedy="see `consilium study init`"
+    ):
         return Study(name=document["name"], **parts)
 
 

@@ -105,13 +105,18 @@ def open_curves(asked: str, *, run: str) -> Curves:
     form, _, folder = asked.partition(":")
     if form not in FORMS or not folder:
         raise InvalidInput(
-            "--metrics", value=asked, limit=f"FORM:FOLDER with a form of {', '.join(FORMS)}", remedy="tensorboard:runs"
+            "--metrics",
+            value=asked,
+            limit=f"FORM:FOLDER, where FORM is {' or '.join(FORMS)}",
+            remedy="write for instance tensorboard:runs",
         )
     try:
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(
-            "folder of --metrics", value=folder, limit=f"a folder that can be created ({error.strerror})"
+            "folder of --metrics",
+            value=folder,
+            limit=f"a folder that can be created; the system says: {error.strerror}",
         ) from error
     return FORMS[form](Path(folder), run)
 

@@ -49,7 +49,7 @@ class DataConfig:
         object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
             raise InvalidInput(
-                "data.labels", value=self.labels, limit="background and at least one structure, no name twice"
+                "data.labels", value=self.labels, limit="the background and at least one structure, no name twice"
             )
         if not self.channels or len(set(self.channels)) != len(self.channels):
             raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, no name twice")
@@ -66,7 +66,7 @@ class DataConfig:
             raise InvalidInput("data.normalisation", value=self.normalisation, limit=", ".join(NORMALISATIONS))
         check_regions(self.regions, self.labels)
         if type(self.finer) is not int or self.finer not in (1, 2, 4):
-            raise InvalidInput("data.finer", value=self.finer, limit="1, 2, 4")
+            raise InvalidInput("data.finer", value=self.finer, limit="1, 2 or 4")
         _ = self.student  # raises InvalidInput if the student's grid is too large
 
     @property
@@ -90,7 +90,7 @@ class DataConfig:
     def to_table(self) -> dict[str, Any]:
         """Return the section's keys and values.
 
-        Keys of later versions are left out at their default, so the ids of earlier studies do not change.
+        Keys that later versions added are left out if they have their default, so the ids of earlier studies stay.
         """
         return as_said(self, ("regions", "normalisation", "finer"))
 

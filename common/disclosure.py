@@ -43,14 +43,14 @@ def auditor_fingerprint(sealing_key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Disclosure(Signed):
-    """A site's mask key for one draw, signed. # sensitive
+    """A site's private mask key for one draw (one attempt at a sealed sum), signed by the site. # sensitive
 
     Attributes:
         site: Name of the site.
         roster: Id of the draw's roster.
         auditor: Public key of the auditor.
         key: The private mask key (X25519, hex).
-        peers: Identities that the site has confirmed in the study.
+        peers: Names and public keys of the other sites, as this site has confirmed them for the study.
         time_utc: When it was made.
         signature: Signature by the site's ledger key.
     """
@@ -111,10 +111,12 @@ class SealedDisclosure(Filed):
         try:
             text = open_bytes(self.sealed, private_key=private, info=self._info())
         except (InvalidTag, ValueError) as error:
-            raise InvalidInput(what, limit="an unchanged file that was sealed to this auditor's key") from error
+            raise InvalidInput(what, limit="an unchanged file that was encrypted to this auditor's key") from error
         found = Disclosure.from_json(parse_canonical(text))
         if (found.site, found.roster, found.auditor) != (self.site, self.roster, self.auditor):
-            raise InvalidInput(what, limit="the same site, draw and auditor in the encrypted and the plain part")
+            raise InvalidInput(
+                what, limit="the same site, draw and auditor in the encrypted part and in the plain part"
+            )
         return found
 
     def _info(self) -> bytes:

@@ -69,7 +69,12 @@ class Document:
         return made
 
     def check(self) -> None:
-        """Check values that follow from others; called after reading. Subclasses raise InvalidInput if one is wrong."""
+        """Check rules that concern several fields; called after reading. It does nothing unless a subclass overrides
+        it.
+
+        Raises:
+            InvalidInput: If a rule is broken.
+        """
 
 
 class Filed(Document):
@@ -78,7 +83,7 @@ class Filed(Document):
     __slots__ = ()
 
     FILE: ClassVar[tuple[str, int] | None] = None
-    """Name of the file in errors, and its largest size in bytes; None if the caller limits the size."""
+    """Words for the file in errors, and its largest size in bytes; None if the caller limits the size."""
 
     def render(self) -> bytes:
         """Return the file's bytes."""
@@ -105,15 +110,16 @@ class Filed(Document):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Mark: name of the field in the JSON form, if it differs from the dataclass field's."""
+    """Mark for ``Annotated``: the field's key in JSON, if it differs from the name of the dataclass field."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Mark: bounds on the length of a list, or on the number that ``of`` returns for it; checked before any item is
-    read.
+    """Mark for ``Annotated``: bounds on the length of a list, or on the number that ``of`` computes from the list.
+
+    The bounds are checked before any item is read.
     """
 
     what: str
@@ -122,7 +128,7 @@ class Count:
     of: Callable[[list[Any]], int] = len
 
     def check(self, items: list[Any]) -> None:
-        """Check the length of a list.
+        """Check the bounds on a list.
 
         Args:
             items: The items as JSON, not yet read.
@@ -135,7 +141,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Mark: bounds of an integer."""
+    """Mark for ``Annotated``: the least and the largest value of an integer."""
 
     what: str
     least: int
@@ -149,7 +155,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class OrEmpty:
-    """Mark: a check of a string that may be empty."""
+    """Mark for ``Annotated``: the string is empty, or ``check`` accepts it."""
 
     check: Callable[[str], object]
 
@@ -160,7 +166,7 @@ class OrEmpty:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Mark: the string must be one of these words."""
+    """Mark for ``Annotated``: the string is one of ``words``."""
 
     what: str
     words: tuple[str, ...]
@@ -175,11 +181,11 @@ class _Mark:
 
 
 FLAT = _Mark()
-"""Mark: the fields of this document are written into the mapping of the document that contains it."""
+"""Mark for ``Annotated``: this document's fields are written directly into the mapping of the document around it."""
 LATER = _Mark()
-"""Mark: documents of earlier versions lack this field; it then has its default."""
+"""Mark for ``Annotated``: documents of earlier versions lack this field and are read with its default."""
 AS_TEXT = _Mark()
-"""Mark: this integer is written as a string of digits, because other JSON readers have only 53 bits for a number."""
+"""Mark for ``Annotated``: the integer is written as a string of digits, because many JSON readers keep only 53 bits."""
 
 Sha256 = Annotated[str, check_hash]
 
@@ -223,7 +229,7 @@ class _Form:
             (field.key for field in self.plain), *(form.keys for _, form in self.flat)
         )
         if self.as_list and (self.writes or self.flat):
-            raise TypeError(f"{cls.__name__}: no list of its values as they are")
+            raise TypeError(f"{cls.__name__}: AS_LIST needs fields that are strings or integers")
         names = [field.name for field in self.plain]
         self.values: Callable[[Any], tuple[Any, ...]] = _values_of(names)
         self.check = None if cls.check is Document.check else cls.check
@@ -252,7 +258,7 @@ class _Form:
 
     def _fields(self, data: Any) -> dict[str, Any]:
         if type(data) is not dict:
-            raise InvalidInput("record", value=type(data).__name__, limit="a mapping")
+            raise InvalidInput("type of a record", value=type(data).__name__, limit="a mapping")
         self._check_keys(data)
         made = {}
         for key, name, kind, read in self.reads:
@@ -260,7 +266,7 @@ class _Form:
                 continue
             value = data[key]
             if type(value) is not kind:
-                raise InvalidInput(f"record key {key}", value=type(value).__name__, limit=kind.__name__)
+                raise InvalidInput(f"type of record key {key}", value=type(value).__name__, limit=kind.__name__)
             made[name] = value if read is None else read(value)
         for name, form in self.flat:
             made[name] = form.read({key: data[key] for key in form.keys if key in data})
@@ -272,7 +278,7 @@ class _Form:
         made = []
         for value, (key, _, kind, read) in zip(data, self.reads, strict=True):
             if type(value) is not kind:
-                raise InvalidInput(f"record key {key}", value=type(value).__name__, limit=kind.__name__)
+                raise InvalidInput(f"type of record key {key}", value=type(value).__name__, limit=kind.__name__)
             made.append(value if read is None else read(value))
         return made
 
@@ -282,10 +288,10 @@ class _Form:
             check_schema(what, data.get("schema"), known=known)
         if data.keys() != self.keys and (data.keys() - self.keys or self.keys - data.keys() - self.optional):
             wrong = sorted(map(str, data.keys() ^ self.keys - self.optional))
-            raise InvalidInput("record keys", value=wrong, limit=f"exactly {sorted(self.keys)}")
+            raise InvalidInput("missing or unknown record keys", value=wrong, limit=f"exactly {sorted(self.keys)}")
         for key, stated in self.stated.items():
             if type(data[key]) is not type(stated) or data[key] != stated:
-                raise InvalidInput(f"record key {key}", limit=str(stated))
+                raise InvalidInput(f"value of record key {key}", limit=str(stated))
 
 
 def _form(cls: type[Document]) -> _Form:
@@ -329,7 +335,7 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _kind(hint: Any, what: str) -> _Kind:
-    """Return how a type with its marks is read and written, as part of the field ``what``."""
+    """Return the functions that read and write a type with its marks; errors name the field ``what``."""
     bare, marks = _bare(hint)
     kind = _DIGITS if AS_TEXT in marks else _bare_kind(bare, what)
     counts = [mark.check for mark in marks if isinstance(mark, Count)]
@@ -375,7 +381,7 @@ def _item(kind: _Kind, what: str) -> Callable[[Any], Any]:
 
     def item(value: Any) -> Any:
         if type(value) is not json:
-            raise InvalidInput(f"item of {what}", value=type(value).__name__, limit=json.__name__)
+            raise InvalidInput(f"type of an item of {what}", value=type(value).__name__, limit=json.__name__)
         return value if read is None else read(value)
 
     return item
@@ -396,7 +402,7 @@ def _pair(kinds: list[_Kind], what: str) -> _Kind:
 
     def read(items: list[Any]) -> tuple[Any, ...]:
         if len(items) != len(reads):
-            raise InvalidInput(f"item of {what}", value=len(items), limit=f"{len(reads)} values")
+            raise InvalidInput(f"number of values in {what}", value=len(items), limit=f"exactly {len(reads)}")
         return tuple(read(item) for read, item in zip(reads, items, strict=True))
 
     return _Kind(list, read, lambda values: [write(value) for write, value in zip(writes, values, strict=True)])
@@ -427,7 +433,9 @@ def _parse_base64(text: str) -> bytes:
 
 def _parse_digits(text: str) -> int:
     if not text.isdecimal() or len(text) > 20 or str(int(text)) != text:
-        raise InvalidInput("number in a record", value=text[:80], limit="its decimal digits")
+        raise InvalidInput(
+            "number in a record", value=text[:80], limit="a number from 0 in decimal digits, without leading zeros"
+        )
     return int(text)
 
 

@@ -64,7 +64,8 @@ class Internal:
         return getattr(found, name) if name else found
 
     def missing(self) -> str | None:
-        """Return a sentence on what the installed Flower lacks of this name; None if nothing is missing."""
+        """Return a sentence that says which part of this name the installed Flower lacks; None if nothing is missing.
+        """
         try:
             found = self.load()
         except (ImportError, AttributeError) as error:
@@ -236,7 +237,7 @@ def flower_env(home: Path, **extra: str) -> dict[str, str]:
 
 
 def problems() -> list[str]:
-    """Return a sentence for each name that the installed Flower lacks; empty if nothing is missing."""
+    """Return a sentence for each internal name of which the installed Flower lacks a part; empty if none is missing."""
     return [f"{name} ({one.stands_for}): {gone}" for name, one in INTERNALS.items() if (gone := one.missing())]
 
 

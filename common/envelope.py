@@ -111,7 +111,7 @@ def _opened(message: bytes, *, keys: Iterable[Ed25519PublicKey], statement: byte
         except InvalidSignature:
             continue
         return body_of(message)
-    raise Refused("unsigned", "the message is not signed by an expected key for this exchange")
+    raise Refused("unsigned", "the message is not signed by an expected key for this site and this request")
 
 
 def _question(body: bytes, *, site: str) -> bytes:

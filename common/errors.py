@@ -105,7 +105,7 @@ class QuorumNotReached(ConsiliumError):
 
 
 class StorageFailed(ConsiliumError):
-    """A disk is full or failing. Earlier commits are safe; nothing was charged or released since."""
+    """A disk is full or failing. What was committed before is safe. Nothing was charged or released after that."""
 
     exit_code = 9
 
@@ -129,8 +129,8 @@ class Refused(ConsiliumError):
     """A site's policy or the server's checks refused a request.
 
     Args:
-        reason: A word from a fixed list. It may be sent to the other party.
-        message: The text for people at this party, which is not sent; by default the reason.
+        reason: A code word from a fixed list, which may be sent to the other party.
+        message: The text for people on this machine, which is never sent; by default the code word.
     """
 
     exit_code = 6

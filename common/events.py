@@ -96,7 +96,9 @@ class EventLog:
             plain = value is None or isinstance(value, bool | int | float | str)
             if not plain and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
                 raise InvalidInput(
-                    f"event field {name}", value=type(value).__name__, limit="a scalar or a list of strings"
+                    f"type of event field {name}",
+                    value=type(value).__name__,
+                    limit="None, a bool, a number, a string or a list of strings",
                 )
         record = {
             "schema": EVENT_SCHEMA,
@@ -109,7 +111,7 @@ class EventLog:
         try:
             line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         except ValueError as error:
-            raise InvalidInput(f"a number in event {event}", limit="finite") from error
+            raise InvalidInput(f"a number in event {event}", limit="a finite number") from error
         with self._path.open("ab") as stream:
             stream.write(line.encode())
         self._seq += 1

@@ -4,8 +4,8 @@ Masked codes are called *words* here. The server collects the evidence; the disp
 signature is made with the site's identity key, which other hospitals have confirmed by its fingerprint. The roster's id
 covers study, ledger, batch, draw (the attempt at the sum) and every member's mask key. A site can therefore not deny
 its words, and words of one draw cannot pass as words of another. Words are uniformly distributed for anybody without
-the masks, so storing them reveals no more than receiving them. Refuses evidence with an impossible roster, words of
-another length, and a query named twice.
+the masks, so storing them reveals no more than receiving them. Refuses evidence with an invalid roster, words of a site
+that is not on it or sent for another roster, and a query named twice.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ class Word(Document):
     def values(self) -> NDArray[np.uint64]:
         """The masked code as uint64 [l]; raises InvalidInput if the number of bytes is no multiple of 8."""
         if len(self.words) % 8:
-            raise InvalidInput("masked code", value=f"{len(self.words)} bytes", limit="8 bytes for each number")
+            raise InvalidInput("masked code", value=f"{len(self.words)} bytes", limit="a multiple of 8 bytes")
         return np.frombuffer(self.words, dtype="<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class SiteWords(Filed):
-    """All masked codes that one site sent for one roster."""
+    """All masked codes that one site sent for one roster (one attempt at a sealed sum)."""
 
     SCHEMA: ClassVar = ("words of a site", 1)
 
@@ -152,20 +152,22 @@ class DrawEvidence(Filed):
         self.roster.check()
         names = [words.site for words in self.sites]
         if len(set(names)) != len(names) or not set(names) <= set(self.roster.sites):
-            raise InvalidInput("sites of the evidence", value=names[:8], limit="sites of its roster, each once")
+            raise InvalidInput(
+                "sites of the evidence", value=names[:8], limit="sites on the roster of this evidence, each once"
+            )
         if len({query.id for query in self.queries}) != len(self.queries):
             raise InvalidInput("queries of the evidence", limit="no query twice")
         if len({query.mechanism for query in self.queries}) != 1:
             raise InvalidInput(
                 "queries of the evidence",
-                limit="queries with one mechanism, since all queries of a study have the same",
+                limit="queries with the same noise mechanism, as in every study",
             )
         if any(words.roster != self.roster.id for words in self.sites):
             raise InvalidInput("masked codes of the evidence", limit="masked codes sent for the evidence's own roster")
 
     @property
     def id(self) -> str:
-        """SHA-256 of the canonical bytes."""
+        """SHA-256 of the evidence's canonical bytes."""
         return sha256_bytes(self.render())
 
 

@@ -1,4 +1,4 @@
-"""Defines the data that a hospital's own page shows. The site provides them; the page's web server renders them.
+"""Defines the data that a hospital's own web page shows. The site provides the data; a web server renders the page.
 
 Nothing here leaves the site. Cases are identified by numbers; no name of a patient or a file is included.
 """
@@ -28,8 +28,13 @@ class OwnAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OwnPeer:
-    """Another hospital: its name, the fingerprint of its key, how its key was confirmed, and whether all is in
-    order.
+    """Another hospital of the study, as this site sees it.
+
+    Attributes:
+        name: Its name.
+        fingerprint: Fingerprint of its public key.
+        standing: Words for the state of its key, such as confirmed or changed.
+        confirmed: True if a person at this site has confirmed the key that the hospital uses now.
     """
 
     name: str
@@ -40,7 +45,7 @@ class OwnPeer:
 
 @dataclass(frozen=True, slots=True)
 class OwnAlarm:
-    """A problem at the site: what is wrong, what to do, and whether it stops answers."""
+    """A problem at the site: what is wrong, what to do, and whether the site answers no query as long as it lasts."""
 
     text: str
     remedy: str
@@ -61,10 +66,11 @@ class HospitalFacts:
 
     Attributes:
         site: The site's figures.
-        here: The study of this directory, among the site's; None before anybody consented to it.
-        study: Its name.
-        state: ``alarm``, ``unconsented``, ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
-        sheet: The consent sheet.
+        here: The site's figures on the study of this directory; None before anybody consented to the study.
+        study: Name of the study of this directory.
+        state: State of the site in this study: ``alarm``, ``unconsented``, ``paused``, ``withdrawn``, ``spent``,
+            ``answering`` or ``joined``.
+        sheet: Text of the consent sheet, which states the study's terms.
         answers: Accepted and declined batches, the newest first.
         sealed: True if the study uses a sealed sum, so that the site must confirm its peers.
         own_fingerprint: Fingerprint of this site's key.

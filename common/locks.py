@@ -11,7 +11,7 @@ import time
 from typing import IO, Any
 
 _LOOK_S = 0.01
-"""Seconds between attempts. A test usually takes less."""
+"""Seconds between two attempts to take the lock. A test by another process usually takes less."""
 _LOOKS_S = 30.0
 """Total seconds to wait for tests of other processes to end."""
 
@@ -23,7 +23,7 @@ def take(stream: IO[Any]) -> bool:
         stream: The open file.
 
     Returns:
-        False if somebody else holds the lock.
+        True if this process now holds the lock; False if another process holds it.
     """
     until = time.monotonic() + _LOOKS_S
     while not _locked(stream, fcntl.LOCK_EX):
@@ -34,7 +34,8 @@ def take(stream: IO[Any]) -> bool:
 
 
 def held(stream: IO[Any]) -> bool:
-    """Return whether another process holds the lock of an open file. The test makes no other process's attempt fail.
+    """Return whether another process holds the lock of an open file. No attempt to take the lock fails because of this
+    test.
 
     Args:
         stream: The open file; this process must not hold its lock.

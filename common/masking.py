@@ -46,7 +46,10 @@ def _check_signature(signature: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrawId:
-    """Identifies one draw: study, batch, server's ledger and number. Each draw has its own mask keys."""
+    """Identifies one draw (one attempt at a sealed sum): study, batch of queries, server's ledger, and number.
+
+    Each draw has its own mask keys.
+    """
 
     study: str
     ledger: str
@@ -86,13 +89,13 @@ class MaskedRoster(Document):
     def check(self) -> None:
         """Refuse members that are unsorted or repeated, and a mask key that occurs twice, in any encoding."""
         if not all(one.site < other.site for one, other in pairwise(self.members)):
-            raise InvalidInput("members of a roster", value=len(self.members), limit="each once, sorted by site")
+            raise InvalidInput("members of a roster", value=len(self.members), limit="each site once, sorted by site name")
         if len({point_of(member.mask.key) for member in self.members}) != len(self.members):
-            raise InvalidInput("mask keys of a roster", limit="no key twice, in any encoding")
+            raise InvalidInput("mask keys of a roster", limit="no key twice, even in another encoding")
 
     @property
     def draw_id(self) -> DrawId:
-        """The draw."""
+        """Identifier of the draw: study, server's ledger, batch and number."""
         return DrawId(self.study, self.ledger, self.batch, self.draw)
 
     @property

@@ -39,10 +39,11 @@ LONG = 64 << 10
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
-"""A week, the longest deadline of a study; and the largest number of an attempt, about one a second for a week."""
+"""Longest deadline of a study in seconds: a week. MAX_ATTEMPT is the largest number of an attempt, more than one a
+second for a week."""
 
 MAX_TIME = 1 << 50
-"""Milliseconds since 1970."""
+"""Largest time in a message, in milliseconds since 1970."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message that every transport between core and worker carries."""
@@ -61,7 +62,7 @@ MAX_STATUS = 1 << 15
 """Most characters of a site's status."""
 
 NO_HEAD = "0" * 64
-"""Head in the reply of a site without a receipt."""
+"""Hash that a site without a receipt states in place of the server ledger's newest hash."""
 
 REASONS = (
     "accepted",
@@ -100,15 +101,15 @@ def _characters(items: list[Any]) -> int:
 
 def _once(what: str, names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
-        raise InvalidInput(what, value=len(names), limit="each once")
+        raise InvalidInput(what, value=f"{len(names)} entries", limit="no entry twice")
 
 
 def _check_head(row: int, head: str) -> None:
     if row < 0 or (row == 0) != (head == NO_HEAD):
         raise InvalidInput(
-            "newest head that the site holds",
+            "newest hash of the server's ledger in a site's reply",
             value=(row, head),
-            limit="a row from 1 with its hash, or row 0 with 64 zeros",
+            limit="a row number from 1 with the row's hash, or 0 with 64 zeros",
         )
 
 
@@ -143,7 +144,9 @@ class Offer(Document):
     issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)] | None = None
 
     def check(self) -> None:
-        """Refuse an edition or a round outside its bounds, a sealed sum without peers, and repeated peers."""
+        """Refuse a query's edition or round outside its bounds, peers without a draw number or the reverse, and a peer
+        that occurs twice.
+        """
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)
             Between("round of a query", 1, MAX_COUNTER)(query.round)
@@ -159,15 +162,15 @@ class Offer(Document):
 
 @dataclass(frozen=True, slots=True)
 class OfferReply(Document):
-    """A site's decision about a batch, with the newest head of the server's ledger for which it holds a receipt.
+    """A site's decision about a batch of queries, with the newest row of the server's ledger in the site's receipts.
 
     Attributes:
         batch: Id of the batch.
         reason: A word of :data:`REASONS`.
-        ledger_row: Row of the head; 0 for none.
-        ledger_head: Hash of the head; :data:`NO_HEAD` for none.
+        ledger_row: Number of that row; 0 if the site has no receipt.
+        ledger_head: Hash of that row; :data:`NO_HEAD` if the site has no receipt.
         mask: In a sealed sum, the site's mask key for the draw if it accepts.
-        unconfirmed: In a sealed sum, the peers whose keys have not been confirmed at the site.
+        unconfirmed: In a sealed sum, the other sites whose keys nobody at this site has confirmed.
         last_draw: In a sealed sum, the largest number of a draw that the site accepted for one of the queries.
     """
 
@@ -185,7 +188,7 @@ class OfferReply(Document):
         return self.reason == "accepted"
 
     def check(self) -> None:
-        """Refuse a head with a row number but no hash, or with a hash but row 0."""
+        """Refuse a row number without a hash, and a hash with row number 0."""
         _check_head(self.ledger_row, self.ledger_head)
 
 
@@ -214,10 +217,12 @@ class CodesRequest(Document):
     members: Annotated[tuple[Member, ...], Count("members of a roster", least=2, most=MAX_MEMBERS)] | None = None
 
     def check(self) -> None:
-        """Refuse repeated queries, and a sealed sum whose roster is empty."""
+        """Refuse a query that occurs twice, and a draw number without members or the reverse."""
         _once("queries of a codes request", self.queries)
         if (self.draw is None) != (self.members is None):
-            raise InvalidInput("draw of a codes request", limit="both a draw number and its members, or neither")
+            raise InvalidInput(
+                "draw of a codes request", limit="both a draw number and the sites of the draw, or neither"
+            )
 
     @property
     def roster(self) -> MaskedRoster | None:
@@ -240,7 +245,7 @@ class CodesReply(Document):
     """In a sealed sum, the site's signatures over the masked codes (:mod:`common.evidence`), in order."""
 
     def check(self) -> None:
-        """Refuse two codes of one query, and another number of signatures than codes."""
+        """Refuse two codes for one query, and signatures that are not as many as the codes."""
         _once("sealed codes of one query", [query for query, _ in self.codes])
         if self.signatures is not None and len(self.signatures) != len(self.codes):
             raise InvalidInput("signatures of a reply", value=len(self.signatures), limit="one for each code, or none")
@@ -248,8 +253,9 @@ class CodesReply(Document):
 
 @dataclass(frozen=True, slots=True)
 class Receipts(Document):
-    """Signed receipts of the server's ledger ``ledger``, in order. The site checks each receipt against its own
-    record.
+    """The server's signed receipts for a site, from the server's ledger with the id ``ledger``, in order.
+
+    The site checks each receipt against its own record.
     """
 
     ledger: _LedgerId
@@ -262,7 +268,7 @@ class Receipts(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptsReply(Document):
-    """The newest head of the server's ledger for which the site now holds a receipt, as in :class:`OfferReply`.
+    """A site's confirmation: the newest row of the server's ledger in its receipts, as in :class:`OfferReply`.
 
     ``status`` is JSON about the site, if its policy shares that. The server displays it and bases no decision on it.
     """
@@ -272,10 +278,12 @@ class ReceiptsReply(Document):
     status: str | None = None
 
     def check(self) -> None:
-        """Refuse a head with a row number but no hash, or with a hash but row 0, and a status that is too long."""
+        """Refuse a row number without a hash, a hash with row number 0, and a status that is too long."""
         _check_head(self.ledger_row, self.ledger_head)
         if self.status is not None and len(self.status) > MAX_STATUS:
-            raise InvalidInput("status of a site", value=len(self.status), limit=f"at most {MAX_STATUS} characters")
+            raise InvalidInput(
+                "length of the status of a site", value=len(self.status), limit=f"at most {MAX_STATUS} characters"
+            )
 
 
 Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply | WitnessRequest | WitnessReply
@@ -283,7 +291,9 @@ Part = Offer | OfferReply | CodesRequest | CodesReply | Receipts | ReceiptsReply
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Messages that are sent as one and handled in order, or the replies to them. Some messages have no reply.
+    """Several messages that are sent as one and handled in order, or the replies to such messages.
+
+    Some messages have no reply.
 
     Each part has a different kind, so a message causes at most the work of one message of each kind.
     """
@@ -354,7 +364,7 @@ def decode(data: bytes) -> AnyMessage:
     end = data.find(b"\n")
     line = data if end < 0 else data[:end]
     if not line.isascii():
-        raise InvalidInput("message", limit="a line of ASCII")
+        raise InvalidInput("first line of a message", limit="ASCII characters")
     if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_VALUES:
         raise InvalidInput("values in a message", limit=f"at most {MAX_MESSAGE_VALUES}")
     document = parse_canonical(line)
@@ -364,7 +374,7 @@ def decode(data: bytes) -> AnyMessage:
     follows = None if end < 0 else _Following(data, end + 1)
     read = _several(document, follows) if document.get("kind") == "several" else _part(document, follows)
     if follows is not None and (follows.at != len(data) or not follows.taken):
-        raise InvalidInput("bytes of a message", limit="as many as its header line states")
+        raise InvalidInput("bytes after the first line of a message", limit="as many as this line states")
     return read
 
 
@@ -384,7 +394,7 @@ def _written(part: Part, follows: list[bytes]) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Following:
-    """The raw bytes after a message's line, which are taken one piece after another."""
+    """The raw bytes after a message's first line. :meth:`take` returns them one piece after another."""
 
     data: bytes
     at: int
@@ -392,7 +402,7 @@ class _Following:
 
     def take(self, length: object) -> bytes:
         if type(length) is not int or not 0 <= length <= len(self.data) - self.at:
-            raise InvalidInput("bytes of a message", limit="as many as its header line states")
+            raise InvalidInput("bytes after the first line of a message", limit="as many as this line states")
         self.at, self.taken = self.at + length, True
         return self.data[self.at - length : self.at]
 
@@ -401,7 +411,9 @@ def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
     """Read a reply whose line contains the lengths of its codes."""
     codes = document.get("codes")
     if not isinstance(codes, list) or not all(isinstance(one, list) and len(one) == 2 for one in codes):
-        raise InvalidInput("codes of a reply", limit="queries with the lengths of their codes")
+        raise InvalidInput(
+            "codes of a reply", limit="a list of pairs: a query's id, and the length of its code in bytes"
+        )
     reply = CodesReply.from_json({**document, "codes": [[query, ""] for query, _ in codes]})
     return replace(reply, codes=tuple((query, follows.take(length)) for query, length in codes))
 
@@ -410,20 +422,20 @@ def _receipts(document: dict[str, Any], follows: _Following) -> Receipts:
     """Read receipts whose line contains their lengths."""
     lengths = document.get("receipts")
     if not isinstance(lengths, list) or len(lengths) > MAX_RECEIPTS:
-        raise InvalidInput("receipts of a message", limit=f"the lengths of at most {MAX_RECEIPTS}")
+        raise InvalidInput("receipts of a message", limit=f"a list with the lengths of at most {MAX_RECEIPTS} receipts")
     taken = [follows.take(length) for length in lengths]
     if not all(one.isascii() for one in taken):
-        raise InvalidInput("receipts of a message", limit="ASCII")
+        raise InvalidInput("receipts of a message", limit="ASCII characters")
     return Receipts.from_json({**document, "receipts": [one.decode() for one in taken]})
 
 
 def _several(document: dict[str, Any], follows: _Following | None) -> Several:
     parts = document.get("parts")
     if document.keys() != {"kind", "parts"} or not isinstance(parts, list) or len(parts) > len(_KINDS):
-        raise InvalidInput("parts of a message", limit="a list of messages, one of each kind at most")
+        raise InvalidInput("parts of a message", limit="a list of messages, at most one of each kind")
     kinds = [part.get("kind") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(kind, str) for kind in kinds) or len(set(kinds)) != len(kinds):
-        raise InvalidInput("parts of a message", value=kinds, limit="one of each kind at most")
+        raise InvalidInput("parts of a message", value=kinds, limit="at most one of each kind")
     return Several(tuple(_part(part, follows) for part in parts))
 
 

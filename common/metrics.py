@@ -23,7 +23,8 @@ from scipy import ndimage
 from common.errors import InvalidInput
 
 Structures: TypeAlias = int | Sequence[tuple[int, ...]]
-"""The label values of every structure; or the number of classes, background included, each a structure of its own."""
+"""The label values of each structure, or a number of classes (background included). A number n stands for the
+structures 1 to n − 1, one label value each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def score(
     label_maps: Iterable[UInt8[np.ndarray, "x y z"]],
     structures: Structures,
 ) -> Score:
-    """Return the Dice of many predictions, volume by volume.
+    """Return the Dice of many predictions, by structure and by volume.
 
     Args:
         predictions: Label maps.
@@ -173,7 +174,9 @@ def _masks(labels: UInt8[np.ndarray, "x y z"], structures: Structures) -> torch.
 def _checked(prediction: np.ndarray, truth: np.ndarray, structures: Structures) -> tuple[np.ndarray, np.ndarray]:
     most = max(max(values) for values in _members(structures))
     if prediction.shape != truth.shape or truth.ndim != 3:
-        raise InvalidInput("label maps to compare", value=(prediction.shape, truth.shape), limit="two equal 3D shapes")
+        raise InvalidInput(
+            "label maps to compare", value=(prediction.shape, truth.shape), limit="two 3D arrays of the same shape"
+        )
     for name, labels in (("prediction", prediction), ("truth", truth)):
         if labels.size and (labels.min() < 0 or labels.max() > most):
             raise InvalidInput(f"largest value in the {name}", value=int(labels.max()), limit=f"0 to {most}")

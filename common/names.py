@@ -35,7 +35,7 @@ def check_text(text: object, *, what: str) -> str:
 
 
 def comparable(name: str) -> str:
-    """Return a label's name as names are compared: letter case, and what separates its words, do not matter.
+    """Return a label's name in a form for comparison, which ignores letter case and the separators between words.
 
     Args:
         name: The name.
@@ -65,7 +65,7 @@ def region_names(regions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def region_members(regions: tuple[str, ...], labels: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the label values of every region.
+    """Return the label values of every region, in the order of the regions.
 
     Args:
         regions: Texts ``"name = label + label"``.
@@ -107,5 +107,5 @@ def check_regions(regions: tuple[str, ...], labels: tuple[str, ...]) -> None:
 
 def _value(name: str, labels: tuple[str, ...]) -> int:
     if name.strip() not in labels:
-        raise InvalidInput("data.regions", value=name.strip(), limit=f"name = label + label of {labels}")
+        raise InvalidInput("data.regions", value=name.strip(), limit=f"'name = label + label' with labels of {labels}")
     return labels.index(name.strip())

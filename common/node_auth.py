@@ -34,7 +34,8 @@ FLOWER_KEY, FLOWER_TIME, FLOWER_SIGNATURE = "flwr-public-key", "flwr-timestamp",
 
 MAX_AGE_S = 300.0
 MAX_LEAD_S = 60.0
-"""Seconds by which a site's clock may be behind and ahead. Flower itself allows 305 s and 5 s."""
+"""Seconds by which a site's clock may be behind (``MAX_AGE_S``) or ahead (``MAX_LEAD_S``). Flower itself allows 305 s
+and 5 s."""
 
 MAX_REMEMBERED = 20_000
 """Most remembered signatures of one key. A signature is remembered for the six minutes in which it is valid."""
@@ -73,7 +74,7 @@ def read_admitted(path: Path) -> tuple[AdmittedNode, ...]:
         return ()
     records = parse_json(text, what="list of admitted nodes", value=str(path))
     if not isinstance(records, list):
-        raise InvalidInput("list of admitted nodes", value=str(path), limit="a list")
+        raise InvalidInput("list of admitted nodes", value=str(path), limit="a JSON list of sites")
     return tuple(map(AdmittedNode.from_json, records))
 
 
@@ -91,7 +92,7 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
         values = [getattr(node, name) for node in nodes]
         if len(set(values)) != len(values):
             raise InvalidInput(
-                f"two admitted nodes have the same {name}", value=sorted(values), limit="each value once"
+                f"two admitted sites have the same {name}", value=sorted(values), limit="each value once"
             )
     records = [node.to_json() for node in nodes]
     write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
@@ -151,18 +152,24 @@ class Gatekeeper:
             stamp, signature = (headers[n] for n in ((FLOWER_TIME, FLOWER_SIGNATURE) if flower else (TIME, SIGNATURE)))
             raw = b64decode(signature, validate=True)
         except (KeyError, ValueError) as error:
-            raise Refused("unsigned") from error
+            raise Refused(
+                "unsigned", "unsigned: the request lacks a key, a time or a signature in its headers"
+            ) from error
         site = self._known().get(key)
         if site is None:
-            raise Refused("unknown-key")
+            raise Refused(
+                "unknown-key", "unknown-key: the request is signed with a key that is not on the list of admitted sites"
+            )
         statement = stamp.encode() if flower else _statement(method, path, stamp)
         try:
             parse_node_key(key).verify(raw, statement, ec.ECDSA(hashes.SHA256()))
             age_s = (now - datetime.fromisoformat(stamp)).total_seconds()
         except (InvalidSignature, ValueError, TypeError) as error:
-            raise Refused("signature") from error
+            raise Refused("signature", "signature: the request's signature or its time is not valid") from error
         if not -MAX_LEAD_S <= age_s <= MAX_AGE_S:
-            raise Refused("clock")
+            raise Refused(
+                "clock", "clock: the request's time is too far from the server's; to fix: set the site's clock"
+            )
         self._once(key, decode_dss_signature(raw)[0], now.timestamp())
         return site
 
@@ -205,13 +212,13 @@ class Gatekeeper:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Remember a signature by its r as long as it is valid; refuse one that is remembered already."""
+        """Remember a signature by its value r as long as it is valid; refuse a signature that is remembered already."""
         memory = self._memories.setdefault(key, _Memory())
         memory.forget(before_s=now_s)
         if name in memory.names:
-            raise Refused("replayed")
+            raise Refused("replayed", "replayed: this signature was used before")
         if len(memory.names) >= MAX_REMEMBERED:  # if one were forgotten early, it could be replayed
-            raise Refused("busy")
+            raise Refused("busy", "busy: too many requests with this key in six minutes; to fix: wait some minutes")
         memory.keep(name, until_s=now_s + MAX_AGE_S + MAX_LEAD_S)
 
 
@@ -247,8 +254,8 @@ def claimed_key(headers: Mapping[str, str]) -> str:
         The public node key.
 
     Raises:
-        KeyError: If the request names none.
-        ValueError: If it names something that is no key.
+        KeyError: If the request names no key.
+        ValueError: If the text in its header is not a key.
     """
     return _flower_key(headers[FLOWER_KEY]) if FLOWER_KEY in headers else headers[KEY]
 

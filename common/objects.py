@@ -111,7 +111,7 @@ class ObjectStore:
             InvalidInput: If they are too large.
         """
         if len(data) > MAX_OBJECT_BYTES:
-            raise InvalidInput("public object", value=f"{len(data)} bytes", limit=f"{MAX_OBJECT_BYTES} bytes")
+            raise InvalidInput("public object", value=f"{len(data)} bytes", limit=f"at most {MAX_OBJECT_BYTES} bytes")
         name = sha256_bytes(data)
         if name not in self:
             write_atomically(self._directory / name, data)
@@ -236,10 +236,10 @@ def shared(folder: Path) -> bool:
 
 @contextmanager
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
-    """Remove the files and folders that a with-block created if the block fails.
+    """Remove the files and folders that a with-block created, if the block fails.
 
-    They are the new contents of a directory, the directory itself and its parents if the block created them, and
-    further files that the block created.
+    Removed are new entries of ``directory``, the directory and its parents if the block created them, and those of
+    ``files`` that the block created.
 
     Args:
         directory: The directory.

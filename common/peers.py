@@ -1,7 +1,7 @@
 """Defines the peers of a site in a sealed study: the other hospitals, each by its name and its ledger's key.
 
 The consortium distributes the list; sites confirm each key. The list alone proves nothing: a server that invents a
-hospital, or replaces a hospital's key, could separate a site's code from the sum. A site therefore masks only with
+hospital, or replaces a hospital's key, could remove the masks from a site's code. A site therefore masks only with
 peers whose key a person at the site has confirmed by comparing fingerprints with that hospital. Refuses a list that
 names a site or a key twice.
 """
@@ -84,9 +84,11 @@ class Peers(Document):
             found = Counter(getattr(peer, what) for peer in self.peers)
             twice = sorted(value for value, count in found.items() if count > 1)
             if twice:
-                raise InvalidInput(f"{what} in a list of peers", value=twice[:4], limit="each once")
+                raise InvalidInput(
+                    f"{what} that occurs twice in a list of peers", value=twice[:4], limit="each only once"
+                )
         if [peer.site for peer in self.peers] != sorted(peer.site for peer in self.peers):
-            raise InvalidInput("list of peers", limit="sorted by site")
+            raise InvalidInput("order of a list of peers", limit="sorted by the sites' names")
 
     @classmethod
     def of(cls, study: str, peers: Iterable[Peer]) -> Self:
@@ -114,7 +116,7 @@ class Peers(Document):
 
         Args:
             data: The bytes.
-            origin: Origin of the bytes, for the error.
+            origin: Words for the error that say where the bytes come from.
 
         Returns:
             The list.
@@ -124,7 +126,9 @@ class Peers(Document):
         """
         remedy = "ask the consortium for its peers.json again"
         if len(data) > MAX_PEERS_BYTES:
-            raise InvalidInput("list of peers", value=origin, limit=f"{MAX_PEERS_BYTES} bytes", remedy=remedy)
+            raise InvalidInput(
+                "list of peers", value=origin, limit=f"a file of at most {MAX_PEERS_BYTES} bytes", remedy=remedy
+            )
         return cls.from_json(parse_json(data, what="list of peers", value=origin, remedy=remedy))
 
 

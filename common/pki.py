@@ -236,7 +236,11 @@ def parse_node_key(line: str) -> ec.EllipticCurvePublicKey:
     with parsing("not an OpenSSH public key", remedy="use the .pub file that the site made"):
         key = load_ssh_public_key(line.encode())
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise InvalidInput("not a node key", limit="ECDSA on P-384")
+        raise InvalidInput(
+            "public key is not a node key",
+            limit="an ECDSA key on the curve P-384",
+            remedy="use the file node.pub that the site made",
+        )
     return key
 
 
@@ -283,7 +287,7 @@ def node_fingerprint(line: str) -> str:
 
 
 def expires(certificate: Path) -> datetime:
-    """Return when a certificate stops being valid.
+    """Return the time at which a certificate stops being valid.
 
     Args:
         certificate: A PEM file.
@@ -315,7 +319,7 @@ def certificate_names(certificate: Path) -> list[str]:
 
 def _check_days(valid_days: int) -> None:
     if not 1 <= valid_days <= 36500:
-        raise InvalidInput("days a certificate is valid", value=valid_days, limit="1 to 36500")
+        raise InvalidInput("days for which a certificate is valid", value=valid_days, limit="1 to 36500")
 
 
 def _subject_names(names: Sequence[str]) -> list[x509.GeneralName]:
@@ -431,7 +435,7 @@ def _node_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _p384(key: object, path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise InvalidInput(f"{path} is a key of another kind", limit="ECDSA on P-384")
+        raise InvalidInput(f"{path} is a key of another kind", limit="an ECDSA key on the curve P-384")
     return key
 
 
@@ -447,7 +451,8 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, mode: int, replace: bool = False) -> None:
-    """Write a complete file with its final mode, or nothing. An existing file is replaced only with ``replace``."""
+    """Write a file with its final mode, completely or not at all. An existing file is replaced only with ``replace``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -2,8 +2,8 @@
 
 Called for every error, log line and printed field. Control characters can clear a terminal's screen, move its cursor or
 write to the clipboard. Characters without width, or that change the direction of writing, make one name look like
-another. All of them are escaped as in JSON, and so are line ends in a text that is one field of a line. JSON therefore
-stays the same JSON.
+another. All of them are escaped as in JSON, and so are line ends in a text that is one field of a line. A JSON text
+therefore keeps its meaning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plain_lines(text: object) -> str:
 
 
 def joined(lines: Iterable[object]) -> str:
-    """Join lines. A line break inside one of them does not start a new line.
+    """Join lines to one text. A line break inside one of them is escaped, so it does not start a new line.
 
     Args:
         lines: The lines.

@@ -1,6 +1,7 @@
-"""Defines the ``[pool]`` section of a study: what a patient pool may spend in its life.
+"""Defines the ``[pool]`` section of a study: the ε that a patient pool may spend in all studies together.
 
-Read as part of a study (:mod:`common.config`). Later studies of the same ledger do not change a pool's budget. Refuses
+Read as part of a study (:mod:`common.config`). Only the first study that admits a pool sets its
+budget; later studies of the same ledger do not change it. Refuses
 a budget that is no finite number, or is negative.
 """
 
@@ -14,11 +15,11 @@ from common.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """The budget for life of every patient pool that this study is the first to admit.
+    """The budget, for all studies together, of every patient pool that this study is the first to admit.
 
     Attributes:
-        epsilon: ε for all studies of the pool together, at the study's δ and by its accountant; at least the study's
-            own ε. 0 stands for the study's own ε, so that this study may spend all of it.
+        epsilon: ε that all studies together may spend, at the study's δ and by its accountant; at least the study's own
+            ε. 0 stands for the study's own ε; this study may then spend the whole budget.
     """
 
     epsilon: float = 0.0
@@ -26,4 +27,6 @@ class PoolConfig:
     def __post_init__(self) -> None:
         value = self.epsilon
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-            raise InvalidInput("pool.epsilon", value=value, limit="the study's own ε or more; 0 for the study's own")
+            raise InvalidInput(
+                "pool.epsilon", value=value, limit="at least the study's own ε, or 0 to use the study's own ε"
+            )

@@ -1,8 +1,8 @@
 """Starts, watches and stops the long-running processes (daemons) of a federation, and leaves none of them behind.
 
 Called by the demo, by `up` commands and by supervision. A daemon counts as started when its readiness check succeeds. A
-daemon that dies or does not become ready raises ``DaemonFailed`` with its last log lines. Every process has a tag in
-its environment, which its children inherit, so a helper that moved to another session is still found and stopped.
+daemon that dies or does not become ready raises ``DaemonFailed`` with its last log lines. Every daemon has a tag in its
+environment, which its children inherit, so a child that moved to another session is still found and stopped.
 Orphans are reaped by this process (``PR_SET_CHILD_SUBREAPER``). If this process itself is killed, the kernel ends the
 daemons (``PR_SET_PDEATHSIG``). All of this works on Linux, where ``/proc`` is read; elsewhere only the daemon's process
 group is stopped.
@@ -33,7 +33,7 @@ from common.errors import DaemonFailed, InvalidInput
 from common.plain import plain
 
 TAG = "CONSILIUM_DAEMON"
-"""Environment variable that marks a daemon and all it starts: ``<group>.<number>.``"""
+"""Environment variable that marks a daemon and all processes it starts. Its value is ``<group>.<number>.``"""
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
@@ -64,7 +64,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP reached a process that owns daemons. It unwinds like Ctrl-C; ``signum`` is the signal."""
+    """Raised when SIGTERM or SIGHUP reaches a process that owns daemons; ``signum`` is the signal.
+
+    It ends the process as Ctrl-C does, so that the daemons are stopped.
+    """
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -86,7 +89,7 @@ class DaemonSpec:
         ready: Called until it returns True; None if staying alive for 0.2 s is enough.
         ready_timeout_s: Seconds in which the daemon must be ready.
         stop_signal: Signal that asks it to stop.
-        grace_s: Seconds before it is killed.
+        grace_s: Seconds that it has to end after the stop signal, before it is killed.
         show_log: False if its log may mention a site's cases; the log is then never quoted in errors.
     """
 
@@ -148,7 +151,7 @@ class Daemon:
             timeout_s: Longest wait in seconds.
 
         Returns:
-            Its exit status; None if the time is over.
+            Its exit status; None if it still runs after this time.
         """
         try:
             return self._process.wait(timeout_s)
@@ -159,7 +162,7 @@ class Daemon:
         """Call ``spec.ready`` every 50 ms until it returns True.
 
         Raises:
-            DaemonFailed: If the daemon ends, or the time is over.
+            DaemonFailed: If the daemon ends, or is not ready after ``spec.ready_timeout_s``.
         """
         started = time.monotonic()
         deadline = started + self.spec.ready_timeout_s
@@ -181,10 +184,12 @@ class Daemon:
         return _members(self.tag, session=self.pid if self.alive else None)
 
     def stop(self, *, grace_s: float | None = None) -> None:
-        """End the daemon and everything it started, by its stop signal, then by SIGKILL. It may be called again.
+        """End the daemon and everything it started: send its stop signal, and SIGKILL to processes that remain.
+
+        Calling it again does no harm.
 
         Args:
-            grace_s: Seconds before SIGKILL; the daemon's own if None.
+            grace_s: Seconds before SIGKILL; ``spec.grace_s`` if None.
         """
         _stop_together([self], grace_s=grace_s, hurry=lambda: False)
 
@@ -349,7 +354,7 @@ class ProcessGroup:
 
 
 def base_env(**extra: str) -> dict[str, str]:
-    """Return a small environment for a daemon: an allow-list of this process's variables, and further ones.
+    """Return a small environment for a daemon: this process's variables that are on an allow-list, and ``extra``.
 
     Credentials in this process's environment are not passed on. The folder of this interpreter comes first on ``PATH``,
     because Flower's daemons start their helpers by bare name.
@@ -393,16 +398,18 @@ def executable(name: str) -> str:
             return str(folder / name)
     if found := shutil.which(name):
         return os.path.abspath(found)
-    raise DaemonFailed(f"the command {name!r} is not installed beside {sys.executable}; to fix: install Consilium anew")
+    raise DaemonFailed(
+        f"the command {name!r} is not installed beside {sys.executable}; to fix: install Consilium again"
+    )
 
 
 def plain_text(path: Path, *, since: int = 0, max_bytes: int = 4096) -> str:
-    """Return the end of a log, with active characters escaped.
+    """Return the end of a log without empty lines, with control characters escaped.
 
     Args:
         path: The log.
-        since: Byte from which to read.
-        max_bytes: Most bytes to read.
+        since: Position of the first byte to read.
+        max_bytes: Largest number of bytes to read.
 
     Returns:
         The text; empty if there is no log.
@@ -492,7 +499,10 @@ def _signal_each(pids: Iterable[int], signum: signal.Signals) -> None:
 
 
 def _stop_together(daemons: Sequence[Daemon], *, grace_s: float | None, hurry: Callable[[], bool]) -> frozenset[int]:
-    """Send each its stop signal, wait for the grace, kill what is left, and reap. Return the pids that were found."""
+    """Stop daemons together, and return the pids of all their processes.
+
+    Each daemon gets its stop signal. Processes that still run after the grace time are killed.
+    """
     started = time.monotonic()
     seen = _all_members(daemons)
     for daemon in daemons:

@@ -14,20 +14,22 @@ from typing import Any, Protocol
 from common.errors import InvalidInput
 
 PLAIN = "per-volume"
-"""Protocol of a study that names none."""
+"""Protocol of a study whose file names no protocol."""
 
 MAX_JOINT_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """The planner's facts about a protocol that asks in rounds, measured on the tasks in docs/utility.md.
+    """Facts by which the planner predicts the gain of a protocol whose queries cover all public volumes.
+
+    They were measured on the tasks in docs/utility.md.
 
     Attributes:
-        asked: Words for the query in the plan.
-        told: Words for the teachers' contribution in the plan.
-        placed: True if it suits tasks whose public shapes overlap; False if it suits tasks whose shapes do not.
-        fitted: True if the planner's formula for the gain was fitted on it.
+        asked: Words for the protocol's query in the text of a plan.
+        told: Words for the teachers' contribution in the text of a plan.
+        placed: True if the protocol suits tasks whose public shapes overlap; False if it suits the other tasks.
+        fitted: True if the planner's formula for the gain was fitted to measurements with this protocol.
         rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.
         spectrum: Share of each direction in the variance of the teachers' answers; empty to take the spectrum of a
             tangent kernel.
@@ -48,12 +50,12 @@ class ProtocolTerms:
     Attributes:
         site: ``module:class`` that a site runs, imported on first use.
         server: ``module:class`` that the server runs. A site never imports it.
-        said: Line by which a study's file asks for it, if that is not ``codec.protocol``.
+        said: Line that chooses the protocol in a study's file, if it is not ``codec.protocol = NAME``.
         codecs: Codecs that it can use; empty for all.
         framed: True if a query covers all public volumes and its codes are relative to a frame. Planned queries are
             then rounds, and a code's coordinates vary as the shapes do.
         most_rounds: Most rounds that may be planned.
-        pairs: True if start, student and controls may learn from paired public cases.
+        pairs: True if public start, student and controls may be trained on public volumes with label maps.
         finer: True if the student may be trained on a finer grid.
         teacher: Settings of the teachers' recipe that differ from the default, as they were measured.
         student: Settings of the student's recipe that differ from the default.
@@ -117,7 +119,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
 
 
 class SaysProtocol(Protocol):
-    """The two keys of a study's codec section that name its protocol."""
+    """Interface of a codec section: its two keys ``joint`` and ``protocol``, which choose the query protocol."""
 
     @property
     def joint(self) -> bool: ...
@@ -126,10 +128,10 @@ class SaysProtocol(Protocol):
 
 
 def protocol_name(codec: SaysProtocol) -> str:
-    """Return the name of the protocol that a codec section asks for.
+    """Return the name of the protocol that a codec section chooses.
 
     Args:
-        codec: The section. Since version 0.1.0, ``joint = true`` asks for the joint protocol; later protocols are named
+        codec: The section. ``joint = true`` chooses the joint protocol since version 0.1.0; later protocols are chosen
             by ``protocol``.
 
     Returns:
@@ -139,12 +141,14 @@ def protocol_name(codec: SaysProtocol) -> str:
         InvalidInput: If ``joint`` and ``protocol`` are both set.
     """
     if codec.joint and codec.protocol:
-        raise InvalidInput("codec.protocol", value=codec.protocol, limit=f"none together with {asked_by('joint')}")
+        raise InvalidInput(
+            "codec.protocol", value=codec.protocol, limit=f"an empty text together with {asked_by('joint')}"
+        )
     return codec.protocol or ("joint" if codec.joint else PLAIN)
 
 
 def keys_of(name: str) -> dict[str, Any]:
-    """Return the keys of a codec section that ask for a protocol.
+    """Return the keys and values of a codec section that choose a protocol.
 
     Args:
         name: Key of :data:`PROTOCOLS`.
@@ -163,7 +167,7 @@ OLD_KEY = "joint"
 
 
 def framed_in(codec: Mapping[str, Any]) -> bool:
-    """Return whether a stored codec section asks about all volumes at once.
+    """Return whether a query covers all public volumes at once, by a study's stored codec section.
 
     Args:
         codec: The section as stored in a consent text.
@@ -196,7 +200,7 @@ def terms_of(name: str) -> ProtocolTerms:
 
 
 def asked_by(name: str) -> str:
-    """Return the line by which a study's file asks for a protocol.
+    """Return the line that chooses a protocol in a study's file.
 
     Args:
         name: Key of :data:`PROTOCOLS`.
@@ -211,10 +215,10 @@ def asked_by(name: str) -> str:
 
 
 def asked_by_one_that(need: str) -> str:
-    """Return the lines by which a study's file asks for a protocol with a given capability.
+    """Return the lines that choose a protocol with a given capability in a study's file.
 
     Args:
-        need: A field of :class:`ProtocolTerms`.
+        need: Name of the field of :class:`ProtocolTerms` that must be true, such as ``pairs``.
 
     Returns:
         Lines of TOML joined by "or".
@@ -223,7 +227,7 @@ def asked_by_one_that(need: str) -> str:
 
 
 def suited(*, placed: bool) -> str:
-    """Return the name of the protocol in rounds that suits a task.
+    """Return the name of the protocol that suits a task, among the protocols whose queries cover all public volumes.
 
     Args:
         placed: True if the task's public shapes overlap.

@@ -5,8 +5,8 @@ and takes numbers from p on modulo p; Ed25519 libraries decode numbers from p on
 small order gives further keys with the same X25519 secret. A check by text that no key occurs twice would accept such
 *twins* as different keys. Two keys are twins if and only if :func:`point_of` is equal for both.
 
-Refuses every encoding but the canonical one, and points of small order, whose secrets and signatures anybody can make.
-A number that encodes no point is not refused, because no signature by it can be valid.
+Refuses every encoding but the canonical one, and points of small order, for which anybody can compute shared secrets
+and forge signatures. A number that encodes no point is not refused, because no signature by it can be valid.
 
 Source: RFC 7748, section 5; RFC 8032, section 5.1.3.
 """

@@ -24,7 +24,7 @@ MAX_JSON_BYTES = 1 << 26
 MAX_JSON_VALUES = 2_000_000
 MAX_TOML_BYTES = 1 << 18
 MAX_DEPTH = 64
-"""Deepest nesting of lists and mappings, and most dots in a name."""
+"""Largest depth of nested lists and mappings, and largest number of dots in a TOML key."""
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _ENDS_A_NAME = re.compile(r"[=\[\]{},\n]")
@@ -102,7 +102,7 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
         InvalidInput: If it is no JSON, or exceeds a limit of this module.
     """
     if len(data) > MAX_JSON_BYTES:
-        raise InvalidInput(f"size of {what}", value=len(data), limit=f"{MAX_JSON_BYTES} bytes", remedy=remedy)
+        raise InvalidInput(f"size of {what}", value=len(data), limit=f"at most {MAX_JSON_BYTES} bytes", remedy=remedy)
     with parsing(f"{what} cannot be read", value=value, limit=limit, remedy=remedy):
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         opened = text.count("[") + text.count("{")
@@ -132,9 +132,11 @@ def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") 
         InvalidInput: If it is too large, too deep or no TOML, with the line that is wrong.
     """
     if len(text) > MAX_TOML_BYTES:
-        raise InvalidInput(f"size of {what}", value=len(text), limit=f"{MAX_TOML_BYTES} characters", remedy=remedy)
+        raise InvalidInput(
+            f"size of {what}", value=len(text), limit=f"at most {MAX_TOML_BYTES} characters", remedy=remedy
+        )
     if any(part.count(".") > MAX_DEPTH for part in _ENDS_A_NAME.split(text)):  # a name of n parts costs n² steps
-        raise InvalidInput(f"dots in a name of {what}", limit=f"at most {MAX_DEPTH}", remedy=remedy)
+        raise InvalidInput(f"dots in a name of {what}", limit=f"at most {MAX_DEPTH} dots in one key", remedy=remedy)
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -150,7 +152,9 @@ def _check_depth(value: Any, *, what: str, remedy: str) -> None:
     while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1
         if depth > MAX_DEPTH:
-            raise InvalidInput(f"depth of {what}", limit=f"at most {MAX_DEPTH} nested lists", remedy=remedy)
+            raise InvalidInput(
+                f"depth of {what}", limit=f"lists and mappings nested at most {MAX_DEPTH} deep", remedy=remedy
+            )
         level = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
 
 

@@ -59,7 +59,9 @@ def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealC
         InvalidInput: If the code has another type or shape.
     """
     if code.dtype != np.int64 or code.ndim != 1:
-        raise InvalidInput("code to seal", value=f"{code.dtype}[{code.ndim}-d]", limit="int64[l]")
+        raise InvalidInput(
+            "code to seal", value=f"{code.dtype}[{code.ndim}-d]", limit="an array of int64 with one axis"
+        )
     return _SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
 
 

@@ -56,7 +56,12 @@ class SealingNotice(Signed):
         try:
             return cls.from_json(parse_json(path.read_bytes(), what="notice of a sealing key"))
         except (OSError, ValueError, InvalidInput) as error:
-            raise InvalidInput("notice of a sealing key", value=str(path), limit="as the server wrote it") from error
+            raise InvalidInput(
+                "notice of a sealing key",
+                value=str(path),
+                limit="the unchanged file that `consilium ledger rotate-sealing-key` wrote",
+                remedy="ask the consortium for it again",
+            ) from error
 
 
 def load_sealing_keys(path: Path) -> tuple[X25519PrivateKey, ...]:
@@ -95,7 +100,7 @@ def rotate_sealing_key(path: Path) -> None:
 
 
 def sealing_notice(path: Path, *, signing_key: Ed25519PrivateKey, lost: tuple[str, ...] = ()) -> SealingNotice:
-    """Return the signed notice about the current sealing key. It replaces every retired key and the lost ones.
+    """Return the signed notice about the current sealing key, which replaces every retired key and the lost ones.
 
     Args:
         path: File of the current key.

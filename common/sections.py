@@ -31,7 +31,7 @@ def read_section(kind: type[Any], table: object, *, where: str) -> Any:
         InvalidInput: For an unknown or missing key or a value of another type.
     """
     if not isinstance(table, dict):
-        raise InvalidInput(f"[{where}]", value=table, limit="a table")
+        raise InvalidInput(f"section [{where}]", value=table, limit="a TOML table")
     fields = {f.name: f for f in dataclasses.fields(kind)}
     no_unknown(table, set(fields), where=where)
     values: dict[str, Any] = {}
@@ -41,7 +41,7 @@ def read_section(kind: type[Any], table: object, *, where: str) -> Any:
                 raise InvalidInput(f"{where}.{name} is missing", remedy="add the key")
             continue
         values[name] = _typed(table[name], str(spec.type), where=f"{where}.{name}")
-    with parsing(f"[{where}]", limit="values that its documentation names"):
+    with parsing(f"[{where}]", limit="the values listed in docs/configuration.md"):
         return kind(**values)
 
 
@@ -84,7 +84,7 @@ def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:
 
 
 def meant(word: str, known: Collection[str]) -> str:
-    """Return a remedy for an unknown word: the nearest known word, or to remove it.
+    """Return a remedy for an unknown word: a question with the nearest known word, or the advice to remove the word.
 
     Args:
         word: The unknown word.
@@ -101,7 +101,7 @@ def meant(word: str, known: Collection[str]) -> str:
 
 
 def as_said(config: Any, later: tuple[str, ...]) -> dict[str, Any]:
-    """Return a section's fields, without later versions' fields that are at their default.
+    """Return a section's fields, without those that later versions added and that have their default value.
 
     Hashes and ids of existing sections therefore do not change when a version adds a field.
 

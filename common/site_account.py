@@ -22,15 +22,15 @@ _DOMAIN = b"consilium/site-account/v1\0"
 
 
 def signed_account(facts: Mapping[str, Any], *, sign: Callable[[bytes], bytes], now: datetime) -> dict[str, Any]:
-    """Return facts with the time and a signature.
+    """Return a signed status report: facts with the time and a signature over both.
 
     Args:
-        facts: JSON-ready facts.
+        facts: The report's facts, as values that JSON can represent.
         sign: Signs with the site's ledger key.
         now: Current time.
 
     Returns:
-        The status report, JSON-ready.
+        The status report, as values that JSON can represent.
     """
     said = {**facts, "time": format_time(now)}
     return {**said, "signature": sign(_statement(said)).hex()}

@@ -2,8 +2,8 @@
 
 The figures come from the site's own ledger (:func:`site_facts`), or from the status report that the site printed
 (:meth:`SiteFacts.from_json`). The command line, the site's own page, the account that a site shares, the dashboard, the
-report and the certificate all take them from here, so they cannot disagree. A status report does not show whether a
-patient was withdrawn. Refuses a report of another form.
+report and the certificate all take them from here, so they cannot disagree. Status reports do not show whether patients
+were withdrawn. Refuses a report of another form.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from common.privacy.patient_guarantee import EXCHANGED, UNPROTECTED, Trainings, 
 from common.privacy.training import Neighbours, TrainingGuarantee
 
 PRINTED = "what `consilium site status --json` prints"
+"""Words for a status report in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """The consequences of a site's trainings for one of its patients.
+    """The ε that a site's recorded teacher trainings cost one of its patients.
 
     Attributes:
         count: Number of recorded private trainings.
-        strategies: Strategies of all trainings that were charged or whose teachers answered.
-        guarantees: ε of all trainings composed, by relation; None for a relation without a guarantee.
-        adapted: The guarantee of adapted networks that may leave the hospital; None without any.
+        strategies: Training strategies (such as ``dp-sgd``) of all trainings that were charged or whose teachers
+            answered.
+        guarantees: ε of all trainings composed, for each neighbouring relation; None for a relation without a
+            guarantee.
+        adapted: The guarantee of adapted networks that may leave the hospital; None if there is no such network.
         covers_every_release: True if every release used only teachers of finished private trainings.
     """
 
@@ -81,7 +84,7 @@ class TrainingFacts:
         return cls(_count(stated["count"]), _texts(stated["strategies"]), tuple(guarantees), adapted, covers)
 
     def to_json(self) -> dict[str, object]:
-        """Return the facts as plain JSON; ``adapted`` is present only if a network may leave."""
+        """Return the facts as plain JSON; ``adapted`` is present only if an adapted network may leave the hospital."""
         return {
             "count": self.count,
             "strategies": list(self.strategies),
@@ -91,7 +94,8 @@ class TrainingFacts:
         }
 
     def lines(self, release: Guarantee) -> tuple[str, ...]:
-        """Describe a patient's risk: one line for each ε of the trainings, and one for everything together.
+        """Describe a patient's privacy cost in lines: the ε of the trainings, and the ε of trainings and releases
+        together.
 
         Args:
             release: The guarantee of the releases.
@@ -120,10 +124,11 @@ class SiteStudy:
     """A study in a site's ledger.
 
     Attributes:
-        id: Its id.
-        name: Its name.
-        state: ``open``, ``pause``, ``withdraw``, or ``spent`` if one more query like the newest does not fit.
-        spending: The study's budget and the part that the site charged. No status report contains it.
+        id: Id of the study.
+        name: Name of the study.
+        state: ``open``, ``pause``, ``withdraw``, or ``spent`` if the budget has no room for one more query like the
+            newest.
+        spending: The study's budget, and the part of it that the site has charged. No status report contains it.
         consents: One sentence for each consent: who gave it, and when. No status report contains them.
     """
 
@@ -140,30 +145,31 @@ class SiteStudy:
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:
-    """The figures of one site and its patient pool, over all studies, by its own ledger.
+    """The figures of one site and its patient pool, over all studies, according to the site's own ledger.
 
     Attributes:
         site: Name of the site.
         pool: Name of the patient pool.
-        cap: The pool's budget for life, set by the site.
-        by: The spent guarantee, by every accountant.
+        cap: The most that the pool may ever spend in all studies, as the site has set it.
+        by: ε and δ of everything spent so far, by each accountant.
         doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         accepted: Number of accepted queries.
         receipted: Number of queries with a receipt.
-        refused: Number of recorded declined offers.
-        alarms: Sentences about receipts that contradict the record.
-        share: Spent share of the Σμ² that the cap allows; None if only a shared account is available.
+        refused: Number of recorded offers that the site declined.
+        alarms: Sentences about receipts that contradict the site's record.
+        share: Spent share of the Σμ² that the cap allows; None in figures that were read from a report.
         today: Queries accepted today.
         per_day: Queries that the site accepts in a day.
-        codes: Number of queries that ever had a code; None if only a shared account is available.
+        codes: Number of queries for which a code was ever stored; None if a report does not state it.
         released_again: Number of releases beyond the first of each query.
         restored: Number of times that the ledger was restored from an older copy.
-        identities: Row of the ledger from which a definition of one patient holds, and the definition.
-        disclosures: Noise shares disclosed to an auditor.
-        trainings: Consequences of the trainings for a patient.
+        identities: Definitions of "one patient", each with the ledger row from which it holds.
+        disclosures: Noise shares that were disclosed to an auditor.
+        trainings: ε that the teachers' trainings cost a patient.
         studies: The pool's studies; empty if read from a report.
-        withdrawn: Withdrawals of patients, one for each deal. No report contains it.
-        silent: Voters for which the newest worker found no teacher. No report contains it.
+        withdrawn: Number of withdrawals of patients, counted in each assignment of patients to voters. No report
+            contains it.
+        silent: Numbers of the voters for which the newest worker found no teacher. No report contains them.
     """
 
     site: str
@@ -190,17 +196,17 @@ class SiteFacts:
 
     @property
     def spent(self) -> Guarantee:
-        """The guarantee of everything spent so far, by the cap's accountant."""
+        """ε and δ of everything spent so far, by the accountant of the cap."""
         return self.by[AccountantName(self.cap.accountant)]
 
     @property
     def least(self) -> str:
-        """The words before every spent figure: ``at least`` if more may have been spent."""
+        """Words that texts print before a spent figure: ``at least`` if more may have been spent, otherwise nothing."""
         return "at least " if self.doubt else ""
 
     @property
     def patient_lines(self) -> tuple[str, ...]:
-        """Sentences on the ε of one patient; empty without a private training."""
+        """Lines on the ε of one patient by trainings and releases; empty without a private training."""
         return self.trainings.lines(self.spent)
 
     @property
@@ -237,7 +243,7 @@ class SiteFacts:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the account and everything else that a status report states, as plain JSON."""
+        """Return everything that a status report states, as plain JSON: the account, trainings, studies and more."""
         return {
             **self.account(),
             "share_spent": self.share,
@@ -257,7 +263,7 @@ class SiteFacts:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> SiteFacts:
-        """Read a status report or a shared account.
+        """Read a status report, or the shorter account that a site shares.
 
         Args:
             said: The JSON values.
@@ -289,7 +295,9 @@ class SiteFacts:
                 trainings=TrainingFacts.from_json(said["trainings"]) if said.get("trainings") else TrainingFacts(),
             )
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise InvalidInput("status report of a site", value=type(error).__name__, limit=PRINTED) from error
+            raise InvalidInput(
+                "status report of a site cannot be read", value=type(error).__name__, limit=PRINTED
+            ) from error
 
 
 def site_facts(
@@ -305,9 +313,9 @@ def site_facts(
     """Return the figures of a site.
 
     Args:
-        books: Totals of its ledger.
-        site: Its name.
-        today: The date.
+        books: Totals of the site's ledger.
+        site: Name of the site.
+        today: Today's date, as the ledger writes it.
         doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         alarms: Sentences about receipts that contradict the record.
         trainings: The recorded trainings; None for an account that leaves them out.

@@ -51,7 +51,7 @@ class SiteVerdict(Signed, Filed):
             bundle: SHA-256 of the bundle's archive.
 
         Raises:
-            InvalidInput: If it did not.
+            InvalidInput: If the signature is missing or invalid, or the statement is about another student.
         """
         check_said(self, keys, study=study, bundle=bundle, what="verdict", option="--verdict")
 
@@ -94,11 +94,16 @@ def check_said(
         option: Option of `site evaluate` that makes the statement, for the remedy.
 
     Raises:
-        InvalidInput: If it did not.
+        InvalidInput: If the signature is missing or invalid, or the statement is about another student.
     """
     remedy = f"ask the hospital to pull the student again and run `consilium site evaluate` with {option}"
     if (said.study_id, said.bundle) != (study, bundle):
-        raise InvalidInput(f"{what} of {said.site}", value=said.bundle[:16], limit=bundle[:16], remedy=remedy)
+        raise InvalidInput(
+            f"student in the {what} of {said.site} (its SHA-256)",
+            value=said.bundle[:16],
+            limit=f"this study's student, {bundle[:16]}",
+            remedy=remedy,
+        )
     if said.site not in keys or not said.is_genuine(signing_public_key(keys[said.site])):
         raise InvalidInput(
             f"{what} of {said.site}", limit="a statement signed by the key of an admitted site", remedy=remedy
@@ -106,7 +111,7 @@ def check_said(
 
 
 def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], None]) -> tuple[S, ...]:
-    """Return the valid statements, of each key only the first.
+    """Return the valid statements. If one key signed several, only the first of them is returned.
 
     Args:
         said: Statements of hospitals.
@@ -127,7 +132,7 @@ def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], 
 
 
 def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
-    """Return whether enough sites found the student better.
+    """Return whether enough sites found the student better, so that the study's gate releases it.
 
     Args:
         verdicts: Checked verdicts, one per site.

@@ -13,14 +13,15 @@ from pathlib import Path
 from common.objects import shared
 
 PORTS = range(20_000, 32_768)
-"""Ports that :func:`free_ports` offers. Linux takes the source port of an outgoing connection from those above."""
+"""Ports that :func:`free_ports` may return. They are below the range from which Linux takes source ports of outgoing
+connections."""
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
     """Return distinct TCP ports at which no program listens now, chosen at random from :data:`PORTS`.
 
-    No outgoing connection takes such a port before a server listens at it. Another server may, but seldom chooses the
-    same.
+    The system gives none of these ports to an outgoing connection. Another server could take one before the caller
+    does, but this is unlikely.
 
     Args:
         count: Number of ports.
@@ -52,13 +53,13 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> tuple[int, ...]:
 
 
 def free_port() -> int:
-    """Return one TCP port on which nobody listens now."""
+    """Return one TCP port of :data:`PORTS` at which no program listens now."""
     return free_ports(1)[0]
 
 
 @contextlib.contextmanager
 def short(path: Path) -> Iterator[str]:
-    """Provide a name of a path that is short enough for a Unix socket (at most 107 bytes).
+    """Provide an alternative name for a path that is short enough for a Unix socket (at most 107 bytes).
 
     The name uses an open descriptor of the folder, so it is valid only inside the with-block.
 

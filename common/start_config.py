@@ -35,8 +35,10 @@ class StartConfig:
         if not self.weights and (self.name or self.study):
             raise InvalidInput("start.weights is missing", remedy="give the SHA-256 of the network's weights")
         if len(self.name) > MAX_NAME or not self.name.isprintable():
-            raise InvalidInput("start.name", value=self.name[:MAX_NAME], limit=f"{MAX_NAME} printable characters")
+            raise InvalidInput(
+                "start.name", value=self.name[:MAX_NAME], limit=f"at most {MAX_NAME} printable characters"
+            )
 
     def to_table(self) -> dict[str, str]:
-        """Return the section without empty keys."""
+        """Return the section's keys and values, without keys whose value is empty."""
         return {key: value for key, value in asdict(self).items() if value}

@@ -1,4 +1,6 @@
-"""Checks the fields that a study's ``[privacy]`` and a site's ``[caps]`` have in common: a budget and its terms.
+"""Checks the fields that a study's section ``[privacy]`` and a site's section ``[caps]`` have in common.
+
+They are ε, δ, the accountant, the unit of privacy and the neighbouring relation.
 
 Refuses an unknown accountant, unit or relation, and unit ``patient`` with relation ``zero-out``.
 """
@@ -22,12 +24,12 @@ class StatedBudget:
 
     @property
     def budget(self) -> Budget:
-        """ε and δ."""
+        """The budget: ε and δ."""
         return Budget(epsilon=self.epsilon, delta=self.delta)
 
     @property
     def protection(self) -> Protection:
-        """Unit and relation."""
+        """The unit of privacy and the neighbouring relation."""
         return Protection(unit=self.unit, relation=self.relation)
 
     def _check_budget(self, where: str) -> None:

@@ -1,9 +1,9 @@
 """Defines the server's signed statement about a student: its bundle, study, privacy cost and ledger row.
 
-The server makes it at export; sites check it when they pull the student. It contains the newest signed head of the
-ledger and, for every row up to it, the facts from which the row's hash is computed. A site with receipts can therefore
-check that the head continues the rows in its receipts, and that the study's total is not below the total in them.
-Refuses text that is not canonical and a chain that does not lead to the head.
+The server makes it at export; sites check it when they pull the student. It contains the newest signed head (hash of
+the newest row) of the ledger and, for every row up to it, the facts from which the row's hash is computed. A site with
+receipts can therefore check that the head continues the rows in its receipts, and that the study's total is not below
+the total in them. Refuses text that is not canonical, and rows whose hash chain does not end at the head.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _check_kinds(links: tuple[Link, ...]) -> None:
     for link in links:
         if len(link.kind) > 64 or not link.kind.isprintable():
             raise InvalidInput(
-                "kind of a statement's row", value=link.kind[:64], limit="at most 64 printable characters"
+                "kind of a ledger row in a statement", value=link.kind[:64], limit="at most 64 printable characters"
             )
 
 
@@ -45,7 +45,7 @@ class StudentStatement(Signed, Filed):
         bundle: SHA-256 of the bundle's archive.
         size: Size of the archive in bytes.
         queries: Number of answers.
-        mu_squared: Σμ² of the answers for the pool with the highest cost, for the study's unit and relation.
+        mu_squared: Σμ² of the answers for the pool that they cost most, for the study's unit and relation.
         head: Newest signed head of the server's ledger.
         links: The ledger's rows from the first to the head's, without bodies.
         created_utc: Time by the server's clock.
@@ -76,11 +76,13 @@ class StudentStatement(Signed, Filed):
         check_hash(self.bundle)
         check_time(self.created_utc)
         if not 1 <= self.size <= MAX_OBJECT_BYTES or not 1 <= self.queries <= MAX_QUERIES or self.mu_squared <= 0:
-            limit = f"a bundle of at most {MAX_OBJECT_BYTES} bytes, 1 to {MAX_QUERIES} answers, a cost above 0"
+            limit = f"a bundle of at most {MAX_OBJECT_BYTES} bytes, 1 to {MAX_QUERIES} answers, and Σμ² above 0"
             raise InvalidInput("statement about a student", limit=limit)
         if self.head.role != "server" or len(self.links) != self.head.seq:
             raise InvalidInput(
-                "rows of a statement", value=len(self.links), limit=f"the {self.head.seq} rows up to its head"
+                "number of ledger rows in a statement",
+                value=len(self.links),
+                limit=f"{self.head.seq}, up to the signed head",
             )
 
     def guarantee(self, budget: Budget, protection: Protection, accountant: AccountantName) -> Guarantee:
@@ -118,5 +120,7 @@ class StudentStatement(Signed, Filed):
         """
         hashes = dict(linked_hashes(self.links, after=START))
         if hashes.get(self.head.seq) != self.head.hash:
-            raise LedgerCorrupt("the statement's rows do not lead to its signed head", row=self.head.seq)
+            raise LedgerCorrupt(
+                "the hash chain of the statement's rows does not end at its signed head", row=self.head.seq
+            )
         return hashes

@@ -25,7 +25,7 @@ class PoolFacts:
     Attributes:
         site: Name of the site.
         pool: Name of the pool.
-        in_study: Budget of this study on the pool, and its spent part.
+        in_study: What this study may spend of the pool, and what it has spent.
         for_life: Lifetime budget of the pool, and the part that all studies spent.
         room: Number of further queries of the study that both budgets allow according to the ledger.
     """
@@ -38,9 +38,7 @@ class PoolFacts:
 
     @property
     def exhausted(self) -> bool:
-        """True if the pool allows no further query. Charges that are missing in the ledger cannot make more
-        possible.
-        """
+        """True if the pool's budgets allow no further query of the study."""
         return self.room == 0
 
 
@@ -81,9 +79,10 @@ class StudyFacts:
 
     @property
     def answers_left(self) -> int:
-        """Number of planned queries without an answer that a quorum's pools can still pay for, by the study's budget
-        and by each pool's budget for life. It is 0 if the ledger is in doubt. Without the study's terms all unanswered
-        queries count. An answer of another study that could be reused does not.
+        """Number of planned queries without an answer that the pools of a quorum of sites can still pay for.
+
+        The study's budget and each pool's lifetime budget limit it. It is 0 if more may have been spent than the ledger
+        shows. If the study's file is not available, it is the number of all planned queries without an answer.
         """
         if self.spending.doubt:
             return 0
@@ -108,7 +107,7 @@ class StudyFacts:
 
     @property
     def gain_line(self) -> str:
-        """The verdict on the student as a sentence."""
+        """A sentence that says whether the student is better than its best control, and by how much."""
         return "gain not measured" if self.gain is None else self.gain.sentence
 
 
@@ -128,8 +127,8 @@ def study_facts(
         doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         gain: Gain of the student. It is used only if the study has an answer, because a copy of a study's directory may
             contain the report of another run.
-        asked: Pools of the study's sites; by default all declared pools. If there are fewer than the quorum, pools
-            that took part before may take part again, and further pools count as unspent.
+        asked: Pools of the study's sites; by default all declared pools. If they are fewer than the quorum, the pools
+            of earlier answers count too, and then pools that have spent nothing.
 
     Returns:
         The figures.

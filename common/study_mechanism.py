@@ -1,7 +1,7 @@
 """Derives a study's noise mechanism and usual settings from its terms, and describes its guarantee in sentences.
 
-Called by the planner, when a study is created, and for consent sheets and reports. Refuses a budget into which no
-release fits.
+Called by the planner, when a study is created, and for consent sheets and reports. Refuses a budget that is
+too small for a single release.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ USUAL_STUDIES = 2
 
 
 def usual_verdicts(quorum: int, *, sealed: bool) -> int:
-    """Return the number of hospitals that must find a new study's student better, if the study does not state it.
+    """Return the default number of hospitals that must find a new study's student better before it is released.
 
     Args:
         quorum: Least number of sites of a release.
         sealed: True for a sealed study.
 
     Returns:
-        More than half of the quorum in a sealed study, which exceeds its usual number of colluders; 0 in an open one,
-        where every code is tested.
+        In a sealed study more than half of the quorum, so that the colluders alone cannot release a student. In an open
+        study 0, because there every code is tested.
 
     >>> usual_verdicts(5, sealed=True), usual_verdicts(5, sealed=False)
     (3, 0)
@@ -40,9 +40,9 @@ def usual_verdicts(quorum: int, *, sealed: bool) -> int:
 
 
 def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
-    """Return the ε for life of a pool whose first study has this budget, if the study does not state it.
+    """Return the default ε that a pool may spend in all studies, if its first study has this budget.
 
-    A pool has room for :data:`USUAL_STUDIES` equal studies, in Σμ².
+    It suffices for the Σμ² of :data:`USUAL_STUDIES` equal studies.
 
     Args:
         accountant: The study's accountant.
@@ -86,7 +86,7 @@ def pool_sentence(study: Study, *, yours: bool = False) -> str:
 
 
 def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
-    """Return the mechanism whose noise is calibrated for all of a study's planned queries.
+    """Return the noise mechanism of a study's releases, calibrated so that all its charges fit its budget.
 
     The server uses it for its releases. A site computes it from the study's terms and accepts no smaller noise.
 
@@ -123,7 +123,7 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
 
 
 def mean_noise_std(study: Study, *, sites: int) -> float:
-    """Return the planned noise on every coordinate of the mean code of all voters.
+    """Return the planned standard deviation of the noise on each coordinate of the mean code of all voters.
 
     Args:
         study: The study.
@@ -140,7 +140,8 @@ def mean_noise_std(study: Study, *, sites: int) -> float:
 
 
 def sealed_sentences(study: Study, *, sites: int = 0, spent: Fraction = Fraction(0)) -> tuple[str, ...]:
-    """Return sentences on a sealed study: what each party sees, the ε against each coalition, and the paid answers.
+    """Return sentences on a sealed study: what each party sees, ε against each coalition, and the cost of repeated
+    sums.
 
     Args:
         study: The study.

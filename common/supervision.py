@@ -31,12 +31,12 @@ from common.process import Daemon, DaemonSpec, ProcessGroup, base_env, executabl
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
 FACTS = "daemons.jsonl"
-"""Name of the facts file in the folder of the daemons' logs."""
+"""Name of the file, in the folder of the daemons' logs, with one line of JSON for each event."""
 _LOCK = "daemons.lock"
 _READ_BYTES = 256 << 10
 
 Report = Callable[..., None]
-"""A function that takes an event's name and its facts."""
+"""A function that records an event: it takes the event's name and its facts as keywords."""
 
 
 def last_words(text: str) -> str:
@@ -68,16 +68,16 @@ def deliberate(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRunning:
-    """A daemon to keep running.
+    """A daemon that is restarted whenever it ends, with the waiting times between restarts.
 
     Attributes:
-        spec: Returns the daemon's spec; called at every start.
+        spec: Returns the program and settings of the daemon; called at every start.
         first_s: First wait before a restart. Each further wait is twice as long.
         longest_s: Longest wait.
         after_kill_s: Least wait after a death by signal.
         steady_s: Seconds of running after which waits start again at ``first_s``.
         obstacle: Called before each start; returns the reason why it cannot start, with a remedy, or an empty text.
-        explain: Takes the log since the last start; returns the part that is written into the fact about its end.
+        explain: Takes the daemon's log since its last start; returns the part that the event about its end quotes.
     """
 
     spec: Callable[[], DaemonSpec]
@@ -99,7 +99,8 @@ def all_of_a_study(
     log_to: Sequence[str] = (),
     show_log: bool = True,
 ) -> DaemonSpec:
-    """Return one daemon that stands for all daemons of a further study: a `consilium` command that keeps them running.
+    """Return the spec of one daemon that runs all daemons of a further study: a `consilium` command such as `server
+    up`.
 
     Args:
         command: The words after `consilium`, such as ``server up DIRECTORY``.
@@ -146,7 +147,7 @@ class Supervisor:
     Args:
         group: The group that owns the daemons.
         kept: The daemons in the order in which they start.
-        report: Takes each fact.
+        report: Records each event.
         clock: Monotonic clock in seconds.
     """
 
@@ -242,7 +243,7 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
     """Keep daemons running until SIGINT or SIGTERM.
 
     Args:
-        logs: Folder for the facts.
+        logs: Folder for the file of events.
         kept: The daemons in the order in which they start.
         on_ready: Called once, when all are ready.
 
@@ -260,8 +261,10 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
 
 @dataclass(frozen=True, slots=True)
 class DaemonStanding:
-    """The state of a daemon (``starting``, ``ready``, ``ended`` before a restart, or ``stopped``), its time and
-    its reason.
+    """The state of a daemon: ``starting``, ``ready``, ``ended`` (it will be restarted) or ``stopped``.
+
+    ``since`` is when the state began, ``why`` why the daemon ended last, ``said`` the quoted part of its log, and
+    ``log`` the path of the log.
     """
 
     daemon: str
@@ -284,17 +287,17 @@ _STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended"
 
 
 def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
-    """Return the state of every daemon, from the newest fact about it.
+    """Return the state of every daemon, from the newest event about it.
 
     If no process keeps the daemons running any more, or the process has not started a daemon yet, the daemon is
-    ``stopped`` even if its last fact states something else. ``since`` is then the time at which the process stopped, or
-    else the time of the last fact.
+    ``stopped`` even if its last event states something else. ``since`` is then the time at which the process stopped,
+    or else the time of the last event.
 
     Args:
         folders: Folders of logs.
 
     Returns:
-        One standing for each daemon; folders that cannot be read are left out.
+        One state for each daemon; folders that cannot be read are left out.
     """
     found: dict[str, DaemonStanding] = {}
     for folder in folders:
@@ -308,7 +311,7 @@ def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
 
 
 def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
-    """Return each daemon's newest state, with the byte at which its fact ends."""
+    """Return each daemon's newest state, with the position in the file at which the event about it ends."""
     found: dict[str, DaemonStanding] = {}
     ends: dict[str, int] = {}
     with path.open("rb") as stream:
@@ -350,14 +353,16 @@ def keeping(logs: Path) -> Iterator[None]:
             logs.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((logs / _LOCK).open("a"))
             if not take(lock):
-                raise DaemonFailed(f"the daemons with logs in {logs} are running already; to fix: end the other `up`")
+                raise DaemonFailed(
+                    f"the daemons with logs in {logs} are running already; to fix: stop the `up` command that runs them"
+                )
             lock.truncate(0)
             os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # later facts are this keeper's
         yield
 
 
 def _kept_from(logs: Path) -> int | None:
-    """Return the facts file's length at the start of the process that keeps the daemons; None without a process."""
+    """Return the length that the file of events had when the present supervising process started; None without one."""
     with (logs / _LOCK).open() as lock:
         return int(lock.read() or 0) if held(lock) else None
 
@@ -367,7 +372,7 @@ def _size(path: Path) -> int:
 
 
 def json_report(path: Path) -> Report:
-    """Return a function that writes facts to a file and to stderr. If the disk is full, they go to stderr only.
+    """Return a function that writes events to a file and to stderr, or to stderr alone if the disk is full.
 
     Args:
         path: The file.
@@ -396,7 +401,7 @@ def _oom_kills() -> int:
 
 
 def _rotate(log: Path) -> None:
-    """Keep one older log, so that a daemon that fails for days does not fill the disk."""
+    """Rename a log above :data:`LOG_MAX_BYTES` to ``NAME.1``, so that repeated failures do not fill the disk."""
     with contextlib.suppress(OSError):
         if log.stat().st_size > LOG_MAX_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))

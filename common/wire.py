@@ -1,9 +1,9 @@
 """Packs Consilium's messages into one bytes field of a Flower record, so that Flower never interprets them.
 
 Called by server and sites. In Flower a message consists of three objects, each named by its SHA-256: a ``Message`` that
-names a ``RecordDict`` that names a ``ConfigRecord``; or a ``Message`` alone that states an error. They are parsed here
-byte by byte (:func:`body_in`), because Flower's own parser accepts any tree and creates as many Python objects as a
-sender wants. Refuses everything else.
+names a ``RecordDict`` that names a ``ConfigRecord``. A ``Message`` that states an error has no further objects. The objects
+are parsed here byte by byte (:func:`body_in`), because Flower's own parser accepts any tree and creates as many Python
+objects as a sender wants. Refuses everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MESSAGE_TYPE = "query.consilium"
 MAX_BODY_BYTES = 64 << 20
 
 KINDS = ("Message", "RecordDict", "ConfigRecord")
-"""Kinds of the objects of a message, the root first."""
+"""Kinds of a message's three objects, in the order in which each names the next."""
 MAX_OBJECT_BYTES = {"Message": 64 << 10, "RecordDict": 1 << 10, "ConfigRecord": MAX_BODY_BYTES + 256}
 
 _HEAD = re.compile(rb"(Message|RecordDict|ConfigRecord) ([0-9a-f]{64}|) (0|[1-9][0-9]{0,8})\0")
@@ -42,7 +42,7 @@ def to_record(body: bytes) -> RecordDict:
         InvalidInput: If the body is too large.
     """
     if len(body) > MAX_BODY_BYTES:
-        raise InvalidInput("message body", value=f"{len(body)} bytes", limit=f"{MAX_BODY_BYTES} bytes")
+        raise InvalidInput("message body", value=f"{len(body)} bytes", limit=f"at most {MAX_BODY_BYTES} bytes")
     return RecordDict({RECORD: ConfigRecord({"body": body})})
 
 
@@ -60,10 +60,10 @@ def from_message(message: Message) -> bytes:
     """
     content = message.content
     if set(content) != {RECORD}:
-        raise InvalidInput("Flower message", limit="one record with one body")
+        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
     record = content[RECORD]
     if not isinstance(record, ConfigRecord) or set(record) != {"body"}:
-        raise InvalidInput("Flower message", limit="one record with one body")
+        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
     body = record["body"]
     if not isinstance(body, bytes) or len(body) > MAX_BODY_BYTES:
         raise InvalidInput("message body", limit=f"at most {MAX_BODY_BYTES} bytes")
@@ -86,7 +86,7 @@ def check_object(content: bytes, *, kind: str, child: str) -> bytes:
     """
     head = _HEAD.match(content[:_MAX_HEAD])
     if head is None or len(content) > MAX_OBJECT_BYTES[kind]:
-        raise InvalidInput("object of a Flower message", limit=f"a {kind} of {MAX_OBJECT_BYTES[kind]} bytes at most")
+        raise InvalidInput("object of a Flower message", limit=f"a {kind} of at most {MAX_OBJECT_BYTES[kind]} bytes")
     said, named, size = head.groups()
     if (said.decode(), named.decode(), int(size)) != (kind, child, len(content) - head.end()):
         raise InvalidInput(
@@ -114,19 +114,19 @@ def body_in(objects: Sequence[bytes], ids: Sequence[str]) -> bytes:
         for content, kind, child in zip(objects, KINDS, children, strict=True)
     ]
     if parts[1] != b'{"%s": "%s"}' % (RECORD.encode(), ids[2].encode()):
-        raise InvalidInput("Flower message", limit="one record with one body")
+        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
     entry, rest = _delimited(parts[2], b"\x0a")
     value, beyond = _delimited(entry.removeprefix(_FIELD), b"")
     body, after = _delimited(value, b"\x32")
     if rest or beyond or after or not entry.startswith(_FIELD):
-        raise InvalidInput("Flower message", limit="one record with one body")
+        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
     if len(body) > MAX_BODY_BYTES:
         raise InvalidInput("message body", limit=f"at most {MAX_BODY_BYTES} bytes")
     return body
 
 
 def _delimited(data: bytes, tag: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes after a tag and its length, and the bytes that follow them."""
+    """Split ``data``, which begins with a tag and a length, into that many bytes and the bytes that follow them."""
     size = shift = 0
     place = len(tag)
     for byte in data[place : place + 5]:
@@ -135,7 +135,7 @@ def _delimited(data: bytes, tag: bytes) -> tuple[bytes, bytes]:
         if byte < 0x80:
             break
     else:
-        raise InvalidInput("Flower message", limit="one record with one body")
+        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
     if not data.startswith(tag) or size > len(data) - place:
-        raise InvalidInput("Flower message", limit="one record with one body")
+        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
     return data[place : place + size], data[place + size :]

@@ -14,7 +14,7 @@ _MAX_BYTES = 64 << 20
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """Return the gRPC options that both ends share."""
+    """Return the gRPC options that ClientApp and worker both use: the largest sizes of messages."""
     return [("grpc.max_receive_message_length", _MAX_BYTES), ("grpc.max_send_message_length", _MAX_BYTES)]
 
 

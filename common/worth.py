@@ -1,4 +1,4 @@
-"""Compares a student with a reference, and gives one verdict with the same wording for every text.
+"""Compares a student with a reference network, and words the verdict in the same way for every text.
 
 Called by evaluations, reports and the dashboard. The gain is the mean of the paired differences in Dice over cases,
 with Student's 95 % interval. It is *proven* if the whole interval is above 0, *worse* if it is below 0, and *not
@@ -47,7 +47,7 @@ class Worth:
         reference: Words for the reference.
         gain: Mean difference over the cases for which both have a figure.
         half_width: Half of the gain's 95 % interval; None for fewer than two cases.
-        cases: Number of these cases.
+        cases: Number of cases for which both have a figure.
 
     Raises:
         InvalidInput: If a value is not finite.
@@ -62,7 +62,9 @@ class Worth:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.gain) or not (self.half_width is None or 0 <= self.half_width < math.inf):
-            raise InvalidInput("gain", value=(self.gain, self.half_width), limit="finite numbers")
+            raise InvalidInput(
+                "gain", value=(self.gain, self.half_width), limit="a finite gain, and a finite half-width from 0"
+            )
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -71,7 +73,7 @@ class Worth:
 
     @property
     def word(self) -> GainWord:
-        """The verdict. Every text that judges a gain prints this word."""
+        """The verdict: whether the gain is proven, not proven, or the student is worse. Every text prints this word."""
         low, high = self.interval or (-math.inf, math.inf)
         return GainWord.PROVEN if low > 0 else GainWord.WORSE if high < 0 else GainWord.NOT_PROVEN
 
@@ -79,7 +81,7 @@ class Worth:
     def figures(self) -> str:
         """Text with the gain, its interval, the student's mean Dice, and the mean Dice of the control."""
         if self.interval is None:
-            within = "no interval: it takes two cases"
+            within = "no interval, which needs at least two cases"
         else:
             within = f"95 % interval {self.interval[0]:+.3f} to {self.interval[1]:+.3f}, paired over {self.cases} cases"
         means = f"student {self.student:.3f}, {self.reference} {self.other:.3f}"
@@ -87,7 +89,7 @@ class Worth:
 
     @property
     def title(self) -> str:
-        """The verdict as a heading."""
+        """The verdict as a heading, such as ``Gain proven over the control zero code``."""
         return {
             GainWord.PROVEN: f"Gain proven over {self.reference}",
             GainWord.NOT_PROVEN: f"Gain not proven over {self.reference}",
@@ -132,7 +134,7 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | No
 
 
 def of_means(student: float, other: float, *, reference: str) -> Worth:
-    """Compare a student with a reference if only the means are known. There is no interval, so nothing is proven.
+    """Compare a student with a reference of which only the mean is known. Without an interval nothing is proven.
 
     Args:
         student: Mean Dice of the student.

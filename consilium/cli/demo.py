@@ -186,7 +186,7 @@ def _gained(worth: dict[str, Any] | None, student: float | None) -> str:
     """Describe the gain from the hospitals' answers, with the verdict that all texts of a study use."""
     if worth is None:
         return f"The student has Dice {_figure(student)}; the gain from the answers could not be measured."
-    within = "no interval: it takes two cases"
+    within = "no interval, which needs at least two cases"
     if worth["interval"] is not None:
         low, high = worth["interval"]
         within = f"95 % interval {low:+.3f} to {high:+.3f} over {worth['cases']} cases"

@@ -61,7 +61,7 @@ def test_a_demo_ends_in_plain_sentences_with_the_gain_first(tmp_path: Path) -> N
     [
         ({"word": "not proven", "gain": 0.02, "interval": [-0.01, 0.05]}, "so no gain is proven: +0.020"),
         ({"word": "worse", "gain": -0.1, "interval": [-0.2, -0.05]}, "so the answers made it worse: -0.100"),
-        ({"word": "not proven", "interval": None}, "(no interval: it takes two cases)"),
+        ({"word": "not proven", "interval": None}, "(no interval, which needs at least two cases)"),
     ],
 )
 def test_what_is_not_proven_is_not_called_a_gain(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -66,7 +66,7 @@ def said(world: Path, command: str) -> str:
         ("provision server @trial --host https://pate.example.org:443", "--host: got|without https://"),
         (
             "provision kit @trial hospital+4 --out @kit",
-            "name of the site: got 'hospital 4'|to fix: for instance 'hospital-4'",
+            "name of the site: got 'hospital 4'|to fix: use for instance 'hospital-4'",
         ),
         ("provision list @trial", "to fix: set it with `consilium provision server`"),
         ("provision list @nowhere", "directory of a study: got|an existing directory"),
