@@ -4,7 +4,7 @@ The names are those of ``consilium.api``. Each is loaded when it is first used, 
 nothing. ``__version__`` is the version of the release.
 
 Importing it fails if the packages ``common``, ``client`` or ``server`` come from another distribution than this one.
-Others use these names too, and their code would run with a ledger's key.
+Other distributions use these names, too, and their code would then run with access to a ledger's key.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ for _name in ("common", "client", "server"):
     if _spec is None or _spec.origin is None or Path(_spec.origin).resolve().parent.parent != _here:
         raise ImportError(
             f"the package {_name!r} is loaded from {_spec and _spec.origin}, expected below {_here}; to fix: install "
-            "Consilium into a virtual environment of its own, and start it in a folder that has none of this name"
+            "Consilium into a virtual environment of its own, and start it from a folder without a package of this name"
         )
 
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name as public
 
     def __getattr__(name: str) -> Any:
-        """PEP 562: a public name, ``__all__`` or ``__version__``."""
+        """Return a public name of this package, ``__all__`` or ``__version__``, loading it at its first use (PEP 562).
+        """
         if name == "__version__":
             return import_module("common").__version__
         if name == "__all__" or not name.startswith("_"):

@@ -5,7 +5,8 @@ release. Importing loads numpy and the accountants, but no torch, no Flower and 
 
 The examples in the docstrings begin from ``import consilium as c``, ``import numpy as np``, ``Fraction`` and ``Path``;
 a ``study`` of unit patient on a grid of 8 x 8 x 8 voxels with a quorum of three; four public ``images`` with their
-label ``maps``; ``teachers`` for eight sites; and the path of a server's ``ledger``. The tests run them so.
+label ``maps``; ``teachers`` for eight sites; and the path of a server's ``ledger``. The tests run the examples with
+these values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Recomputes every figure in an audited study's ledgers from their rows and the claim, and compares the two.
+"""Recomputes every figure in an audited study's ledgers from the ledgers' rows and the claimed noise, and compares
+them.
 
 ``consilium.audit.run`` calls it. A *life* is one complete run of the study. The field ``measured`` of a finding is the
-worst value of the life. Sums are compared to a relative error of 1e-9; budgets are tested to one hundredth.
+worst value in this run. Sums are compared to a relative error of 1e-9; budgets are tested to one hundredth.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
-        ended: Name of the error that ended the life; empty if none did.
+        life: Contents of their ledgers after one complete run.
+        ended: Name of the error that ended the run; empty if none did.
 
     Returns:
         The findings.
@@ -47,11 +48,11 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
 
 
 def history_findings(service: Service, life: Life) -> list[Finding]:
-    """Check the ledgers after any life, also one with lost draws, a stopped server and silent sites.
+    """Check the ledgers after any run, also after one with lost draws, a stopped server and silent sites.
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
+        life: Contents of their ledgers after one complete run.
 
     Returns:
         The findings.
@@ -92,7 +93,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
+        life: Contents of their ledgers after one complete run.
         turn: Number that selects the sites whose shares are known.
 
     Returns:
@@ -109,7 +110,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
 
 @dataclass(slots=True)
 class _Account:
-    """The spent Σμ² of a pool by the audit's own computation, in all studies and in each."""
+    """The Σμ² that a pool has spent, as the audit computes it itself: in each study, and in all together."""
 
     limit: float
     by_study: dict[str, float]
@@ -128,13 +129,13 @@ class _Account:
 
 
 def further_findings(service: Service) -> list[Finding]:
-    """Ask for more after the study's end, and check that exactly the queries that fit the budgets are answered.
+    """Ask further queries after the study's end, and check that exactly those that fit the budgets are answered.
 
     It asks for the same answers again, for one query more, for a query that costs a hundredth of a release, and for
     queries of another study.
 
     Args:
-        service: The study's server and sites, after a life.
+        service: The study's server and sites, after a complete run.
 
     Returns:
         The findings.
@@ -167,26 +168,32 @@ def further_findings(service: Service) -> list[Finding]:
     told = [(after.spent[name], spent_by_rows(service, after, name)) for name in server]
     told += [(after.sites[name].spent, accepted_by_rows(service, after, name)) for name in sites]
     return [
-        Finding("asked again", changed, 0, changed > 0, "stored answers that changed; at most"),
+        Finding("answers asked for again", changed, 0, changed > 0, "stored answers that changed; at most"),
         *(
-            Finding(f"past a budget, {who}", passed[who], 0, passed[who] > 0, "further queries let through; at most")
+            Finding(
+                f"beyond a budget, {who}",
+                passed[who],
+                0,
+                passed[who] > 0,
+                "further queries that were answered; at most",
+            )
             for who in ("server", "sites")
         ),
-        Finding("room that is there", short, 0, short > 0, "further queries refused in spite of it; at most"),
+        Finding("within the budgets", short, 0, short > 0, "further queries that were refused; at most"),
         apart("sums over studies", told),
     ]
 
 
 def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
-    """Check a life in which the last site sent a code beyond m·R.
+    """Check a run in which the last site sent a code of a norm above m·R, the bound for a site with m voters.
 
     The code must be refused, and count as zero if the other sites still form a quorum.
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
+        life: Contents of their ledgers after one complete run.
         refused: Number of codes refused.
-        ended: Name of the error that ended the life; empty if none did.
+        ended: Name of the error that ended the run; empty if none did.
 
     Returns:
         The findings.
@@ -208,7 +215,11 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
             "lying site", refused, 1, not fine, f"codes beyond m·R{' in sums' * sealed} refused{_why(ended)}; exactly"
         ),
         Finding(
-            "lying site's share", distance, 9.0, distance > 9, "answer's distance from the honest sum in σ; at most"
+            "lying site's share",
+            distance,
+            9.0,
+            distance > 9,
+            "distance of the answer from the honest sites' sum, in σ; at most",
         ),
     ]
 
@@ -227,11 +238,11 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
     beyond = beyond or len(own) - expected
     fine = ended == "" or (ended == "QuorumNotReached" and expected < planned)
     return Finding(
-        "releases of a life",
+        "releases of a run",
         beyond,
         0,
         beyond != 0 or not fine,
-        f"more or fewer than the budgets are for{_why(ended if not fine else '')}; at most",
+        f"releases more or fewer than the budgets allow{_why(ended if not fine else '')}; at most",
     )
 
 
@@ -245,7 +256,7 @@ def _draws(service: Service, life: Life) -> Finding:
         for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
     }
     beyond = max((counts[site] - room[site] for site in room), default=0)
-    return Finding("draws of a life", beyond, 0, beyond > 0, "charged to a pool beyond its room; at most")
+    return Finding("draws of a run", beyond, 0, beyond > 0, "draws charged to a pool beyond its budget; at most")
 
 
 def _statements(service: Service, life: Life) -> Finding:
@@ -259,7 +270,7 @@ def _statements(service: Service, life: Life) -> Finding:
         wrong += stated != (size, subject.radius, voters, (size,))
         wrong += any(release.query not in life.sites[site].codes for site in release.roster)
     return Finding(
-        "what releases state", wrong, 0, wrong > 0, "releases that state something else than the study; at most"
+        "terms of releases", wrong, 0, wrong > 0, "releases with other terms than the study, or without a code; at most"
     )
 
 
@@ -267,7 +278,9 @@ def _noise_on_record(service: Service, life: Life) -> Finding:
     stds = [row.noise_std for row in life.charged]
     stds += [std for site in life.sites.values() for std in site.accepted.values()]
     least = min(stds, default=service.subject.claimed_noise_std) / service.subject.claimed_noise_std
-    return Finding("noise on record", least, 1.0, least < 1 - _ROUNDING, "least σ in any row, in claimed σ; at least")
+    return Finding(
+        "noise in the rows", least, 1.0, least < 1 - _ROUNDING, "smallest σ in any row, in claimed σ; at least"
+    )
 
 
 def _sums(service: Service, life: Life) -> list[Finding]:
@@ -287,7 +300,9 @@ def _codes(service: Service, life: Life) -> Finding:
             if (code := life.sites[site].codes.get(release.query)) is not None:
                 off = np.abs(code - expected).max()
                 worst = max(worst, float(off) / release.voters_per_site)
-    return Finding("codes", worst, 1.0, worst > 1, "steps of 2^-16 a voter from its clipped code; at most")
+    return Finding(
+        "codes", worst, 1.0, worst > 1, "distance of a code from the expected one, in steps of 2^-16 a voter; at most"
+    )
 
 
 def _mu(service: Service, life: Life) -> list[Finding]:
@@ -306,10 +321,18 @@ def _mu(service: Service, life: Life) -> list[Finding]:
             spent,
             subject.claimed_mu,
             spent > subject.claimed_mu * (1 + _ROUNDING),
-            "by the rows; claimed",
+            "computed from the ledger's rows; claimed",
         ),
-        Finding("share of a pool's budget", pools, 1.0, pools > 1 + _ROUNDING, "largest, of its Σμ²; at most"),
-        Finding("ε as told", told, epsilon, told < epsilon * (1 - _ROUNDING), "by the ledger; at least"),
+        Finding(
+            "share of a pool's budget",
+            pools,
+            1.0,
+            pools > 1 + _ROUNDING,
+            "largest spent share of a pool's Σμ²; at most",
+        ),
+        Finding(
+            "reported ε", told, epsilon, told < epsilon * (1 - _ROUNDING), "as the server's ledger reports it; at least"
+        ),
     ]
 
 
@@ -320,7 +343,7 @@ def _receipts(service: Service, life: Life) -> Finding:
         owed = {release.query for release in _own(service, life) if site in release.roster}
         missing += len(owed - record.receipted)
         missing += not isclose(record.receipted_mu_squared, spent_by_rows(service, life, site), rel_tol=_ROUNDING)
-    return Finding("receipts", missing, 0, missing > 0, "releases without one or with another sum; at most")
+    return Finding("receipts", missing, 0, missing > 0, "missing receipts, and last receipts with a wrong sum; at most")
 
 
 # --- helpers
@@ -335,7 +358,7 @@ def spent_by_rows(service: Service, life: Life, site: str) -> float:
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
+        life: Contents of their ledgers after one complete run.
         site: Name of the site.
 
     Returns:
@@ -350,7 +373,7 @@ def accepted_by_rows(service: Service, life: Life, site: str) -> float:
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
+        life: Contents of their ledgers after one complete run.
         site: Name of the site.
 
     Returns:
@@ -382,7 +405,13 @@ def apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
         The finding.
     """
     worst = max((abs(told - own) / max(own, 1e-300) if told != own else 0.0) for told, own in told_and_own)
-    return Finding(name, worst, _ROUNDING, worst > _ROUNDING, "told against worked out, relative; at most")
+    return Finding(
+        name,
+        worst,
+        _ROUNDING,
+        worst > _ROUNDING,
+        "relative difference between the ledger's sum and the audit's; at most",
+    )
 
 
 def _why(ended: str) -> str:

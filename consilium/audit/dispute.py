@@ -121,7 +121,7 @@ class Judgement(Signed):
         """Read the bytes of a judgement's file; the signature is not checked.
 
         Args:
-            data: What :meth:`render` returned.
+            data: Bytes that :meth:`render` returned.
 
         Returns:
             The judgement.
@@ -168,9 +168,9 @@ def judge(
     roster, sealed_to = evidence.roster, public_hex(auditor)
     if unproven := unconfirmed(roster, me="", peers=identities):
         raise InvalidInput(
-            "roster of the evidence",
+            "sites whose mask key in the evidence is not signed by their identity key",
             value=list(unproven),
-            limit="mask keys signed by the identities in the list of peers, for every site",
+            limit="none: every mask key is signed with the site's identity key in the list of peers",
             remedy="ask these hospitals for the fingerprint of their key; the list of peers may be wrong",
         )
     words = _words(evidence, identities)
@@ -214,13 +214,21 @@ def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, d
             known = queries.get(word.query)
             if known is None or values.shape != (known.mechanism.dimension,):
                 raise InvalidInput(
-                    f"word of {sent.site}", value=word.query[:16], limit="a word for a query of this draw"
+                    f"masked code of {sent.site}: its query",
+                    value=word.query[:16],
+                    limit="a query of this draw, and a code of its length",
                 )
             if not is_word_of(values, word.signature, identity=identities[sent.site], **of):
-                raise InvalidInput(f"word of {sent.site}", limit="a word that this site signed for this draw")
+                raise InvalidInput(
+                    f"masked code of {sent.site}", limit="a masked code that this site signed for this draw"
+                )
             of_site[word.query] = values
         if of_site.keys() != queries.keys():
-            raise InvalidInput(f"words of {sent.site}", value=len(of_site), limit=f"{len(queries)}, one for each query")
+            raise InvalidInput(
+                f"number of masked codes of {sent.site}",
+                value=len(of_site),
+                limit=f"{len(queries)}, one for each query",
+            )
         found[sent.site] = of_site
     return found
 
@@ -242,10 +250,10 @@ def _keys(
         site = sealed.site
         if site not in members or sealed.roster != evidence.roster.id or sealed.auditor != sealed_to:
             raise InvalidInput(
-                f"disclosure of {site}", limit="a disclosure by a site of this draw for this draw and this auditor"
+                f"disclosure of {site}", limit="a disclosure about this draw, by one of its sites, for this auditor"
             )
         if site in keys or site in false:
-            raise InvalidInput(f"disclosure of {site}", limit="one for each site")
+            raise InvalidInput(f"disclosure of {site} occurs twice", limit="one disclosure of each site")
         opened = sealed.opened(auditor)
         if not opened.is_genuine(signing_public_key(identities[site])):
             raise InvalidInput(f"disclosure of {site}", limit="a disclosure that this site signed")
@@ -259,7 +267,7 @@ def _keys(
 
 
 def _other_identities(opened: Disclosure, identities: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each member of whom a site has confirmed another key than the auditor has."""
+    """Return a sentence for each other site whose key, as the disclosing site confirmed it, is not the auditor's."""
     return [
         f"{opened.site} has confirmed another key of {peer.site} than the one given here"
         for peer in opened.peers

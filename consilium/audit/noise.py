@@ -74,7 +74,14 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
 
 
 def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
-    """Test σ over all draws, relative to the claimed σ: two-sided by χ²."""
+    """Test the standard deviation of all draws against the claimed σ, by a two-sided χ² test.
+
+    Args:
+        scaled: Noise divided by its claimed standard deviation.
+
+    Returns:
+        The finding.
+    """
     n = scaled.size
     measured = sqrt(float((scaled**2).sum()) / n)
     low, high = (sqrt(chi2.ppf(q, n) / n) for q in (ALPHA / 2, 1 - ALPHA / 2))
@@ -116,7 +123,7 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
 
 
 def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """Find values that are used again in another order, by counting pairs of equal |v| among all draws of a run.
+    """Find noise values that are used again in another order, by counting pairs of equal |v| in each run.
 
     The expected number of pairs of equal |v| is n²/2·Σp², with a standard deviation from Σp² and Σp³. The alarm is 8
     standard deviations plus 25 above it, which independent draws reach with a probability below that of a finding, for
@@ -229,7 +236,7 @@ def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
 
 
 def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
-    """Divide, with 0/0 = 0. The variance test detects missing noise."""
+    """Divide two arrays, with x/0 = 0. Noise that is missing altogether is detected by the variance test."""
     return np.divide(value, length, out=np.zeros(np.shape(value)), where=np.asarray(length) > 0)
 
 
@@ -244,7 +251,7 @@ def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
 
 
 def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """Test the remainders of the noise, because noise without low bits would not hide the sum's low bits.
+    """Test whether remainders of the noise are uniform: noise without random low bits would not hide a sum's low bits.
 
     Modulo q ≤ σ/8 the rounded Gaussian is uniform up to e^(−2π²·64). The test is χ² over q cells: 16
     cells (four bits) at each power of two, and 3, 5 and 7.

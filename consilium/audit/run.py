@@ -1,10 +1,10 @@
-"""Audits a study: runs it many times with production code, in neighbouring worlds, and gives a verdict.
+"""Audits a study: runs it many times with production code, in neighbouring worlds, and tests all that is released.
 
 `consilium audit` calls it. A *life* is one complete run of the study. There are four kinds:
 
 * Ledger lives continue beyond the end of the budget, with pools of a smaller and a larger budget than the study's, with
   a site that sends codes beyond the bound, and with the fewest sites.
-* One life has lost draws (attempts at a sealed sum), a stopped server and a restored site.
+* One life has a lost draw (an attempt at a sealed sum), a stopped server and a site restored from a backup.
 * Exchange lives use the same entropy for the noise in neighbouring worlds, so that the noise cancels and the effect of
   one unit is measured exactly.
 * Measurement lives measure the noise.
@@ -56,7 +56,7 @@ WORLDS = (
     World("far+", others=("far-", "inside")),
     World(FAILS),
 )
-"""The worlds of the lives that measure the noise: with units that differ, agree, are absent, or fail."""
+"""The worlds in which the noise is measured: with units that differ, agree, are absent, or fail."""
 
 Progress = Callable[[int, int], None]
 
@@ -67,8 +67,8 @@ class ServiceReport(AuditOutcome):
 
     Attributes:
         subject: The study that was audited.
-        lives: Number of lives.
-        draws: Draws of noise measured.
+        lives: Number of complete runs of the study.
+        draws: Number of measured noise values.
         findings: The worst result of each test.
     """
 
@@ -143,10 +143,10 @@ def audit_service(
 
     Args:
         subject: The study to audit.
-        draws: Draws of noise to measure.
+        draws: Number of noise values to measure.
         parts: Parts of the audit to run, of :data:`PARTS`; all by default.
         stop_at_first_alarm: End the audit at its first alarm.
-        progress: Called with the lives done and all lives.
+        progress: Called with the number of finished runs and the number of all runs.
 
     Returns:
         The report.
@@ -182,7 +182,8 @@ class _Audit:
     _moved: float = 0.0
 
     def follow_the_books(self) -> None:
-        """Run a life as planned and ask for more afterwards; then run lives whose budgets differ from the plan."""
+        """Run the study as planned and ask further queries afterwards; then run it with other budgets and a lying site.
+        """
         subject, small = self.subject, shrunk(self.subject)
         self._follow(subject, World("near+"), further=True)
         self._follow(small, World("far-"), further=True, wider=True)
@@ -198,7 +199,7 @@ class _Audit:
             self._lived()
 
     def live_through_everything(self) -> None:
-        """Run small studies from start to end in which faults occur, and check their books.
+        """Run small studies from start to end in which faults occur, and check their ledgers.
 
         The faults are a lost draw, a server that is stopped and restarted, a site restored from a backup, and answers
         that are reused.
@@ -211,7 +212,10 @@ class _Audit:
             self._lived()
 
     def exchange(self) -> None:
-        """Exchange one unit with unchanged entropy. The noise cancels, so the unit's effect is measured exactly."""
+        """Run the study in neighbouring worlds with the same random bytes, and compare the answers.
+
+        The noise is then the same and cancels, so the effect of one unit is measured exactly.
+        """
         small = shrunk(self.subject)
         for subject, words in ((self.subject, ("near+", "far-")), (small, ("near+", "far-", FAILS, ABSENT))):
             lives = {}
@@ -228,7 +232,7 @@ class _Audit:
             self._add([self._movement(subject, {word: answers for word, (_, answers) in lives.items()})])
 
     def measure(self) -> None:
-        """Run enough lives to measure the draws, in all worlds in turn."""
+        """Run the study, in all worlds in turn, until enough noise values are collected, and test them."""
         small = shrunk(self.subject)
         lives = self._lives(small)
         noise = []
@@ -242,7 +246,7 @@ class _Audit:
             self._lived()
         shortest = min(len(one) for one in noise)
         if shortest == 0:
-            self._add([Finding("noise", 0, 1, True, "releases in the shortest life; at least")])
+            self._add([Finding("noise", 0, 1, True, "releases in the shortest run; at least")])
             return
         size = min(vector.size for one in noise for vector in one)  # differs only if there is a fault
         together = np.array([[vector[:size] for vector in one[:shortest]] for one in noise])
@@ -251,7 +255,9 @@ class _Audit:
         self._add(noise_findings(together, std))
         most = sqrt(float((together.astype(float) ** 2).sum()) / chi2.ppf(ALPHA, together.size))
         mu = self._moved * sqrt(small.study.privacy.charges) / max(most, 1e-300)
-        self._add([Finding(MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "at least; claimed")])
+        self._add(
+            [Finding(MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "lower bound by the measurements; claimed")]
+        )
 
     # --- helpers
 
@@ -286,7 +292,9 @@ class _Audit:
         self._lived()
 
     def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
-        """Measure the largest distance between first answers in two neighbouring worlds; it may be at most Δ."""
+        """Measure the largest distance between the first answers in two neighbouring worlds; the sensitivity Δ bounds
+        it.
+        """
         zero_out = str(subject.study.privacy.relation) == "zero-out"
         moved = 0.0
         for one, other in combinations(answers, 2):
@@ -296,7 +304,13 @@ class _Audit:
                 moved = max(moved, sqrt(sum(int(value) ** 2 for value in apart)))
         self._moved = max(self._moved, moved)
         share = moved / subject.reach
-        return Finding("movement", share, 1.0, share > 1 + 1e-12, "distance of answers a unit apart, in Δ; at most")
+        return Finding(
+            "movement",
+            share,
+            1.0,
+            share > 1 + 1e-12,
+            "distance of the answers in two worlds that differ in one unit, in Δ; at most",
+        )
 
     def _lives(self, subject: Subject) -> int:
         return min(MOST_LIVES, max(len(WORLDS), ceil(self.draws / (subject.queries * subject.dimension))))
@@ -329,7 +343,7 @@ def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
         differing,
         0,
         differing > 0,
-        "worlds of one entropy whose noise differs; at most",
+        "worlds with the same random bytes whose noise differs; at most",
     )
 
 
@@ -349,7 +363,13 @@ def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
     plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
     bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain
     share = 8 * drawn / bits if bits else 1.0
-    return Finding("entropy read", share, 1.0, share < 1, "bits of the operating system's, a bit of noise; at least")
+    return Finding(
+        "entropy read",
+        share,
+        1.0,
+        share < 1,
+        "random bits read from the operating system for each bit of noise; at least",
+    )
 
 
 class _Stream:
@@ -373,7 +393,7 @@ def _stream(key: bytes) -> Iterator[_Stream]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Provide a folder for one life, in memory if possible, because ledgers sync to disk at every step."""
+    """Provide a folder for one run of the study, in memory if possible, because ledgers sync to disk at every step."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="audit-", dir=memory if os.access(memory, os.W_OK) else None) as root:
         yield Path(root)

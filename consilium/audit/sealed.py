@@ -23,12 +23,13 @@ from common.privacy.audit import Finding
 from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
 
 READABLE_BITS = 49
-"""Threshold in bits, of 63. All numbers of a uniform vector of two or more are below it with probability ≤ 2⁻²⁸."""
+"""Bits of 63; a vector whose numbers all have fewer bits counts as not uniform. A uniform vector of two or more numbers
+is so with probability ≤ 2⁻²⁸."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A sealed release with its roster, and each site's private mask key and masked vector of 64-bit words."""
+    """A release of a sealed sum with its roster, and each site's private mask key and masked code."""
 
     release: AuditedRelease
     roster: MaskedRoster
@@ -43,7 +44,7 @@ def left_of_noise(
 
     Args:
         service: The study's server and sites.
-        life: What their ledgers hold.
+        life: Contents of their ledgers after one complete run.
         releases: The releases.
         turn: Number that selects the colluding sites of the first release; they change with each release.
 
@@ -97,7 +98,7 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
     pairs = [pair for words in seen.values() for pair in pairwise(words)]
     looked_at += [one - other for one, other in pairs if one.size == other.size]
     bits = min((log2(max(float(np.abs(one.astype(float)).max()), 1.0)) for one in looked_at), default=63.0)
-    meaning = "bits of a site's words, and of their differences, to the server and t sites; at least"
+    meaning = "bits of a site's masked codes and of their differences, as the server and t sites see them; at least"
     return [Finding("masked words", bits, READABLE_BITS, bits < READABLE_BITS, meaning)]
 
 

@@ -1,7 +1,7 @@
-"""Runs one life of a study in a folder with production's pipeline, aggregator, workers and both kinds of ledger.
+"""Runs a study once in a folder, with production's pipeline, aggregator, workers and both kinds of ledger.
 
-A *life* is one complete run of the study. Its *world* prescribes each voter's answers. ``consilium.audit.run`` calls
-the module. Only the transport and the teachers are replaced: messages go directly to the workers' ``handle``, and a
+Such a complete run is called a *life*. Its *world* prescribes each voter's answers. ``consilium.audit.run`` calls the
+module. Only the transport and the teachers are replaced: messages go directly to the workers' ``handle``, and a
 voter answers as the world prescribes. Results are read from the SQLite files by plain SQL, independently of the objects
 that wrote them. Refuses only what production refuses; an error that ends a life is part of the result.
 """
@@ -52,7 +52,7 @@ class Service:
     """A study's server and its sites, set up as in production.
 
     Args:
-        root: Folder of this life, which is one run of the study.
+        root: Folder of this run of the study.
         subject: The study to audit.
         world: Prescribes each voter's answers.
         sites: Number of sites; by default all of the subject's.
@@ -123,7 +123,7 @@ class Service:
         """Ask the first query while the last site sends a code beyond its bound.
 
         Args:
-            far: True for a code of norm 1000·m·R; False for a code one grid step outside the bound.
+            far: True for a code of norm 1000·m·R; False for a code just above the bound m·R.
 
         Returns:
             Number of refused codes, and the name of the error that ended the run (empty if there was none).
@@ -173,8 +173,7 @@ class Service:
         return encode(Several((lie,)))
 
     def _refused_codes(self) -> int:
-        """Count the refused codes; in a sealed study the refused sums, because masked codes cannot be checked
-        singly.
+        """Count the refused codes; in a sealed study count the refused sums, because one masked code cannot be checked.
         """
         kinds = [(event["event"], event.get("reason")) for event in read_events(self.events_file)]
         spoiled = sum(kind == ("draw-lost", "spoiled") for kind in kinds)
@@ -191,11 +190,11 @@ class Service:
         return next(protocol_of(self.study).configure(self.workspace.public(), lambda _query: None))
 
     def further(self, number: int, *, share: float = 1.0) -> QuerySpec:
-        """Return a query that is not planned.
+        """Return a query that the study does not plan, with a chosen cost.
 
         Args:
             number: Number of the query.
-            share: Its cost relative to a planned release.
+            share: Its cost μ² relative to that of a planned release.
 
         Returns:
             The query.
@@ -259,7 +258,7 @@ class Service:
         return answers
 
     def ask_for(self, other: Study) -> int:
-        """Ask for every stored answer again, for another study on this ledger.
+        """Ask for every stored answer again on behalf of another study of the same ledger.
 
         Args:
             other: The other study.
@@ -272,7 +271,7 @@ class Service:
         return self.ask_again(other)
 
     def ask_again(self, study: Study | None = None) -> int:
-        """Ask for every stored answer again while offering another value for it.
+        """Ask for every stored answer again while offering another value for it, which must not be released.
 
         Args:
             study: The study for which it is asked; by default the service's own.
@@ -396,7 +395,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AuditedRelease:
-    """One release as its row states it, with the stored answer."""
+    """One release: the facts in its ledger row, and the stored answer."""
 
     query: str
     batch: str
@@ -442,7 +441,7 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """The contents of the server's and the sites' ledgers after a life, one complete run of the study.
+    """The contents of the server's and the sites' ledgers after one complete run of the study.
 
     Attributes:
         releases: The releases.
@@ -486,14 +485,14 @@ def read_life(service: Service) -> Life:
 
 
 def frame_of(service: Service, release: AuditedRelease) -> Frame | None:
-    """Return the frame of a release; None if its centre is zero.
+    """Return the frame (coordinates of a joint query's round) of a release; None in a study without frames.
 
     Args:
         service: The study's server and sites.
         release: The release.
 
     Returns:
-        The frame.
+        The frame; None if the release states the centre ``zero``.
     """
     return None if release.centre == "zero" else Frame.from_bytes(service.workspace.objects.get(release.centre))
 

@@ -1,10 +1,10 @@
 """Defines the subject of an audit: a study with its sites, codec and frame, and the possible answers of a voter.
 
-The study keeps its own roster, dimension, rounds, unit, relation, voters and budgets. Its claim comes from
-:mod:`common.privacy.claim` only. If the study's codec is not available or not linear, a stand-in of the same dimension
-is used, because the released mechanism depends on nothing else of a codec. Predictions are synthetic: a unit's code is
-at the edge of the ball, far outside, or zero, or the prediction fails. Refuses a dimension that no codec of the study
-can have.
+A frame is the coordinate system of a joint query's round. The study keeps its own roster, dimension, rounds, unit,
+relation, voters and budgets. The claimed μ and σ come from :mod:`common.privacy.claim` only. If the study's codec is
+not available or not linear, a stand-in of the same dimension is used, because the released mechanism depends on nothing
+else of a codec. Predictions are synthetic: a unit's code is slightly outside the clipping ball, far outside, or zero,
+or the prediction fails. Refuses a dimension that no codec of the study can have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEAR, FAR = 1.2, 12.0
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A budget of a pool, at the server or at its site."""
+    """The budget of a patient pool, as the server's ledger or the site's own ledger enforces it."""
 
     epsilon: float
     delta: float
@@ -81,7 +81,7 @@ class Subject:
         codec: The codec, or its stand-in.
         volumes: Names of public volumes; in a study without a frame one more than the planned queries need.
         frame: Frame of the first round of a joint study; None otherwise.
-        sayings: Synthetic predictions by the word that names them.
+        sayings: Synthetic predictions by name, such as ``near+``.
 
     Raises:
         InvalidInput: If there are fewer hospitals than the quorum, or no release fits their budgets.
@@ -99,13 +99,13 @@ class Subject:
             raise InvalidInput(
                 "hospitals of an audit",
                 value=len(self.limits),
-                limit=f"the quorum, {self.study.privacy.quorum}, or more",
+                limit=f"at least the quorum, {self.study.privacy.quorum}",
             )
         if sum(limit.mu_squared >= self.cost for limit in self.limits) < self.study.privacy.quorum:
             raise InvalidInput(
                 "budgets of the pools",
                 value=[limit.epsilon for limit in self.limits],
-                limit="budgets for one release in as many pools as the quorum",
+                limit="for as many pools as the quorum, a budget that one release fits into",
                 remedy="use larger budgets; there is nothing to audit if no release fits",
             )
         object.__setattr__(self, "sayings", _sayings(self.codec, self.frame, self.study.codec.radius))
@@ -162,7 +162,7 @@ class Subject:
         """Return the unclipped code of a voter that gives the same answer for every volume.
 
         Args:
-            said: Word that names the answer.
+            said: Name of the synthetic prediction.
             frame: Frame of the round; None without one.
 
         Returns:
@@ -174,11 +174,11 @@ class Subject:
         """Return a voter's contribution to its site's code: projected onto the ball, then truncated toward zero.
 
         Args:
-            said: Word that names the answer.
+            said: Name of the synthetic prediction.
             frame: Frame of the round; None without one.
 
         Returns:
-            int64 array [l]; zeros for a word without an answer.
+            int64 array [l]; zeros for a name without a prediction.
         """
         if said not in self.sayings:
             return np.zeros(self.codec.dimension if frame is None else frame.dimension, dtype=np.int64)
@@ -251,7 +251,9 @@ def from_workspace(workspace: Workspace) -> Subject:
         declared = {pool.pool: pool for pool in ledger.pools()}
     missing = [site.name for site in workspace.sites() if site.pool not in declared]
     if missing:
-        raise InvalidInput("sites without a pool in the ledger", value=missing, remedy="register them again")
+        raise InvalidInput(
+            "sites without a pool in the ledger", value=missing, remedy="admit them with `consilium provision approve`"
+        )
     pools = [declared[site.pool] for site in workspace.sites()]
     limits = tuple(Limit(float(p.budget.epsilon), p.budget.delta, str(p.accountant)) for p in pools)
     first = next(protocol_of(study).configure(workspace.public(), lambda _query: None))[0]
@@ -294,7 +296,7 @@ def shrunk(subject: Subject) -> Subject:
 
 
 def _impatient(study: Study) -> Study:
-    """Return the study with short deadlines, and with several batches in each life."""
+    """Return the study with short deadlines, and with several batches of queries in each run."""
     batch = max(1, ceil(study.privacy.planned_queries / 3))
     collection = CollectionConfig(batch_size=min(batch, 500), offer_deadline_s=1.0, deadline_s=600.0, patience_s=1.0)
     return replace(study, collection=collection)
@@ -342,7 +344,7 @@ def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: 
 
 
 def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """Make the synthetic predictions by their words.
+    """Make the synthetic predictions, by name.
 
     The codes of ``near`` and ``far`` lie outside the ball along one direction, with opposite signs. ``inside`` and
     ``aside`` are answers of the other voters.

@@ -1,6 +1,6 @@
-"""Runs one life of a study with several faults: a lost draw, a restarted server, a restored site, reused answers.
+"""Runs a study once with several faults: a lost draw, a restarted server, a restored site, reused answers.
 
-A *life* is one complete run. A *draw* is one attempt at a sealed sum. A *word* is a masked code.
+A *draw* is one attempt at a sealed sum. A *word* is a masked code.
 
 1. Run the study. One site's first codes are lost, and the server stops after one batch.
 2. Restart the server twice until the study ends. Record all messages to the first site.
@@ -103,7 +103,7 @@ def parts_of(body: bytes, kind: type[T]) -> list[T]:
 
 
 def whole_life(service: Service) -> list[Finding]:
-    """Run the life that the module describes, and check the ledgers and the words.
+    """Run a study with the faults that the module describes, and check the ledgers and the sites' masked codes.
 
     The server waits for a lost draw as long as the study's settings say.
 

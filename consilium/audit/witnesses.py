@@ -1,4 +1,4 @@
-"""Reads who countersigned a ledger. The witnesses' keys come from a study's or a site's directory."""
+"""Reads which witnesses countersigned a ledger. Their keys come from a study's or a site's directory."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ class World:
     """The answer that each voter gives.
 
     Attributes:
-        moved: Word that names the answer of the audited unit's voters, at the first site.
-        others: Words that name the answers of all other voters in turn. A word without a prediction stands for a voter
+        moved: Name of the synthetic prediction (:attr:`Subject.sayings`) of the audited unit's voters, at the first
+            site.
+        others: Names of the predictions of all other voters, in turn. A name without a prediction stands for a voter
             that is absent or fails.
     """
 
@@ -32,14 +33,14 @@ class World:
     others: tuple[str, ...] = ("inside", "aside")
 
     def sayings(self, subject: Subject, site: int) -> list[str]:
-        """Return the word of each voter of a site.
+        """Return the name of the prediction that each voter of a site gives.
 
         Args:
             subject: The study under audit.
             site: Number of the site.
 
         Returns:
-            The words.
+            The names, one for each voter.
         """
         privacy = subject.study.privacy
         voters = privacy.voters_per_site
