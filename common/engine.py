@@ -64,8 +64,7 @@ class Internal:
         return getattr(found, name) if name else found
 
     def missing(self) -> str | None:
-        """Return a sentence that says which part of this name the installed Flower lacks; None if nothing is missing.
-        """
+        """Return a sentence that says what the installed Flower lacks of this name; None if nothing is missing."""
         try:
             found = self.load()
         except (ImportError, AttributeError) as error:

@@ -89,7 +89,9 @@ class MaskedRoster(Document):
     def check(self) -> None:
         """Refuse members that are unsorted or repeated, and a mask key that occurs twice, in any encoding."""
         if not all(one.site < other.site for one, other in pairwise(self.members)):
-            raise InvalidInput("members of a roster", value=len(self.members), limit="each site once, sorted by site name")
+            raise InvalidInput(
+                "members of a roster", value=len(self.members), limit="each site once, sorted by site name"
+            )
         if len({point_of(member.mask.key) for member in self.members}) != len(self.members):
             raise InvalidInput("mask keys of a roster", limit="no key twice, even in another encoding")
 

@@ -451,8 +451,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, mode: int, replace: bool = False) -> None:
-    """Write a file with its final mode, completely or not at all. An existing file is replaced only with ``replace``.
-    """
+    """Write a file with its final mode, completely or not at all. Replace an existing file only with ``replace``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

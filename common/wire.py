@@ -1,9 +1,9 @@
 """Packs Consilium's messages into one bytes field of a Flower record, so that Flower never interprets them.
 
 Called by server and sites. In Flower a message consists of three objects, each named by its SHA-256: a ``Message`` that
-names a ``RecordDict`` that names a ``ConfigRecord``. A ``Message`` that states an error has no further objects. The objects
-are parsed here byte by byte (:func:`body_in`), because Flower's own parser accepts any tree and creates as many Python
-objects as a sender wants. Refuses everything else.
+names a ``RecordDict`` that names a ``ConfigRecord``. A ``Message`` that states an error has no further objects. The
+objects are parsed here byte by byte (:func:`body_in`), because Flower's own parser accepts any tree and creates as many
+Python objects as a sender wants. Refuses everything else.
 """
 
 from __future__ import annotations

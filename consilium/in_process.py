@@ -26,18 +26,19 @@ from server.study.create_study import ServerKeys
 from server.study.workspace import Site
 
 Intercept = Callable[[int, bytes, bytes], bytes | None]
-"""A function from node, request and reply to the reply the node signs instead; None drops the reply."""
+"""A function of node id, request and reply. It returns the reply that the node signs instead, or None to drop the
+reply."""
 
 
 @dataclass
 class Wire:
-    """Delivers messages to workers by node id.
+    """Transport that delivers messages directly to workers in the same process, by node id.
 
     Attributes:
         workers: The workers by node id.
         offline: Nodes that are not reachable.
         intercept: May replace a reply before its site signs it, or drop it.
-        replies: The unsigned replies so far, each with its node.
+        replies: All replies so far without their signatures, each with its node id.
     """
 
     workers: Mapping[int, Worker]
@@ -135,7 +136,7 @@ class Sites:
         study: The study.
         config: Returns a site's settings.
         voters: Returns a site's teachers.
-        fetch: Gets public objects.
+        fetch: Returns a public object by its hash.
         sampler: The noise sampler of a sealed sum.
         consented: True if consent is recorded already.
     """

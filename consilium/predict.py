@@ -1,4 +1,4 @@
-"""Predicts label maps for any NIfTI file or folder with a student, on each file's own voxels, and scores them.
+"""Segments NIfTI files with a student, on each file's own voxels, and scores the results if there are labels.
 
 `consilium predict` calls it. A file that cannot be used is reported and left out. Refuses a model that is neither a
 bundle nor a study with a student.
@@ -29,18 +29,18 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One case's result.
+    """The result of segmenting one case.
 
     Attributes:
         case: The case's id.
         file: The label map's file; empty if there is none.
-        dice: Dice of each structure; empty without a true label map, nan if the structure is in neither map.
-        hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
+        dice: Dice of each structure; empty without a true label map, nan for a structure in neither map.
+        hd95_mm: HD95 in mm of each structure; nan for a structure in neither map, inf for one in only one map.
         problem: Why the case could not be used; empty otherwise.
         unlike: Description of how the volume differs from all training volumes of the student; empty if it does not.
-        uncertainty: The entropy map's file; empty without one.
-        sure: Calibration of the confidence; see :class:`common.calibration.Reliability`.
-        lesions: Dice and HD95 of each structure by lesion.
+        uncertainty: Name of the entropy map's file; empty if none was written.
+        sure: How well the network's confidence is calibrated; see :class:`common.calibration.Reliability`.
+        lesions: Lesion-wise Dice and HD95 of each structure, as in BraTS 2023; empty if not asked for.
     """
 
     case: str
@@ -90,7 +90,7 @@ def predict_images(
         label_map: File that maps the dataset's labels to the student's.
         uncertainty: Also write an entropy map for each case.
         lesions: Also score each lesion.
-        progress: Called with the cases done and all cases.
+        progress: Called with the number of cases done and the number of all cases.
 
     Returns:
         The results.
@@ -111,7 +111,7 @@ def predict_images(
 
 
 def load_model(directory: Path) -> Bundle:
-    """Load a bundle, or the student of a study's directory.
+    """Load the network of a bundle, or the student of a study's directory.
 
     Args:
         directory: The bundle or the study.
@@ -120,7 +120,7 @@ def load_model(directory: Path) -> Bundle:
         The model.
 
     Raises:
-        InvalidInput: If there is neither.
+        InvalidInput: If the directory is neither a bundle nor a study with a student.
     """
     if (directory / "study.toml").is_file():
         workspace = Workspace(directory)
@@ -141,7 +141,7 @@ def load_model(directory: Path) -> Bundle:
 def find_cases(
     images: Path, bundle: Bundle, *, labels: Path | None, settings: DatasetSettings
 ) -> tuple[list[Case], list[Predicted]]:
-    """Return the cases with their true label maps, and results with problems for the others.
+    """Find the cases to segment, with their true label maps if there are any.
 
     Args:
         images: A NIfTI file, or a folder in any layout.
@@ -164,7 +164,9 @@ def find_cases(
     files = sorted(images.iterdir()) if images.is_dir() else [images]
     files = [path for path in files if nifti_ending(path.name) and not path.name.startswith(".")]
     if not files:
-        raise InvalidInput("no NIfTI file", value=str(images), limit=".nii or .nii.gz")
+        raise InvalidInput(
+            "folder or file without a NIfTI image", value=str(images), limit="files that end in .nii or .nii.gz"
+        )
     cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)
     named = Dataset(images.name, labels=(), channels=("image",), cases=cases)
     others = [Predicted(other.case, problem=other.reason) for other in (other_files(images) if images.is_dir() else ())]

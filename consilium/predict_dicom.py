@@ -56,7 +56,7 @@ class Segmented:
         }
 
     def to_text(self) -> str:
-        """Return the result as text."""
+        """Return the result as text: file, voxels of each structure, series, and a warning if the series is unlike."""
         sizes = ", ".join(f"{name} {count} voxels" for name, count in self.voxels.items())
         lines = [f"{self.file}: {sizes}", *(f"refers to {one.name}, {one.uid}" for one in self.series)]
         lines += [f"warning: the series is unlike the student's training: {self.unlike}"] if self.unlike else []
@@ -66,7 +66,7 @@ class Segmented:
 def predict_dicom(
     study: Path, model: Path, out: Path, *, chosen: Sequence[str] = (), even_if_unlike: bool = False
 ) -> Segmented:
-    """Segment one series of a study (or one for each channel of the student) and write a DICOM Segmentation.
+    """Segment one DICOM series of a study, or one for each channel of the student, and write a DICOM Segmentation.
 
     Args:
         study: The folder of one study.
@@ -96,7 +96,7 @@ def predict_dicom(
             raise InvalidInput(
                 f"series {series[0].name} is unlike every public volume the student was trained on",
                 value=unlike,
-                remedy="name another with --series, or --even-if-unlike",
+                remedy="choose another series with --series, or give --even-if-unlike to segment it all the same",
             )
         weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
         target = out / f"{series[0].number or 'series'}-seg.dcm"
@@ -117,21 +117,25 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
     channels = bundle.data.channels
     if len(channels) == 1:
         if len(chosen) > 1:
-            raise InvalidInput("--series", value=len(chosen), limit="one, because the student has one channel")
+            raise InvalidInput("--series", value=len(chosen), limit="one series, because the student has one channel")
         return (pick(found, named=chosen[0] if chosen else "", modality=MODALITY),)
     named = dict(text.partition("=")[::2] for text in chosen)
     if set(named) != set(channels):
         raise InvalidInput(
             "--series",
             value=", ".join(named) or None,
-            limit=f"one for each channel of the student, such as --series {channels[0]}=4: {', '.join(channels)}",
+            limit=f"one series for each of the channels {', '.join(channels)}, such as --series {channels[0]}=4",
         )
     series = tuple(pick(found, named=named[channel], modality=MODALITY) for channel in channels)
     if len({one.uid for one in series}) < len(series):
         raise InvalidInput("series of the channels", value=named, limit="a different series for each channel")
     if len({one.frame_of_reference for one in series}) > 1:
         names = "; ".join(one.name for one in series)
-        raise InvalidInput("series in different frames of reference", value=names, remedy="register them first")
+        raise InvalidInput(
+            "series of the channels are in different frames of reference",
+            value=names,
+            remedy="register the series to one frame of reference first",
+        )
     return series
 
 

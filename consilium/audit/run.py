@@ -182,7 +182,8 @@ class _Audit:
     _moved: float = 0.0
 
     def follow_the_books(self) -> None:
-        """Run the study as planned and ask further queries afterwards; then run it with other budgets and a lying site.
+        """Run the study as planned and ask further queries afterwards; then run it with other budgets and a
+        lying site.
         """
         subject, small = self.subject, shrunk(self.subject)
         self._follow(subject, World("near+"), further=True)

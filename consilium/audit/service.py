@@ -173,7 +173,8 @@ class Service:
         return encode(Several((lie,)))
 
     def _refused_codes(self) -> int:
-        """Count the refused codes; in a sealed study count the refused sums, because one masked code cannot be checked.
+        """Count the refused codes; in a sealed study count the refused sums, because one masked code cannot
+        be checked.
         """
         kinds = [(event["event"], event.get("reason")) for event in read_events(self.events_file)]
         spoiled = sum(kind == ("draw-lost", "spoiled") for kind in kinds)

@@ -66,33 +66,37 @@ def audit_command(
     voters: Voters = None,
     radius: Radius = None,
     dimension: Annotated[
-        int | None, typer.Option(help="Length l of a release [256, or as the study allows].", **PLAIN)
+        int | None, typer.Option(help="Length l of a released vector [256, or as the study allows].", **PLAIN)
     ] = None,
     unit: UnitOption = None,
     relation: RelationOption = None,
     accountant: Gate = None,
     draws: Annotated[
         int | None,
-        typer.Option(help="Draws of noise to measure [200000]; more draws detect smaller faults.", **PLAIN),
+        typer.Option(
+            help="Number of noise values to measure [200000]; with more of them smaller faults are detected.", **PLAIN
+        ),
     ] = None,
     runs: Annotated[
         int,
-        typer.Option(help="Runs in memory in each of six worlds, 20 or more; 0 for none [2000].", **PLAIN),
+        typer.Option(
+            help="Additional simulated runs in memory, in each of six worlds: 20 or more, or 0 [2000].", **PLAIN
+        ),
     ] = 2000,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a study as it runs, with its ledgers and workers, and compare the result with the study's claim.
+    """Attack a study as it runs, with its ledgers and workers, and compare the result with the ε that the study claims.
 
-    Exit code 1: a measurement exceeds the claim.
+    Exit code 1: a measurement exceeds its limit, so the claim is refuted.
 
     Example: consilium audit --epsilon 8 --delta 1e-3 --hospitals 8 --rounds 4
 
     Example: consilium audit --study study.toml --json
     """
     if runs and runs < 20:
-        raise InvalidInput("runs", value=runs, limit="20 or more, or 0")
+        raise InvalidInput("--runs", value=runs, limit="20 or more, or 0 for no runs in memory")
     if rounds is not None and queries is not None:
-        raise InvalidInput("rounds and queries", value=(rounds, queries), limit="only one of the two")
+        raise InvalidInput("--rounds with --queries", value=(rounds, queries), limit="only one of the two options")
     asked = rounds if queries is None else queries
     flags = Flags(epsilon, delta, asked, voters, radius, unit, relation, accountant)
     subject = _subject(study, flags, hospitals=hospitals, dimension=dimension, joint=queries is None)
@@ -113,8 +117,8 @@ def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimensi
     if study is not None and study.is_dir():
         if flags.given() or hospitals is not None or dimension is not None:
             raise InvalidInput(
-                "options for a study's terms together with its directory",
-                remedy="leave them out; a study is audited with its own settings",
+                "options for terms together with the directory of a study",
+                remedy="leave these options out; the study is audited with its own settings",
             )
         return from_workspace(Workspace(study))
     privacy, clip = settings_of(study, flags)
@@ -184,10 +188,12 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
     screen = console()
     screen.print(
         f"{len(subject.limits)} hospitals of {privacy.voters_per_site} voters, {subject.queries} {how}, "
-        f"{subject.dimension} numbers a release; {service.lives} lives through aggregator, workers and both ledgers, "
-        f"{service.draws} draws of noise: σ · {smallest_fault(service.draws):.4f} would be detected in 19 of 20 audits."
+        f"{subject.dimension} numbers a release; {service.lives} complete runs with aggregator, workers and ledgers, "
+        f"{service.draws} noise values: noise of {smallest_fault(service.draws):.4f} of the claimed σ would be "
+        "detected "
+        "in 19 of 20 audits."
         if service.draws
-        else f"{service.lives} lives, no noise measured."
+        else f"{service.lives} complete runs, no noise measured."
     )
     for name, report in reports.items():
         screen.print(_table(name, report.findings))
@@ -205,4 +211,4 @@ def _table(name: str, findings: tuple[Finding, ...]) -> Table:
     return table
 
 
-_TITLES = {"service": "As it runs", "memory": "In memory: guessing the world from the answers"}
+_TITLES = {"service": "The study as it runs", "memory": "In memory: guesses from the answers which world was run"}

@@ -13,7 +13,7 @@ from consilium.cli.options import PublicKey, StudyDir
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
-app = typer.Typer(add_completion=False, help="A study's privacy certificate, as PDF and JSON.")
+app = typer.Typer(add_completion=False, help="Write a study's privacy certificate, as PDF and JSON.")
 
 
 @app.command("certificate")

@@ -15,7 +15,9 @@ from consilium.cli.say import say
 from server.dashboard.auth import Role, UserFile
 
 app = typer.Typer(add_completion=False, help="Serve a study's dashboard: budget, sites, ledger, labels, student.")
-user_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Who may sign in to the dashboard.")
+user_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Manage the users who may sign in to the dashboard."
+)
 app.add_typer(user_app, name="user")
 
 FromStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the password from standard input, one line.")]
@@ -26,7 +28,9 @@ def _setting(name: str, text: str) -> Any:
     return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", help=text)
 
 
-State = Annotated[Path, _setting("STATE", "The dashboard's own directory, for users and decisions.")]
+State = Annotated[
+    Path, _setting("STATE", "The dashboard's own directory, where it stores its users and their decisions on labels.")
+]
 
 
 _PROXY = "Address of the TLS proxy in front; its X-Forwarded-For and X-Forwarded-Proto headers are trusted."
@@ -51,7 +55,9 @@ def dashboard(
     alarm_webhook: Annotated[str | None, _setting("ALARM_WEBHOOK", _WEBHOOK)] = None,
     oidc: Annotated[Path | None, _setting("OIDC", _OIDC)] = None,
     log_to: Annotated[list[str] | None, LOG_TO] = None,
-    session_hours: Annotated[float, typer.Option(min=0.001, max=168, help="How long a sign-in lasts.")] = 12.0,
+    session_hours: Annotated[
+        float, typer.Option(min=0.001, max=168, help="Hours after which a user must sign in again.")
+    ] = 12.0,
 ) -> None:
     """Serve the dashboard of one study. It reads the study's directory and can neither charge nor change it.
 
@@ -60,7 +66,7 @@ def dashboard(
     if context.invoked_subcommand is not None:
         return
     if study is None:
-        raise InvalidInput("--study is missing", remedy="name the study's directory")
+        raise InvalidInput("--study is missing", remedy="give the study's directory: --study DIRECTORY")
     from server.dashboard.oidc import load_settings
     from server.dashboard.serve import Listen, options_for, serve
 
@@ -164,9 +170,13 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise InvalidInput("--metrics-token-file", value=str(path), limit="a readable file") from error
+        raise InvalidInput(
+            "--metrics-token-file", value=str(path), limit=f"a readable file; the system says: {error.strerror}"
+        ) from error
     if len(token) < 16:
-        raise InvalidInput("metrics token", value=f"{len(token)} characters", limit="at least 16")
+        raise InvalidInput(
+            "metrics token", value=f"{len(token)} characters", limit="at least 16", remedy="write a longer random token"
+        )
     return token
 
 

@@ -23,15 +23,15 @@ def synth(
     cases: Annotated[int, typer.Option(help="Number of cases in all.", min=1)],
     seed: Seed,
     hospitals: Annotated[int, typer.Option(help="Number of hospitals, each with its own scanner.", min=1)] = 1,
-    structures: Annotated[int, typer.Option(help="Structures to segment, 2 or 3.", min=2, max=3)] = 2,
+    structures: Annotated[int, typer.Option(help="Number of structures to segment, 2 or 3.", min=2, max=3)] = 2,
     tumours: Annotated[
-        bool, typer.Option("--tumours", help="Brain tumours in BraTS' layout: four contrasts, nested regions.")
+        bool, typer.Option("--tumours", help="Make brain tumours in BraTS' layout: four contrasts, nested regions.")
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
     """Write synthetic 3D cases: an MSD dataset of phantoms or, with --tumours, raw BraTS folders.
 
-    Shapes vary by patient, scanners by hospital.
+    Each patient has other shapes, and each hospital another scanner.
     Example: consilium data synth --out phantoms --cases 108 --seed 1 --hospitals 4
     Example: consilium data synth --out brats --cases 60 --seed 1 --tumours
     """
@@ -66,13 +66,18 @@ def split(
             help="Number of sites that share the remaining cases; by default the sites that the dataset names."
         ),
     ] = None,
-    sites: Annotated[Path | None, typer.Option(help="Table with the columns case_id and site: real hospitals.")] = None,
+    sites: Annotated[
+        Path | None,
+        typer.Option(help="Table with the columns case_id and site, which assigns cases to real hospitals."),
+    ] = None,
     layout: Annotated[str, typer.Option(help="The dataset's layout; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; needed if the data name none.")] = "",
     channels: Annotated[str, typer.Option(help="Channel names, in order; by default those of the data.")] = "",
-    public_images: Annotated[int, typer.Option(help="Public volumes, without labels.", min=0)] = 24,
-    label_maps: Annotated[int, typer.Option(help="Public label maps, of other cases.", min=0)] = 12,
-    paired: Annotated[int, typer.Option(help="Public volumes with their labels, of other cases.", min=0)] = 0,
+    public_images: Annotated[int, typer.Option(help="Number of public volumes without labels.", min=0)] = 24,
+    label_maps: Annotated[int, typer.Option(help="Number of public label maps, from other cases.", min=0)] = 12,
+    paired: Annotated[
+        int, typer.Option(help="Number of public volumes with their labels, from other cases.", min=0)
+    ] = 0,
     validation: Annotated[int, typer.Option(help="Number of cases for choosing settings.", min=0)] = 8,
     test: Annotated[int, typer.Option(help="Number of cases for the final figures only.", min=0)] = 16,
     as_json: ResultAsJson = False,

@@ -34,7 +34,7 @@ Strategy = Annotated[
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for everything the demo makes.")] = Path("demo-out"),
     data: Annotated[
-        Path | None, typer.Option(help="A dataset with labels, in any layout; phantoms without one.")
+        Path | None, typer.Option(help="A dataset with labels, in any layout; without this option phantoms are made.")
     ] = None,
     channels: Annotated[str, typer.Option(help="Channel names, in order; by default those of the data.")] = "",
     hospitals: Annotated[
@@ -45,7 +45,7 @@ def demo(
     queries: Annotated[
         int | None,
         typer.Option(
-            help="Number of public volumes; each is one query unless the study is joint [a fifth of the data].",
+            help="Number of public volumes to ask about; without --joint each is one query [a fifth of the data].",
             **options.PLAIN,
         ),
     ] = None,
@@ -55,7 +55,8 @@ def demo(
     voters: Annotated[
         int | None,
         typer.Option(
-            help="Voters m of each site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN
+            help="Number m of voters (teachers) of each site, on disjoint patients [as `consilium plan` recommends].",
+            **options.PLAIN,
         ),
     ] = None,
     aggregation: options.Aggregation = None,
@@ -156,7 +157,8 @@ def watching(console: Console) -> Iterator[Watch]:
 
 
 def summary(out: Path) -> str:
-    """Return sentences on the result: the student's gain and over what, the bound, the guarantee, and any objections.
+    """Return sentences on a demo's result: the student's gain over its best control, the teachers' Dice without noise,
+    the guarantee, cases that were left out, and one hospital's scores.
 
     Args:
         out: Directory of the demo.

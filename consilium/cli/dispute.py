@@ -26,11 +26,11 @@ app = typer.Typer(
 BLAMED = 11
 """Exit code if a finding is against a hospital."""
 
-Keys = Annotated[Path, typer.Option("--keys", help="The auditor's folder of keys.")]
+Keys = Annotated[Path, typer.Option("--keys", help="Folder with the auditor's keys, from `consilium dispute keys`.")]
 
 
 @app.command("keys")
-def keys(folder: Annotated[Path, typer.Argument(help="The new folder of the auditor's keys.")]) -> None:
+def keys(folder: Annotated[Path, typer.Argument(help="New folder for the auditor's keys.")]) -> None:
     """Make an auditor's keys. auditor.json is for the hospitals; all other files stay with the auditor.
 
     Example: consilium dispute keys auditor
@@ -48,7 +48,10 @@ def evidence(
     directory: StudyDir,
     draw: Annotated[
         str | None,
-        typer.Argument(help="The draw, by twelve digits of its id or more; without it all draws are listed."),
+        typer.Argument(
+            help="The draw (attempt at a sealed sum): at least twelve digits of its id. Without it all draws "
+            "are listed."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="New file for the auditor; evidence-ID.json by default, with the draw's id.")
@@ -70,10 +73,10 @@ def evidence(
     found = evidence_of(workspace, draw)
     target = out or Path(f"evidence-{found.roster.id[:12]}.json")
     if target.exists():
-        raise InvalidInput("file exists", value=str(target), remedy="choose another with --out")
+        raise InvalidInput("output file exists already", value=str(target), remedy="choose another with --out")
     write_atomically(target, found.render(), mode=0o600)
     say(
-        f"{target}: draw {found.roster.id[:16]} of {len(found.queries)} queries, signed words of "
+        f"{target}: draw {found.roster.id[:16]} of {len(found.queries)} queries, signed masked codes of "
         f"{len(found.sites)} of {len(found.roster.members)} sites"
     )
     say(
@@ -91,9 +94,10 @@ def judge(
     out: Annotated[Path, typer.Option(help="The new file for the signed judgement.")],
     as_json: AsJson = False,
 ) -> None:
-    """Judge for each hospital of a draw whether its part could come from an honest hospital, and sign the judgement.
+    """Judge for each hospital of a draw whether its noisy code could be an honest hospital's, and sign the judgement.
 
-    Compare the fingerprints with the hospitals: the judgement is about the owners of these keys.
+    A draw is one attempt at a sealed sum. Compare the printed fingerprints with the hospitals: the judgement is about
+    the owners of these keys.
     Exit code 11: a finding is against a hospital.
     Example: consilium dispute judge evidence.json disclosure-*.json --keys auditor --peers peers.json --out judged.json
     """
@@ -107,12 +111,17 @@ def judge(
     from consilium.audit.dispute import judge as judge_draw
 
     if out.exists():
-        raise InvalidInput("file exists", value=str(out), remedy="choose another with --out")
+        raise InvalidInput("output file exists already", value=str(out), remedy="choose another with --out")
     signing, sealing = load_auditor(folder)
     found = DrawEvidence.parse(read_file(evidence))
     listed = read_peers(peers)
     if listed.study != found.roster.study:
-        raise InvalidInput("study of the peers", value=listed.study[:16], limit=found.roster.study[:16])
+        raise InvalidInput(
+            "study of the list of peers",
+            value=listed.study[:16],
+            limit=f"{found.roster.study[:16]}, the study of the evidence",
+            remedy="give the peers.json of this study",
+        )
     identities = {peer.site: peer.key for peer in listed.peers}
     sealed = [SealedDisclosure.parse(read_file(path)) for path in disclosures]
     judged = judge_draw(found, sealed, identities=identities, auditor=sealing, now=format_time(datetime.now(UTC)))
@@ -146,14 +155,14 @@ def show(
 
     found, chosen = Judgement.parse(read_file(judgement)), read_auditor(auditor)
     if not found.is_of(chosen.signing_key) or found.auditor != chosen.sealing_key:
-        raise InvalidInput("judgement", value=str(judgement), limit="a judgement signed by this auditor, unchanged")
+        raise InvalidInput("judgement", value=str(judgement), limit="an unchanged judgement that this auditor signed")
     say(json.dumps(found.to_json(), indent=1) if as_json else joined(_lines(found)))
     if found.blamed:
         raise typer.Exit(BLAMED)
 
 
 def _lines(found: Judgement) -> list[str]:
-    """Format a judgement for a reader."""
+    """Return a judgement as lines of text: whether the sum was spoiled, and the finding about each hospital."""
     said = {
         "within": "its noisy code is within the honest bound",
         "outside": "ITS NOISY CODE IS BEYOND THE HONEST BOUND",

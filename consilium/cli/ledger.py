@@ -68,7 +68,9 @@ def verify_command(
     ] = None,
     head: Annotated[
         list[Path] | None,
-        typer.Option(help="A head or receipt (JSON) that was kept elsewhere; the ledger must contain it. Repeatable."),
+        typer.Option(
+            help="A signed head or receipt (JSON) that was kept elsewhere; the ledger must contain it. Repeatable."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +103,9 @@ def verify_command(
 
 @app.command("head")
 def head_command(ledger: LedgerPath) -> None:
-    """Print the newest signed head as JSON. Keep it elsewhere; it later reveals a cut or rewritten ledger.
+    """Print the newest signed head (number and hash of the newest row) as JSON.
+
+    Keep it on another machine: `consilium verify --head` then finds whether rows were cut off or rewritten.
 
     Example: consilium ledger head study/ledger.sqlite > head.json
     """
@@ -168,7 +172,7 @@ def compare_command(
 ) -> None:
     """Find out whether the server showed two sites different ledgers, and from which row on.
 
-    Exit code 0: the receipts agree on every row that both cover. 5: a fork, or a receipt that is not genuine.
+    Exit code 0: the receipts agree on every row that both cover. 5: the ledgers differ, or a receipt is not genuine.
 
     Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
     """
@@ -179,10 +183,13 @@ def compare_command(
     first, second = read_receipts(ours), read_receipts(theirs)
     for receipt in (*first, *second):
         if not any(receipt.is_genuine(key) for key in keys):
-            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by the server's key")
+            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by a key of --server-key")
     fork = first_fork(first, second)
     if fork is not None:
-        raise LedgerCorrupt(f"the two sites were shown different ledgers under the id {fork[0]}", row=fork[1])
+        raise LedgerCorrupt(
+            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}",
+            row=fork[1],
+        )
     say(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
 
 
@@ -219,7 +226,10 @@ def recover_command(
         Path | None,
         typer.Option(help="The lost ledger's standing file, ledger.standing, if it is not beside the copy."),
     ] = None,
-    study: Annotated[list[Path] | None, typer.Option(help="A study file to register again first; repeatable.")] = None,
+    study: Annotated[
+        list[Path] | None,
+        typer.Option(help="A study file that is registered again before the charges are entered; repeatable."),
+    ] = None,
     charge_all: Annotated[
         bool,
         typer.Option(

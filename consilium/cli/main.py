@@ -30,32 +30,36 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
     "provision": (
         "consilium.cli.provision",
         "provision_app",
-        "Certificates, startup kits, admitting and revoking sites.",
+        "Make certificates and startup kits; admit and revoke sites.",
     ),
-    "server": ("consilium.cli.provision", "server_app", "The consortium's daemons."),
+    "server": ("consilium.cli.provision", "server_app", "Run and watch the consortium's daemons."),
     "codec": ("consilium.cli.codec", "codec_app", "Fit the study's codec on public label maps."),
     "student": ("consilium.cli.student", "student_app", "Train the student and export it as a MONAI bundle."),
-    "site": ("consilium.cli.site", "site_app", "A hospital's side: train teachers, serve codes."),
+    "site": ("consilium.cli.site", "site_app", "Take part as a hospital: train teachers, answer queries."),
     "predict": ("consilium.cli.predict", "app", "Segment volumes with a student, on their own voxels."),
     "data": ("consilium.cli.data", "app", "Make synthetic data, split a dataset."),
     "demo": ("consilium.cli.demo", "app", "Run a whole study on this machine, with real daemons."),
     "simulate": ("consilium.cli.simulate", "app", "Simulate a whole study on your own data, without daemons."),
     "plan": ("consilium.cli.privacy", "plan_app", "Show what a privacy budget buys, before it is spent."),
-    "audit": ("consilium.cli.audit", "audit_app", "Attack a study as it runs, and compare it with its claim."),
+    "audit": (
+        "consilium.cli.audit",
+        "audit_app",
+        "Attack a study as it runs, and compare the result with the ε it claims.",
+    ),
     "ledger": ("consilium.cli.ledger", "app", "Read, back up and recover a privacy ledger."),
     "governance": (
         "consilium.cli.governance",
         "app",
-        "Documents to file: impact assessment, checklist, registry, egress, record.",
+        "Write documents to file: impact assessment, checklist, registry, egress, record.",
     ),
-    "certificate": ("consilium.cli.certificate", "app", "A study's privacy certificate, as PDF and JSON."),
+    "certificate": ("consilium.cli.certificate", "app", "Write a study's privacy certificate, as PDF and JSON."),
     "dispute": ("consilium.cli.dispute", "app", "Let an auditor find out who spoiled a draw of a sealed sum."),
     "bench": (
         "consilium.cli.bench",
         "app",
-        "Compare recipes with their controls; reproduce the private training papers' tables.",
+        "Compare training recipes on benchmarks; reproduce the tables of papers.",
     ),
-    "dashboard": ("consilium.cli.dashboard", "app", "A study's dashboard in the browser, read only."),
+    "dashboard": ("consilium.cli.dashboard", "app", "Serve a study's dashboard for browsers, read only."),
     "verify": ("consilium.cli.ledger", "verify_app", "Check a ledger offline: chain, signatures, sums, budget."),
 }
 
@@ -63,14 +67,14 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
 _ROLES = {
     "The consortium": ("study", "codec", "provision", "server", "student", "dashboard", "certificate", "governance"),
     "A hospital": ("site",),
-    "Whoever checks": ("verify", "ledger", "plan", "audit", "dispute"),
+    "An auditor": ("verify", "ledger", "plan", "audit", "dispute"),
     "Anybody": ("demo", "simulate", "predict", "data", "bench"),
 }
 """The commands that each role needs, in the order of the main help."""
 
 
 _TAG = re.compile(r"\[(?=[a-zA-Z#/@])")
-"""Text in brackets that rich would read as markup and not print."""
+"""Matches an opening bracket that rich would read as markup and not print."""
 
 
 def _keep_brackets(command: click.Command) -> None:
@@ -121,7 +125,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # pretty exceptions print local variables
-    help="Consilium: federated PATE for 3D MRI segmentation that proves what it released.",
+    help="Consilium: federated PATE for 3D MRI segmentation, with a ledger that enforces the privacy budget.",
 )
 
 
@@ -138,7 +142,10 @@ def _print_version(value: bool) -> None:
 
 
 def _others_with_our_names() -> list[str]:
-    """Return other distributions with a package of the same name. pip lets the later one overwrite our files."""
+    """Return the other installed distributions that have a package with the same name as one of ours.
+
+    pip lets the distribution that is installed later overwrite the files of the earlier one.
+    """
     owners = packages_distributions()
     claims = {owner for name in ("client", "common", "consilium", "server") for owner in owners.get(name, ())}
     return sorted(claims - {"consilium"})

@@ -41,28 +41,30 @@ UnitOption = Annotated[
     Unit,
     typer.Option(
         "--unit",
-        help="Whom the guarantee protects: a whole hospital, which covers each of its patients, or one patient, "
-        "which gains more where hospitals have several voters.",
+        help="Whom the guarantee protects. hospital: all that one hospital holds, so each of its patients, too. "
+        "patient: one patient; the student then gains more if hospitals have several voters.",
     ),
 ]
 TriedUnit = Annotated[
     Unit,
     typer.Option(
         "--unit",
-        help="Whom the guarantee protects: a patient or a whole hospital. A study protects hospitals unless it is "
-        "created with --unit patient. This command protects patients, because the answers of a few hospitals gain "
-        "next to nothing when a whole hospital is hidden in them.",
+        help="Whom the guarantee protects: patient or hospital. Real studies protect hospitals unless they are created "
+        "with --unit patient. The default here is patient, because with few hospitals the noise that hides a whole "
+        "hospital leaves almost no gain.",
     ),
 ]
-RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation.")]
-Voters = Annotated[int, typer.Option("--voters", help="Voters m of each site, trained on disjoint patients.")]
+RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouring relation: replace-one or zero-out.")]
+Voters = Annotated[
+    int, typer.Option("--voters", help="Number m of voters (teachers) of each site, trained on disjoint patients.")
+]
 Aggregation = Annotated[
     str | None,
     typer.Option(
         "--aggregation",
-        help="Who adds the noise. open: the server, whose operator is trusted; every hospital's code is clipped. "
-        "sealed-sum: the sites; the operator is not trusted, but one hospital can spoil a sum, which a dispute proves "
-        "[sealed-sum from a quorum of 3].",
+        help="Who adds the noise. open: the server; its operator must be trusted, and it tests every hospital's code. "
+        "sealed-sum: the sites; the operator need not be trusted, but one hospital can spoil a sum, which a dispute "
+        "then proves [sealed-sum from a quorum of 3].",
     ),
 ]
 Colluders = Annotated[
@@ -79,12 +81,14 @@ Verdicts = Annotated[
     int | None,
     typer.Option(
         "--verdicts",
-        help="Hospitals that must find the student better than public data before it is released "
-        "[most of the quorum in a sealed study, 0 in an open one].",
+        help="Number of hospitals that must find the student better than public data before it is released "
+        "[more than half of the quorum in a sealed study, 0 in an open one].",
         show_default=False,
     ),
 ]
-Codec = Annotated[str, typer.Option("--codec", help="Codec: pca, ball-ae or paper-pca.")]
+Codec = Annotated[
+    str, typer.Option("--codec", help="Codec, which turns predictions into short vectors: pca, ball-ae or paper-pca.")
+]
 
 LOG_TO: Any = typer.Option(
     "--log-to",
@@ -93,18 +97,23 @@ LOG_TO: Any = typer.Option(
 )
 
 PLAIN: dict[str, Any] = {"show_default": False}
-"""For options whose help text states the default itself."""
+"""Arguments for options whose help text states the default itself."""
 
 Jointly = Annotated[
     bool | None,
     typer.Option(
         "--joint/--no-joint",
-        help="Ask about all public volumes together, in four rounds of joint queries, or ask one query for each volume "
-        "[joint with the codec pca; position or appearance is chosen from the public label maps].",
+        help="--joint: ask about all public volumes together, in four rounds. --no-joint: ask one query about each "
+        "volume [all together with the codec pca, by the protocol that suits the public label maps].",
         **PLAIN,
     ),
 ]
-Paired = Annotated[int, typer.Option("--paired", help="Number of public cases that keep their label maps (joint).")]
+Paired = Annotated[
+    int,
+    typer.Option(
+        "--paired", help="Number of public volumes that are published with their label maps; only with joint queries."
+    ),
+]
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -146,7 +155,7 @@ def triple(text: str, kind: type, *, what: str) -> Any:
 def counting(
     title: str, *, total: int | None = None, show: bool = True, of_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on stderr, from the first count on.
+    """Show a progress bar on stderr, which appears at the first count.
 
     Args:
         title: Text before the bar.
@@ -210,7 +219,7 @@ def read_file(path: Path) -> bytes:
 
 
 def say_unit(unit: Unit) -> None:
-    """Tell somebody who tries a study with unit patient that a real study protects whole hospitals by default."""
+    """With unit patient, print that a study of `consilium study init` protects whole hospitals by default."""
     if unit is Unit.PATIENT:
         note = "unit patient: a study of `consilium study init` protects whole hospitals unless it gets --unit patient"
-        say(f"{note}; `consilium plan` says what each is worth", err=True)
+        say(f"{note}; `consilium plan` compares the two", err=True)

@@ -1,4 +1,4 @@
-"""Defines ``consilium predict``: label maps by a student for any NIfTI file or folder, with scores."""
+"""Defines ``consilium predict``: segments NIfTI files or DICOM series with a student, and scores the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Option(help="Directory of a bundle, or of a study that has a student.")],
+    model: Annotated[Path, typer.Option(help="Directory of a student's bundle, or of a study that has a student.")],
     out: Annotated[Path, typer.Option(help="Directory for the label maps, CASE_seg.nii.gz, and scores.json.")],
     images: Annotated[
         Path | None, typer.Argument(help="A NIfTI file, a folder of them, or a dataset in any layout.")
@@ -42,7 +42,10 @@ def predict(
     ] = None,
     label_map: Annotated[
         Path | None,
-        typer.Option(help="TOML with the tables labels, channels and bids: a dataset's names = the model's."),
+        typer.Option(
+            help="TOML file with the tables labels, channels and bids; each line assigns a dataset's name to "
+            "the model's."
+        ),
     ] = None,
     uncertainty: Annotated[
         bool,
@@ -64,19 +67,19 @@ def predict(
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
     """
     if (images is None) == (dicom is None):
-        raise InvalidInput("what to segment", limit="either images, or --dicom with the folder of a study")
+        raise InvalidInput("images to segment", limit="either IMAGES, or --dicom with the folder of a DICOM study")
     if dicom is not None:
         given = {"--labels": labels, "--label-map": label_map, "--uncertainty": uncertainty, "--lesion-wise": lesions}
         if unread := [name for name, value in given.items() if value]:
-            raise InvalidInput(", ".join(unread), limit="not with --dicom")
+            raise InvalidInput(", ".join(unread), limit="not together with --dicom")
         _predict_dicom(dicom, model, out, series=series or [], even_if_unlike=even_if_unlike, as_json=as_json)
         return
     if series or even_if_unlike:
-        raise InvalidInput("--series and --even-if-unlike", limit="with --dicom")
+        raise InvalidInput("--series and --even-if-unlike", limit="only together with --dicom")
     assert images is not None
     for what, path in (("images", images), ("--model", model), ("--labels", labels), ("--label-map", label_map)):
         if path is not None and not path.exists():  # check before slow imports
-            raise InvalidInput(what, value=str(path), limit="a file or folder that is there")
+            raise InvalidInput(what, value=str(path), limit="an existing file or folder")
 
     from consilium.predict import predict_images
 
@@ -101,7 +104,7 @@ def _predict_dicom(
 ) -> None:
     for what, path in (("--dicom", study), ("--model", model)):
         if not path.exists():
-            raise InvalidInput(what, value=str(path), limit="a folder that is there")
+            raise InvalidInput(what, value=str(path), limit="an existing folder")
     from consilium.predict_dicom import predict_dicom
 
     done = predict_dicom(study, model, out, chosen=series, even_if_unlike=even_if_unlike)

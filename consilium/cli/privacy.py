@@ -76,33 +76,41 @@ def plan_command(
     patients: Annotated[
         int | None,
         typer.Option(
-            help="Number of patients of a site; the recommended number of voters depends on it [many].", **PLAIN
+            help="Number of patients of a site; it limits the recommended number of voters [no limit].", **PLAIN
         ),
     ] = None,
     spectrum: Annotated[
-        Path | None, typer.Option(help="JSON list of the code's public eigenvalues; adds the expected errors.")
+        Path | None,
+        typer.Option(
+            help="JSON file with a list of the code's public eigenvalues; the plan then states expected errors."
+        ),
     ] = None,
     label_maps: Annotated[
         Path | None,
-        typer.Option(help="Folder of public label maps, from which the gain by a joint query is estimated."),
+        typer.Option(
+            help="Folder of public label maps; from them the plan estimates the student's gain by a joint query."
+        ),
     ] = None,
     paired: Annotated[
         int | None,
         typer.Option(
-            help="Number of public cases with their labels [0]; with --study the study file's number.", **PLAIN
+            help="Number of public cases with labels that the study has [0]; with --study the number in the "
+            "study file.",
+            **PLAIN,
         ),
     ] = None,
     cases: Annotated[
         Path | None,
         typer.Option(
-            help="Public cases with labels, in any layout, on which stand-in teachers are trained for some "
-            "minutes. With --paired they are the study's pairs; otherwise the study trains no network on them."
+            help="Public cases with labels, in any layout. The command trains stand-in teachers on them for some "
+            "minutes, to predict the gain. With --paired they are the study's own pairs; otherwise the study itself "
+            "trains no network on them."
         ),
     ] = None,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Bundle or weights of a public network that the study begins from; with --cases it is used there too."
+            help="Bundle or weights of a public network that the study begins from; with --cases the stand-ins do, too."
         ),
     ] = None,
     chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
@@ -175,7 +183,10 @@ def plan_command(
 def _rehearsal(
     advised: Recommendation, cases: Path, label_maps: Path, *, patients: int | None, start: Path | None
 ) -> Rehearsal:
-    """Rehearse the recommended protocol on public cases, with as many patients for each teacher as a voter has."""
+    """Predict the gain by trying the recommended protocol on public cases, with stand-ins for the hospitals' teachers.
+
+    Each stand-in is trained on as many cases as a voter has patients.
+    """
     import numpy as np
 
     from client.data.layouts import open_dataset
@@ -289,7 +300,7 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
     protection = Protection(unit=flags.unit or Unit.HOSPITAL, relation=flags.relation or Relation.REPLACE_ONE)
     aggregation, colluders = flags.aggregation or OPEN, 1 if flags.colluders is None else flags.colluders
     if colluders < 0:
-        raise InvalidInput("--colluders", value=colluders, limit="0 or more, with at least two further sites")
+        raise InvalidInput("--colluders", value=colluders, limit="an integer from 0")
     privacy = PrivacyConfig(
         epsilon=budget.epsilon,
         delta=budget.delta,
@@ -311,10 +322,13 @@ def _read_spectrum(path: Path, *, length: int | None) -> list[float]:
     with parsing("spectrum file", value=str(path), limit=limit):
         values = parse_json(path.read_bytes(), what="spectrum file", value=str(path), limit=limit)
     if not isinstance(values, list) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-        raise InvalidInput("spectrum file", value=str(path), limit="a JSON list of numbers")
+        raise InvalidInput("content of the spectrum file", value=str(path), limit="a JSON list of numbers")
     if length not in (None, len(values)):
         raise InvalidInput(
-            "length of a code", value=length, limit=f"{len(values)}, as in the spectrum file, or leave it out"
+            "length of a code",
+            value=length,
+            limit=f"{len(values)}, the number of values in the spectrum file",
+            remedy="leave --dimension out",
         )
     with parsing("spectrum file", value=str(path), limit="numbers that a float can hold"):
         return [float(v) for v in values]

@@ -19,9 +19,9 @@ from consilium.cli.study_words import say_rooms
 from server.study.workspace import Endpoint, Workspace
 
 provision_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Certificates, startup kits, admitting and revoking sites."
+    no_args_is_help=True, add_completion=False, help="Make certificates and startup kits; admit and revoke sites."
 )
-server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="The consortium's daemons.")
+server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and watch the consortium's daemons.")
 
 
 @provision_app.command("server")
@@ -49,13 +49,17 @@ def server(
 
     workspace = Workspace(directory)
     if behind is None and host is None:
-        raise InvalidInput("--host", limit="the name or address of the server", remedy="--host, or --behind STUDY")
+        raise InvalidInput(
+            "--host is missing",
+            limit="the name or address by which sites reach the server",
+            remedy="give --host NAME, or --behind STUDY to share the port of another study",
+        )
     outer = (8443 if port is None else port) if behind is None else Workspace(behind).endpoint().port
     inner, holder = (internal_port, "") if internal_port else provision.internal_port_for(workspace, port=outer)
     if behind is not None:
         for option, given in (("--host", host), ("--port", port), ("--more-names", more_names or None)):
             if given is not None:
-                raise InvalidInput(option, value=given, limit="none with --behind", remedy="leave it out")
+                raise InvalidInput(option, value=given, limit="not together with --behind", remedy="leave it out")
         until = provision.set_up_behind(workspace, Workspace(behind), internal_port=inner)
     else:
         endpoint = Endpoint(host=str(host), port=outer, internal_port=inner)
@@ -90,13 +94,15 @@ def kit(
 def approve(
     directory: StudyDir,
     request: Annotated[Path, typer.Argument(help="The request.json that the site sent.")],
-    site: Annotated[str, typer.Option(help="The site you mean to admit.")],
-    pool: Annotated[str, typer.Option(help="The patient pool that the site agreed to answer for.")],
+    site: Annotated[str, typer.Option(help="Name of the site that you want to admit.")],
+    pool: Annotated[
+        str, typer.Option(help="Name of the patient pool for which the site will answer, as agreed with the site.")
+    ],
     fingerprint: Annotated[str, typer.Option(help="The request's fingerprint as the site read it out: SHA256:….")],
     pool_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="The pool's ε for life, over all studies; by default that of study.toml. It can never be raised."
+            help="ε that the pool may ever spend in all studies; by default that of study.toml. It can never be raised."
         ),
     ] = None,
 ) -> None:
@@ -251,9 +257,13 @@ def up(
     directory: StudyDir,
     bind: Annotated[str, typer.Option(help="Address on which the gateway listens for the sites.")] = "0.0.0.0",
     only: Annotated[
-        str | None, typer.Option(help="core (keys and ledger) or network (the rest), for two users or containers.")
+        str | None,
+        typer.Option(
+            help="Run one part only: core (keys and ledger) or network (the other daemons), to give each its "
+            "own user or container."
+        ),
     ] = None,
-    gateway: Annotated[bool, typer.Option(help="Also run the gateway here.")] = True,
+    gateway: Annotated[bool, typer.Option(help="Run the gateway, too, to which the sites connect.")] = True,
     log_to: Annotated[list[str] | None, LOG_TO] = None,
 ) -> None:
     """Run the server's daemons in the foreground: core, SuperLink, SuperExec, gateway. One that dies is restarted.

@@ -30,8 +30,8 @@ class _Printed:
 def site_log(site_dir: SiteDir, log_to: Targets = None, schema: Schema = False) -> None:
     """Print this site's security events as JSON lines: offers, charges, refusals, vetoes, disclosures, alarms.
 
-    With --log-to the command keeps running and sends each event, as `site up --log-to` does. The position of each
-    target is stored in logs/. No line contains a patient, a case, a code, a note or a path.
+    With --log-to the command keeps running and sends each event, as `site up --log-to` does. How far each target
+    has received the events is stored in logs/. No line contains a patient, a case, a code, a note or a path.
     Example: consilium site log --site-dir /srv/consilium --log-to journald
     """
     from client.operations.security_events import site_sources

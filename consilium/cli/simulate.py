@@ -20,9 +20,9 @@ app = typer.Typer(add_completion=False)
 def simulate(
     data: Annotated[Path | None, typer.Option(help="A dataset with labels, in any layout that sites may use.")] = None,
     phantoms: Annotated[bool, typer.Option("--phantoms", help="Use synthetic phantoms instead of --data.")] = False,
-    out: Annotated[Path, typer.Option(help="Directory for all results; the same directory resumes.")] = Path(
-        "simulate-out"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Directory for all results; give the same directory again to resume.")
+    ] = Path("simulate-out"),
     layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; by default those of the data.")] = "",
     channels: Annotated[str, typer.Option(help="Channel names; by default those of the data.")] = "",
@@ -37,7 +37,8 @@ def simulate(
     voters: Annotated[
         int | None,
         typer.Option(
-            help="Voters m of each site, on disjoint patients [as `consilium plan` recommends].", **options.PLAIN
+            help="Number m of voters (teachers) of each site, on disjoint patients [as `consilium plan` recommends].",
+            **options.PLAIN,
         ),
     ] = None,
     public_images: Annotated[
@@ -53,10 +54,10 @@ def simulate(
     joint: options.Jointly = None,
     paired: options.Paired = 0,
     teacher_steps: Annotated[
-        int | None, typer.Option(help="Training steps of a teacher [the recipe's].", min=1, **options.PLAIN)
+        int | None, typer.Option(help="Training steps of a teacher [as the recipe says].", min=1, **options.PLAIN)
     ] = None,
     student_steps: Annotated[
-        int | None, typer.Option(help="Training steps of the student [the recipe's].", min=8, **options.PLAIN)
+        int | None, typer.Option(help="Training steps of the student [as the recipe says].", min=8, **options.PLAIN)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training. Noise has no seed.")] = 0,
     absent: options.Absent = "",
@@ -75,7 +76,7 @@ def simulate(
     from consilium.demo.run import run_demo
 
     if (data is None) != phantoms:
-        raise InvalidInput("data to simulate on", limit="--data DIR, or --phantoms")
+        raise InvalidInput("data to simulate on", limit="either --data DIR or --phantoms, not both")
     asked = DemoOptions(
         hospitals=hospitals,
         epsilon=epsilon,

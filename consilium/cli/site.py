@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 site_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="A hospital's side: train teachers, serve codes."
+    no_args_is_help=True, add_completion=False, help="Take part as a hospital: train teachers, answer queries."
 )
 site_app.command("train")(train)
 site_app.command("dashboard")(dashboard)
@@ -165,7 +165,10 @@ def doctor(
         str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default it is recognised.")
     ] = None,
     label_map: Annotated[
-        Path | None, typer.Option(help="TOML with the tables labels, channels and bids; by default site.toml's.")
+        Path | None,
+        typer.Option(
+            help="TOML file with the tables labels, channels and bids, as in site.toml; by default those of site.toml."
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")
@@ -212,7 +215,11 @@ def serve(
 def up(
     site_dir: SiteDir,
     only: Annotated[
-        str | None, typer.Option(help="worker (data and models) or node (the network), for two users or containers.")
+        str | None,
+        typer.Option(
+            help="Run one part only: worker (data and models) or node (the network), to give each its own "
+            "user or container."
+        ),
     ] = None,
     every_study: Annotated[
         bool, typer.Option("--all", help="Also run the daemons of every other study that shares this pool's ledger.")
@@ -237,7 +244,9 @@ def up(
     others: tuple[Path, ...] = ()
     if every_study:
         if config is None or only is not None:
-            raise InvalidInput("--all", limit="not with --only", remedy="run the parts of each directory separately")
+            raise InvalidInput(
+                "--all", limit="not together with --only", remedy="run the parts of each directory separately"
+            )
         others = tuple(one for one in site_directories(config.books_dir) if one.resolve() != site_dir.resolve())
     if config is not None:
         for directory in (site_dir, *others):
@@ -315,7 +324,7 @@ def joining_text(study: Study, *, file: Path) -> str:
 
 
 def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str:
-    """Format a site's figures for a person; every ε has its accountant, δ, unit and relation."""
+    """Return a site's figures as text. Every ε stands with its accountant, δ, unit and relation."""
     least, trainings = facts.least, facts.trainings
     studies = [
         line
@@ -338,7 +347,7 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
             f"queries accepted: {facts.accepted}, today {facts.today} of {facts.per_day}; codes stored {facts.codes}, "
             f"receipted {facts.receipted}, refusals {facts.refused}",
             f"patients withdrawn: {least}{facts.withdrawn}"
-            f"{', counted once for each deal they were in' if facts.withdrawn else ''}",
+            f"{', counted once for each assignment to voters they were in' if facts.withdrawn else ''}",
             "studies, as far as this ledger knows:" if facts.doubt else "studies:",
             *(studies or ["  none"]),
             *([f"peers confirmed: {peers['confirmed']}"] if peers else []),

@@ -27,8 +27,10 @@ def adapt(
     way: Annotated[
         str | None,
         typer.Option(
-            help="student, own, trained-on, near, half-way or averaged; by default chosen by cross-validation, with "
-            "fewer than 5 patients half-way."
+            help="How the network is made: student (unchanged), own (without the student), trained-on (the student "
+            "trained further), near (kept near its weights), half-way (mean of the weights before and after) or "
+            "averaged (mean prediction of own and trained-on). By default chosen by cross-validation; half-way with "
+            "fewer than 5 patients."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,
@@ -37,15 +39,19 @@ def adapt(
     ] = None,
     strength: Annotated[
         float,
-        typer.Option("--lambda", help="Strength of the pull towards the student with --way near (λ of MR-MTL).", min=0),
+        typer.Option(
+            "--lambda", help="With --way near: how strongly weights are kept near the student's (λ of MR-MTL).", min=0
+        ),
     ] = 1.0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the bundle's folder; adapted in the site's directory by default.")
+        Path | None,
+        typer.Option(help="Folder in which the bundle's folder is made; by default adapted in the site's directory."),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="Train privately by dp-sgd, dp-mac or dp-bbb; the network may leave and is charged in the ledger."
+            help="Train with differential privacy by dp-sgd, dp-mac or dp-bbb. The network may then leave, "
+            "and the ledger records its ε."
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε that the private training may cost each patient.")] = None,
@@ -54,10 +60,14 @@ def adapt(
         str, typer.Option(help="Neighbouring relation of that ε: add-remove or replace-one.")
     ] = "add-remove",
     noise_multiplier: Annotated[
-        str | None, typer.Option(help="Noise multiplier of the private training, instead of the smallest for ε.")
+        str | None,
+        typer.Option(help="Noise multiplier of the private training; by default the smallest that --epsilon allows."),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Charge patients who were charged for a private training before once more.")
+        bool,
+        typer.Option(
+            "--again", help="Train even if patients were charged for a private training before, and charge them again."
+        ),
     ] = False,
     threads: Annotated[int, typer.Option(help="Processor threads of a training.", min=1)] = 1,
     as_json: ResultAsJson = False,
@@ -86,7 +96,7 @@ def adapt(
     torch.set_num_threads(threads)
     private = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--again": again}
     if strategy is None and (unread := [name for name, value in private.items() if value]):
-        raise InvalidInput(", ".join(unread), limit="with --strategy", remedy="--strategy dp-sgd")
+        raise InvalidInput(", ".join(unread), limit="only together with --strategy", remedy="add --strategy dp-sgd")
     if strategy is not None:
         chosen = {"--student": student, "--data": data, "--way": way}
         if unread := [name for name, value in chosen.items() if value is not None]:
@@ -134,7 +144,7 @@ def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path 
 
 @contextmanager
 def _steps(total: int) -> Iterator[Callable[[int, float], None]]:
-    """Show one bar over the steps of all trainings."""
+    """Show one progress bar over the steps of all trainings; yield the function that counts steps."""
     with counting("training steps", total=total) as show:
         done = 0
 

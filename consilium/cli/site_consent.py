@@ -22,7 +22,9 @@ def consent(
     by: Annotated[
         str, typer.Option(help="Name of the person who consents for the hospital; it stays in the site's own ledger.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, because the sheet was read before.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Record consent without asking, because the sheet was read before.")
+    ] = False,
 ) -> None:
     """Show the consent sheet, ask for consent, and record who consented and when.
 
@@ -39,13 +41,15 @@ def consent(
     sheet = consent_sheet(study, patients=patients_of(config, study))
     say(sheet)
     if not yes and (not sys.stdin.isatty() or not typer.confirm(plain(f"{by} consents to study {study.name}"))):
-        raise InvalidInput("site consent", limit="a yes", remedy="read the sheet above, then answer y, or give --yes")
+        raise InvalidInput(
+            "consent was not given", limit="the answer y", remedy="read the sheet above, then answer y, or give --yes"
+        )
     control.consent(site_dir, by=by, sheet=sheet)
     say(f"recorded: {by} consented to study {study.name}; next: `consilium site train`, `consilium site up`")
 
 
 def consent_sheet(study: Study, *, patients: int | None) -> str:
-    """Return the consent sheet for a hospital: the study, the number of its patients, the duration, and the end.
+    """Return the consent sheet for a hospital: the study's terms, its patients, how long it lasts and how it ends.
 
     Args:
         study: The study.

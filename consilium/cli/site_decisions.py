@@ -42,7 +42,7 @@ def resume(site_dir: SiteDir, study: OnlyStudy = "") -> None:
 def withdraw(
     study: StudyName,
     site_dir: SiteDir,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, although the step cannot be undone.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Withdraw without asking, although it cannot be undone.")] = False,
 ) -> None:
     """Leave a study permanently: this site never answers it again. Past releases stay released and charged.
 
@@ -98,7 +98,7 @@ def recover(
         bool,
         typer.Option(
             "--charge-all",
-            help="If the standing file is lost too: count everything that caps and budgets leave as spent.",
+            help="If the standing file is lost too: count all that remains of caps and budgets as spent.",
         ),
     ] = False,
 ) -> None:
@@ -123,7 +123,7 @@ def recover(
             )
         return
     if standing is not None or charge_all:
-        raise InvalidInput("--standing and --charge-all", limit="together with --own-ledger")
+        raise InvalidInput("--standing and --charge-all", limit="only together with --own-ledger")
     ended = control.end_alarm(site_dir)
     for ledger_id in ended:
         say(f"alarm ended for the server's ledger {ledger_id}; its next receipt must cover all of this site's receipts")
@@ -159,7 +159,7 @@ def heads(
     out: Annotated[Path | None, typer.Option(help="Write this site's receipts here, for another site.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest heads of the server's ledger that this site holds, or compare them with another site's.
+    """Show the newest row of each server ledger in this site's receipts, or compare the receipts with another site's.
 
     Exit code 5: the server showed the two sites different ledgers, or a receipt is not genuine.
     Example: consilium site heads --site-dir /srv/consilium --compare south.jsonl
@@ -186,15 +186,15 @@ def heads(
 
 
 def _ask_for_good(study: str) -> None:
-    """Ask at a terminal for a final decision; raise InvalidInput unless the answer is yes."""
+    """Ask at a terminal whether to withdraw from a study permanently; raise InvalidInput unless the answer is yes."""
     asked = (
         f"withdraw from {study} for good? This site can never answer it again. (`consilium site pause` can be ended)"
     )
     if not sys.stdin.isatty() or not typer.confirm(plain(asked)):
         raise InvalidInput(
-            "site withdraw",
-            limit="the answer yes, because withdrawing is permanent",
-            remedy="--yes, or `consilium site pause`",
+            "withdrawal was not confirmed",
+            limit="the answer y, because withdrawing cannot be undone",
+            remedy="answer y, give --yes, or use `consilium site pause`",
         )
 
 

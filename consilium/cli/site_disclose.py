@@ -1,4 +1,4 @@
-"""Defines ``consilium site disclose``: disclose one draw of a sealed sum to an auditor this hospital chose."""
+"""Defines ``consilium site disclose``: discloses one draw of a sealed sum to an auditor that this hospital chose."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from consilium.cli.say import say
 
 
 def disclose(
-    draw: Annotated[str, typer.Argument(help="The draw, by the first twelve digits of its id or more.")],
+    draw: Annotated[str, typer.Argument(help="The draw: at least the first twelve digits of its id.")],
     site_dir: SiteDir,
     to: Annotated[
-        str, typer.Option("--to", help="The auditor's key: 64 hex digits, or the auditor.json they sent you.")
+        str,
+        typer.Option(
+            "--to", help="The auditor's key: 64 hex digits, or the file auditor.json that the auditor sent you."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The new file for the auditor; disclosure-SITE-DRAW.json by default.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, because key and cost were checked before.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Disclose without asking, because key and cost were checked before.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Disclose one draw of a sealed sum to an auditor, who determines which hospital spoiled or distorted it.
+    """Disclose one draw (attempt at a sealed sum) to an auditor, who determines which hospital spoiled or distorted it.
 
     The auditor learns this site's code with its own noise share for every query of that draw, and nothing else. The
     file is encrypted to the auditor's key. The site's ledger records the auditor's key, and the cost to the patient
@@ -58,7 +63,7 @@ def disclose(
 
 
 def auditor_key(given: str) -> str:
-    """Return an auditor's sealing key.
+    """Return the public key to which disclosures for an auditor are encrypted.
 
     Args:
         given: The key in hex, or the path of ``auditor.json``.

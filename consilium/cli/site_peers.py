@@ -1,4 +1,4 @@
-"""Defines ``consilium site peers``: show the other hospitals' key fingerprints, and record confirmations."""
+"""Defines ``consilium site peers``: shows the other hospitals' key fingerprints, and records confirmations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def peers(
     fetch: Annotated[bool, typer.Option("--fetch", help="Fetch the consortium's list from the server.")] = False,
     confirm: Annotated[
         str | None,
-        typer.Option(help="Confirm this site; the command asks for the fingerprint that the site read out to you."),
+        typer.Option(
+            help="Name of a site to confirm; the command asks for the fingerprint that the site read out to you."
+        ),
     ] = None,
     fingerprint: Annotated[
         str | None, typer.Option(help="With --confirm: the fingerprint as that site read it out, SHA256:….")
@@ -35,7 +37,7 @@ def peers(
             help="Show all hospitals that are not confirmed, and ask once whether you compared all fingerprints.",
         ),
     ] = False,
-    distrust: Annotated[str | None, typer.Option(help="Revoke the confirmation of this site, at once.")] = None,
+    distrust: Annotated[str | None, typer.Option(help="Name of a site whose confirmation is revoked at once.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the study's other hospitals by key fingerprint: confirmed here, not confirmed, or changed.
@@ -49,7 +51,7 @@ def peers(
     from common.peers import read_peers
 
     if fingerprint is not None and confirm is None:
-        raise InvalidInput("--fingerprint", limit="together with --confirm")
+        raise InvalidInput("--fingerprint", limit="only together with --confirm")
     if take is not None:
         known.take(site_dir, read_peers(take))
     if fetch:
@@ -70,7 +72,7 @@ def peers(
 
 
 def consent_to_peers(site_dir: Path) -> str:
-    """Write the part of a consent sheet that says with which sites this site's codes are summed.
+    """Return the part of a consent sheet that says with which sites this site's codes are added up.
 
     Args:
         site_dir: The site's directory.
@@ -89,7 +91,7 @@ WITH WHOM YOUR CODES ARE ADDED UP
 
 
 def peers_text(view: PeersView) -> str:
-    """Format the peers, one key on each line, followed by the problems and remedies."""
+    """Return the peers as text: one site and key on each line, then the problems and what to do about them."""
     from common.peers import fingerprint
 
     width = max(len(name) for name in (view.own.site, *(known.peer.site for known in view.peers)))

@@ -1,4 +1,5 @@
-"""Defines ``consilium site student pull`` and ``site evaluate``: the study's student at this site."""
+"""Defines ``consilium site student pull`` and ``site evaluate``: fetch the study's student, and score it at
+this site."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from client.teachers.evaluation import Evaluation
     from client.teachers.pulled_student import Pulled
 
-student_app = typer.Typer(no_args_is_help=True, help="The study's student at this site.")
+student_app = typer.Typer(no_args_is_help=True, help="Fetch the study's student to this site.")
 
 
 @student_app.callback()
 def _student() -> None:
-    """The study's student at this site."""
+    """Fetch the study's student to this site."""
 
 
 @student_app.command("pull")
@@ -135,12 +136,12 @@ def evaluate(
 
     if (verdict is not None or figures is not None) and model is not None:
         raise InvalidInput(
-            "--verdict or --figures with --model", limit="without --model, since they are about the pulled student"
+            "--verdict or --figures with --model", limit="without --model, because they are about the pulled student"
         )
     if figures is not None and native:
         raise InvalidInput(
             "--figures with --native",
-            limit="without --native, since hospitals' figures are compared on the study's grid",
+            limit="without --native, because hospitals' figures are compared on the study's grid",
         )
     torch.set_num_threads(1)
     with counting("cases") as on_case:

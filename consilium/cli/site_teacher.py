@@ -30,13 +30,15 @@ def add(
     command: Annotated[
         str | None,
         typer.Option(
-            help="Use a program as the teacher: a command line with {input} and {output}, or {input_dir} and "
-            "{output_dir}."
+            help="Use a program as the teacher: its command line, with {input} and {output}, or {input_dir} and "
+            "{output_dir}, in place of the paths."
         ),
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(help="The study's label of each output in turn, NAME,NAME,… or by number, 0=NAME,4=NAME,…"),
+        typer.Option(
+            help="The study's label for each output of the model: in order, NAME,NAME,… or by number, 0=NAME,4=NAME,…"
+        ),
     ] = None,
     channels: Annotated[
         str | None,
@@ -85,7 +87,9 @@ def add(
     try:
         chosen = Activation(activation), Intensity(intensity)
     except ValueError as error:
-        raise InvalidInput("--activation or --intensity", limit="the words in --help", value=str(error)) from error
+        raise InvalidInput(
+            "--activation or --intensity", limit="the words that --help lists", value=str(error)
+        ) from error
     brought = Brought(
         source=source,
         command=command,
@@ -114,7 +118,10 @@ def add(
         say(json.dumps(facts))
         return
     say(f"voter {voter}: {declared.kind} {declared.served[:16]}… recorded in the site's ledger")
-    say("tried on a made-up volume: " + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items()))
+    say(
+        "tried on a made-up volume: "
+        + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items())
+    )
     say(f"peak use: {added.used}")
     say("a running worker uses it after `consilium site up` is started again")
 
@@ -140,5 +147,5 @@ def _three(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, 
         if len(found) not in (0, 3) or not all(0 < number < 10_000 for number in found):
             raise ValueError
     except ValueError as error:
-        raise InvalidInput(option, value=text, limit="three positive numbers, X,Y,Z") from error
+        raise InvalidInput(option, value=text, limit="three numbers above 0 and below 10000, as X,Y,Z") from error
     return found

@@ -21,7 +21,9 @@ def student_train(
     directory: StudyDir,
     decisions: Annotated[
         Path | None,
-        typer.Option(help="The dashboard's decisions.jsonl; labels rejected in it are left out from now on."),
+        typer.Option(
+            help="The dashboard's file decisions.jsonl; labels that a user rejected there are left out from now on."
+        ),
     ] = None,
     metrics: Metrics = None,
 ) -> None:
@@ -48,7 +50,7 @@ def student_train(
 
 @student_app.command("export")
 def student_export(directory: StudyDir) -> None:
-    """Export the student as a MONAI bundle with its privacy facts.
+    """Export the student as a MONAI bundle that states its privacy cost.
 
     Example: consilium student export trial
     """
@@ -85,7 +87,7 @@ def student_verdict(
 @student_app.command("publish")
 def student_publish(
     directory: StudyDir,
-    out: Annotated[Path, typer.Option(help="The new folder: bundle, model card, certificate, signed checksums.")],
+    out: Annotated[Path, typer.Option(help="New folder for bundle, model card, certificate and signed checksums.")],
 ) -> None:
     """Collect student, model card and privacy certificate in one folder, signed with the consortium's key.
 

@@ -52,22 +52,22 @@ study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define
 SharedLedger = Annotated[
     Path | None,
     typer.Option(
-        help="Another study's directory or its ledger.sqlite; the new study shares that ledger, so each pool "
-        "has one total."
+        help="Another study's directory or its ledger.sqlite. The new study shares this ledger, so that a patient "
+        "pool's budget is counted over both."
     ),
 ]
 StandingFile = Annotated[
     Path | None,
     typer.Option(
-        help="File for the new ledger's standing, which reveals a ledger restored from an older copy. Best on "
-        "another disk."
+        help="Place of the new ledger's standing file, which reveals that a ledger is an older copy. Best on another "
+        "disk; by default beside the ledger."
     ),
 ]
 StartNetwork = Annotated[
     Path | None,
     typer.Option(
-        help="MONAI bundle, or file of weights, of a public network or of an earlier study's student. Teachers, "
-        "student and controls begin from it, and it is a control itself."
+        help="MONAI bundle or file of weights: a public network, or an earlier study's student. Teachers, student and "
+        "controls begin from these weights, and the network is a control itself."
     ),
 ]
 
@@ -76,11 +76,18 @@ StartNetwork = Annotated[
 def init(
     directory: options.StudyDir,
     name: Annotated[str, typer.Option(help="The study's name.")],
-    labels: Annotated[str, typer.Option(help="Label names by value, separated by commas, background first.")],
+    labels: Annotated[
+        str, typer.Option(help="Names of the label values 0, 1, …, separated by commas; the first is the background.")
+    ],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
-    queries: Annotated[int, typer.Option(help="Number N of planned queries: public volumes to label, or rounds.")],
+    queries: Annotated[
+        int,
+        typer.Option(
+            help="Number N of planned queries: public volumes to label, or rounds of a query about all volumes."
+        ),
+    ],
     quorum: Annotated[int, typer.Option(help="Smallest number of sites in a release.")],
-    spacing: Annotated[str, typer.Option(help="Voxel spacing in mm.")] = "1,1,1",
+    spacing: Annotated[str, typer.Option(help="Voxel spacing in mm on three axes.")] = "1,1,1",
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
     accountant: options.Accountant = AccountantName.EXACT,
@@ -96,28 +103,34 @@ def init(
         bool,
         typer.Option(
             "--joint",
-            help="Ask joint queries about all public volumes, in --queries rounds (4 suffice); needs the codec pca.",
+            help="Ask about all public volumes together, in --queries rounds (4 suffice); needs the codec pca.",
         ),
     ] = False,
     protocol: Annotated[
         str,
         typer.Option(
-            help="Name of the query protocol; appearance asks for grey values of structures, in --queries rounds."
+            help="Name of the query protocol. appearance asks which grey values structures have, in --queries rounds."
         ),
     ] = "",
     label_maps: Annotated[
         Path | None,
-        typer.Option(help="Folder of public label maps, from which the planner chooses between joint and appearance."),
+        typer.Option(
+            help="Folder of public label maps, by which the planner chooses the protocol joint or appearance."
+        ),
     ] = None,
     paired: Annotated[
         int,
         typer.Option(
-            help="Number of public volumes with label maps, on which public start, student and controls train (joint)."
+            help="Number of public volumes with label maps, on which the public start, the student and the "
+            "controls are "
+            "trained; only with joint queries."
         ),
     ] = 0,
     pool_epsilon: Annotated[
         float | None,
-        typer.Option(help="Lifetime ε of pools that no study had before; by default enough for two such studies."),
+        typer.Option(
+            help="ε that newly admitted pools may ever spend in all studies; by default enough for two such studies."
+        ),
     ] = None,
     ledger: SharedLedger = None,
     standing: StandingFile = None,
@@ -178,7 +191,7 @@ def init(
 
 
 def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> str:
-    """Return the protocol's name, as given or as the planner chooses it from public label maps."""
+    """Return the name of the query protocol: the one given, or the planner's choice by public label maps."""
     from server.planning.public_shapes import mean_shape_dice, read_maps
     from server.planning.recommend import protocol_for
 
@@ -192,7 +205,7 @@ def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) 
     say_files("public label maps", label_maps)
     found = mean_shape_dice(maps, labels=count)
     asked = protocol_for(found, paired=paired)
-    say(f"asked by the protocol {asked}: these maps' mean shape has Dice {found:.2f}")
+    say(f"the study asks by the protocol {asked}, because these maps' mean shape has Dice {found:.2f}")
     return asked
 
 
@@ -230,7 +243,7 @@ def create(
     from server.study.draft import parse_draft, read_draft
 
     if (study is None) == (not template):
-        raise InvalidInput("study create", limit="either --study or --template", remedy="give --study FILE")
+        raise InvalidInput("file of the new study", limit="either --study or --template", remedy="give --study FILE")
     draft = parse_draft(studies.template(template)) if study is None else read_draft(study)
     given = given_network(start, draft.study.data)
     made = draft.study
@@ -281,7 +294,9 @@ def publish(
     ] = None,
     paired: Annotated[
         Path | None,
-        typer.Option(help="Dataset (MSD) of other public volumes with label maps, as many as the study states."),
+        typer.Option(
+            help="Dataset (MSD) of further public volumes with label maps, as many as codec.paired in the study."
+        ),
     ] = None,
     validation: Annotated[
         Path | None,
@@ -291,7 +306,10 @@ def publish(
     ] = None,
     add: Annotated[
         bool,
-        typer.Option("--add", help="Add to the published volumes, up to the planned queries; answers are kept."),
+        typer.Option(
+            "--add",
+            help="Add volumes to those published already, up to the number of planned queries; answers are kept.",
+        ),
     ] = False,
 ) -> None:
     """Publish the public volumes. This fixes their content hashes and the order of the queries.
@@ -302,9 +320,11 @@ def publish(
     from server.study import create_study as setup
 
     if add and (images is None or paired is not None):
-        raise InvalidInput("--add", limit="with --images, and without --paired")
+        raise InvalidInput("--add", limit="together with --images, and without --paired")
     if images is None and (validation is None or paired is not None):
-        raise InvalidInput("--images is missing", limit="a folder of public volumes", remedy="--images public/images")
+        raise InvalidInput(
+            "--images is missing", limit="a folder of public volumes", remedy="give for instance --images public/images"
+        )
     labelled = None if validation is None else read_dataset(validation)  # read before anything is written
     if labelled is not None:
         say_left_out("validation", labelled)
@@ -330,12 +350,14 @@ DespiteSpoiled = Annotated[
     bool,
     typer.Option(
         "--despite-spoiled",
-        help="In a sealed sum: continue after a spoiled draw, although a site may spoil further draws and budget.",
+        help="In a sealed sum: continue after a spoiled draw (attempt at the sum), although a site may spoil more.",
     ),
 ]
 
 
-Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun; `study watch` follows it.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="End this command once the run has begun; `study watch` follows the run.")
+]
 
 
 @study_app.command("run")
@@ -350,10 +372,9 @@ def run(
     """Run the study over Flower until it is finished. If the run is interrupted, run the command again.
 
     The run continues at the server when this command ends, and is restarted if it dies. `study watch` follows it again,
-    `study stop` ends it. In a sealed study the first spoiled draw ends the run until somebody decides to continue. If
-    the plan advises against spending the budget, the command asks first at a terminal. Exit code 3: the run ended
-    without all its answers. 4, 6: see the error.
-    Example: consilium study run trial
+    `study stop` ends it. In a sealed study the first spoiled draw (attempt at a sum) ends the run, until
+    --despite-spoiled is given. If the plan advises against spending the budget, the command asks first at a terminal.
+    Exit code 3: the run ended without all its answers. 4, 6: see the error. Example: consilium study run trial
     """
     from server.operations import supervisor
 
@@ -362,7 +383,7 @@ def run(
         raise InvalidInput(
             "--metrics with --detach",
             limit="only one of the two",
-            remedy="`consilium study watch --metrics` once it runs",
+            remedy="once it runs, use `consilium study watch --metrics`",
         )
     if workspace.root.is_dir() and not workspace.busy():
         ask_about_spoiled(workspace, go_on=despite_spoiled)
@@ -400,7 +421,7 @@ def watch(directory: options.StudyDir, metrics: options.Metrics = None, as_json:
 
 @contextmanager
 def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show bars for a run's events, write curves if asked; after Ctrl-C, say that the run itself continues."""
+    """Show progress bars for a run's events, and write curves if asked; after Ctrl-C, print that the run continues."""
 
     from server.aggregation.progress import StudyProgress, stage_bars
     from server.study.study_curves import curves_of
@@ -435,7 +456,7 @@ def resume(
     metrics: options.Metrics = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Resume a run that stopped or died. Stored answers are read again, never redrawn or charged again.
+    """Resume a run that stopped or died. Stored answers are used again; no noise is drawn again, nothing charged again.
 
     Example: consilium study resume trial
     """
@@ -483,7 +504,7 @@ def status(
 @study_app.command("archive")
 def archive(
     directory: options.StudyDir,
-    out: Annotated[Path, typer.Option(help="The new file, .tar.gz, readable by you alone.")],
+    out: Annotated[Path, typer.Option(help="New file, NAME.tar.gz, that only you can read.")],
 ) -> None:
     """Pack a finished study into one file with everything that verifies it and reproduces its results, without keys.
 

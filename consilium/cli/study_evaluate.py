@@ -18,7 +18,7 @@ def evaluate(
     files: Annotated[list[Path] | None, typer.Argument(help="Scores that hospitals sent, one file each.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read hospitals' signed scores of the student, and print their mean, the worst hospital and the interval.
+    """Read hospitals' signed scores of the student, and print their mean with its interval, and the worst one.
 
     A hospital makes them with `site evaluate --figures` and sends them if it consents; hospitals without scores are
     named. The scores appear in the model card of `student publish`.

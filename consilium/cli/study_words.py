@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AnswersMissing(ConsiliumError):
-    """A run ended and the study does not have all its answers."""
+    """A run has ended, and some planned queries of the study have no answer."""
 
     exit_code = BudgetExceeded.exit_code
 
@@ -36,7 +36,7 @@ class AnswersMissing(ConsiliumError):
 
 
 def ask_about_spoiled(workspace: Workspace, *, go_on: bool) -> None:
-    """Refuse to start while a spoiled draw waits for a decision.
+    """Refuse to start a run after a spoiled draw (attempt at a sealed sum) until somebody decides to continue.
 
     Args:
         workspace: The study's directory.
@@ -110,7 +110,7 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
 
 
 def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
-    """Print which patient pools cannot answer the whole study with their remaining budget.
+    """Print which patient pools have too little budget left to answer all planned queries of a study.
 
     Args:
         workspace: The study's directory.
@@ -144,12 +144,12 @@ def has_answers(workspace: Workspace) -> bool:
 
 
 def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
-    """Print the verdict of `consilium plan` on this study, and a better recommendation if there is one.
+    """Print what `consilium plan` says about this study, and its recommendation if the study differs from it.
 
     Args:
         study: The study.
         hospitals: Number of hospitals.
-        dimension: Dimension of a code; None before the codec is fitted, for the largest allowed.
+        dimension: Length of a code; None before the codec is fitted, when the largest allowed length is assumed.
 
     Returns:
         False if the plan advises against spending the budget.
@@ -198,7 +198,7 @@ def ask_to_spend(*, go_on: bool) -> None:
     """Ask at a terminal whether to spend a budget although the plan advises against it. Without a terminal only warn.
 
     Args:
-        go_on: True not to ask.
+        go_on: True to spend it without asking.
 
     Raises:
         InvalidInput: If the answer is no.
@@ -207,8 +207,8 @@ def ask_to_spend(*, go_on: bool) -> None:
     if not go_on and sys.stdin.isatty():
         if not typer.confirm(f"{doubt}; spend it"):
             raise InvalidInput(
-                "study run",
-                limit="a yes",
+                "spending the budget was not confirmed",
+                limit="the answer y",
                 remedy="plan another study with `consilium plan --study`, or run this one with --yes",
             )
     elif not go_on:
@@ -219,7 +219,7 @@ def say_left_out(what: str, dataset: Dataset, *, err: bool = False) -> None:
     """Print how many cases of a public dataset are used, and which are left out and why.
 
     Args:
-        what: Name of the dataset.
+        what: Words for the dataset.
         dataset: The dataset.
         err: Print to stderr.
     """
@@ -234,7 +234,7 @@ def say_files(what: str, folder: Path, *, err: bool = False) -> None:
     """Print how many public NIfTI files of a folder are used, and what else is in the folder and why it is left out.
 
     Args:
-        what: Name of the files.
+        what: Words for the files.
         folder: The folder.
         err: Print to stderr.
     """
@@ -289,7 +289,7 @@ def create_and_say(
         say(f"it has a ledger of its own; to count patients' budgets over both studies: --ledger {neighbour}")
     say_outlook(study, hospitals=study.privacy.quorum)
     say(
-        "another ε for a pool's life: `consilium study init --pool-epsilon`, or for one hospital "
+        "to give pools another lifetime ε: `consilium study init --pool-epsilon`, or for one hospital "
         "`consilium provision approve --pool-epsilon`"
     )
     say_rooms(Workspace(directory), whole=True)

@@ -33,7 +33,8 @@ LayoutName = Annotated[
 LabelMap = Annotated[
     Path | None,
     typer.Option(
-        help="TOML with the tables labels, channels and bids: the site's names = the study's; by default site.toml's."
+        help="TOML file with the tables labels, channels and bids; each line assigns a name of the site's data to the "
+        "study's. By default the tables of site.toml."
     ),
 ]
 Seed = Annotated[
@@ -67,7 +68,10 @@ def train(
         str, typer.Option(help="Neighbouring relation for which ε is planned: add-remove or replace-one.")
     ] = "add-remove",
     sampling: Annotated[
-        str, typer.Option(help="poisson, or fixed-partition (patients divided into batches once).")
+        str,
+        typer.Option(
+            help="How the patients of a step are chosen: poisson, or fixed-partition (divided into batches once)."
+        ),
     ] = "poisson",
     rate: Annotated[str | None, typer.Option(help="Fraction of the patients in each step, e.g. 1/4.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
@@ -85,23 +89,33 @@ def train(
             help="Scans or patches of a patient whose gradients are averaged in a step before clipping; 1 by default."
         ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Weight of dp-bbb's divergence from its prior.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Weight of the divergence from the prior in dp-bbb's loss.")
+    ] = None,
     prior_std: Annotated[float | None, typer.Option(help="Standard deviation of dp-bbb's prior.")] = None,
-    mu: Annotated[float | None, typer.Option(help="Weight μ of dp-mac's penalty on its coordinates.")] = None,
+    mu: Annotated[
+        float | None, typer.Option(help="Weight μ of the penalty on auxiliary coordinates in dp-mac's loss.")
+    ] = None,
     mu_growth: Annotated[
-        float | None, typer.Option(help="Factor by which dp-mac's μ grows until the last step.")
+        float | None, typer.Option(help="Factor by which dp-mac's μ grows from the first step to the last.")
     ] = None,
     z_steps: Annotated[
-        int | None, typer.Option(help="Number of dp-mac's steps on its coordinates before each sum.")
+        int | None,
+        typer.Option(help="Number of dp-mac's steps on its auxiliary coordinates before each noisy sum of gradients."),
     ] = None,
     z_rate: Annotated[
-        float | None, typer.Option(help="Size of dp-mac's steps on its coordinates, above 0, at most 1.")
+        float | None, typer.Option(help="Size of dp-mac's steps on its auxiliary coordinates: above 0, at most 1.")
     ] = None,
     noise_multiplier: Annotated[
         str | None,
-        typer.Option(help="Noise multiplier, e.g. 2.449; the training's ε by the accountant may be at most --epsilon."),
+        typer.Option(help="Noise multiplier, e.g. 2.449; the ε that results must be at most --epsilon."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train again and charge the patients again.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Train even if patients were charged for a private training before, and charge them again."
+        ),
+    ] = False,
     metrics: Metrics = None,
     as_json: ResultAsJson = False,
 ) -> None:
@@ -146,7 +160,9 @@ def train(
 
 @contextmanager
 def _progress(voters: int, steps: int, on_step: OnProgress | None = None) -> Iterator[OnProgress]:
-    """Show one bar over all voters' steps on stderr, with rate, loss and time left; also call ``on_step``."""
+    """Show one progress bar over all voters' steps, with rate, loss and time left; also call ``on_step`` at
+    each step.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text

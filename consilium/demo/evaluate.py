@@ -1,4 +1,4 @@
-"""Scores teachers, ensemble and labels against held-out label maps, in addition to the study's scores, for the report.
+"""Scores a demo's teachers, their ensemble and the pseudo-labels against true label maps, for the demo's report.
 
 It reads every party's data, which no party of a real study can do. None of its results is used in the study.
 """
@@ -74,7 +74,7 @@ def report_facts(
         options: The demo's options.
         federation: The daemons; None for a simulation.
         seconds: Duration of each stage.
-        known: A sentence on the knowledge that only the hospitals have, for the report.
+        known: A sentence for the report: what the hospitals know that public data do not show.
 
     Returns:
         The facts.
@@ -218,7 +218,7 @@ def _score(
     *,
     spacing_mm: Triple | None = None,
 ) -> DiceScore:
-    """Compute Dice, and with a spacing also HD95."""
+    """Return the Dice of predictions; if ``spacing_mm`` is given, their HD95 as well."""
     far = () if spacing_mm is None else _distances(predictions, truths, structures, spacing_mm=spacing_mm)
     return replace(_dice(score(predictions, truths, structures)), hd95_mm=far)
 
@@ -269,7 +269,9 @@ def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, 
 def _public_pictures(
     places: Places, released: Released, student: torch.nn.Module, truths: Mapping[str, np.ndarray]
 ) -> Iterator[Picture]:
-    """Show a few public volumes at each step: before any query, by all teachers, after the noise, by the student."""
+    """Yield pictures of a few public volumes with four labels: before any query, of all teachers without noise, after
+    the noise, and of the student.
+    """
     from common.data.volume import volume_from_bytes
 
     study, labels = released.public.study, released.labels()
@@ -289,7 +291,7 @@ def _public_pictures(
 
 
 def _votes(places: Places, image: np.ndarray) -> np.ndarray:
-    """Sum the probabilities of all teachers."""
+    """Return the sum of all teachers' class probabilities for an image."""
     total: np.ndarray = np.zeros(1)
     for site in sorted(site.name for site in places.workspace.sites()):
         for found in Teachers.load(places.sites / site / "teachers").predict(image):

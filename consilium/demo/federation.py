@@ -37,8 +37,8 @@ class Federation:
     """A running federation.
 
     Attributes:
-        group: Its processes.
-        daemons: Role and process id of each.
+        group: The processes of the federation.
+        daemons: Role and process id of each daemon.
         refusal: Evidence that an unregistered node was refused.
     """
 
@@ -88,7 +88,7 @@ def write_sites(
 
 
 def agree(sites: Mapping[str, Path]) -> None:
-    """Record each hospital's consent unless it is recorded already. One person replaces all hospitals' staff.
+    """Record each hospital's consent unless it is recorded already. In the demo one person acts for all hospitals.
 
     Args:
         sites: Directory of each hospital by name.
@@ -107,7 +107,7 @@ def admit(
 ) -> None:
     """Admit the hospitals that are not admitted yet, each by its own request.
 
-    One person replaces everybody who would read a fingerprint to the consortium.
+    In the demo the fingerprint is taken from the request itself; in a real study a person reads it by telephone.
 
     Args:
         workspace: The study's directory.
@@ -233,7 +233,7 @@ def joined(
 
 
 def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
-    """Let every hospital compare each listed fingerprint with the one that hospital itself states, and confirm it.
+    """Confirm at every hospital the keys of the others, after comparing each listed fingerprint with its owner's.
 
     Args:
         workspace: The study's directory.
@@ -249,7 +249,10 @@ def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
         view = look(directory)
         for known in view.peers:
             if known.fingerprint != read_out[known.peer.site]:
-                raise InvalidInput(f"key of {known.peer.site}", limit=f"the key whose fingerprint it reads to {name}")
+                raise InvalidInput(
+                    f"key of {known.peer.site} in the list of peers",
+                    limit=f"the key that {known.peer.site} itself reads out to {name}",
+                )
         confirm_shown(directory, view)
 
 

@@ -30,13 +30,13 @@ class DemoOptions:
         voters: Voters of each site; None for the planner's recommendation.
         aggregation: ``open`` or ``sealed-sum``; None for the default of new studies.
         colluders: Colluders in a sealed sum.
-        spare_draws: Draws charged in addition, for repeated sums.
+        spare_draws: In a sealed sum, number of charges for repeating sums that a site did not complete.
         codec: Name of the codec.
         rounds: True to ask joint queries about all volumes, in rounds; None for the planner's recommendation.
-        paired: Public cases that keep their label maps.
+        paired: Number of public volumes that are published with their label maps.
         seed: Seed of data, split and training.
         data: Folder of a dataset; None for phantoms.
-        strategy: Trainer of the teachers.
+        strategy: Training strategy of the teachers, such as ``standard`` or ``dp-sgd``.
         training_epsilon: ε of each patient's private training, at the study's δ.
         simulated: True to run without daemons; the study's name then shows it.
         layout: Layout of the dataset.
@@ -84,19 +84,22 @@ class DemoOptions:
         self.private(begun=False)
         if self.absent and (not self.data or not all(self.lacking.values())):
             raise InvalidInput(
-                "--absent", value=self.absent, limit="SITE=CHANNEL, with --data", remedy="hospital-01=T1ce"
+                "--absent",
+                value=self.absent,
+                limit="SITE=CHANNEL, only together with --data",
+                remedy="write for instance hospital-01=T1ce",
             )
 
     @property
     def lacking(self) -> dict[str, str]:
-        """By hospital, the channel that none of its patients has."""
+        """For each hospital in ``absent``, the channel that none of its patients has."""
         return dict(pair.partition("=")[::2] for pair in self.absent.split(",") if pair)
 
     def private(self, *, begun: bool) -> PrivateSettings | None:
-        """Return the settings of a private training.
+        """Return the settings of the teachers' private training.
 
         Args:
-            begun: True if teachers begin from a public start.
+            begun: True if the teachers begin from a network that was trained on public data.
 
         Returns:
             The settings; None for teachers without a guarantee of their own.
@@ -109,7 +112,7 @@ class DemoOptions:
 
 
 def dataset_of(source: Path, options: DemoOptions) -> Dataset:
-    """Read the index of a demo's dataset, in its own terms or those of the options.
+    """Read the index of a demo's dataset. Labels and channels are those of the options, or else those of the dataset.
 
     Args:
         source: The dataset's folder.
@@ -119,7 +122,7 @@ def dataset_of(source: Path, options: DemoOptions) -> Dataset:
         The dataset.
 
     Raises:
-        InvalidInput: If neither names labels and channels.
+        InvalidInput: If neither the options nor the dataset name labels and channels.
     """
     names = [tuple(text.split(",")) if text else () for text in (options.labels, options.channels)]
     return named_dataset(source, layout=options.layout, labels=names[0], channels=names[1])

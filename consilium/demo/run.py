@@ -71,9 +71,10 @@ HOSPITALS = 3  # unless the options or the data state a number
 SITES = "sites.csv"
 PATIENTS, VOLUMES, MAPS = 24, 16, 24  # phantoms: of each hospital, public images, public label maps
 TESTED = 45
-"""Phantoms for testing: enough that the gain's interval is at most half as wide as the gain."""
+"""Number of phantoms for testing: so many that the gain's interval is at most half as wide as the gain."""
 CLINIC = Drawing(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
-"""Phantoms whose structures vary so much in position that a mean shape, or another volume's answer, is a poor label."""
+"""Settings of the hospitals' phantoms. Their structures vary so much in position that a mean shape, or another volume's
+answer, is a poor label."""
 ATLAS = replace(CLINIC, border_mm=6.0)
 KNOWN = (
     f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "
@@ -122,7 +123,8 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
         Path of the report.
 
     Raises:
-        InvalidInput: If the directory holds something else or another demo, or the options do not fit the data.
+        InvalidInput: If the directory holds other files or a demo with other options, or the options do not fit the
+            data.
         DaemonFailed: If a daemon fails.
     """
     from consilium.demo.evaluate import report_facts  # imported late: needs torch and matplotlib
@@ -233,7 +235,9 @@ def _claim(out: Path, options: DemoOptions) -> None:
                 "output directory holds a demo with other options", value=str(out), remedy="choose another --out"
             )
     elif out.exists() and any(out.iterdir()):
-        raise InvalidInput("output directory is not empty and holds no demo", value=str(out), remedy="another --out")
+        raise InvalidInput(
+            "output directory holds other files than a demo's", value=str(out), remedy="choose another --out"
+        )
     write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
 
@@ -244,7 +248,10 @@ def _data(
     on_case: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Split the data unless it is done; ``tell`` is called with lines on the cases used and left out."""
+    """Split the data unless they are split already, and return the dataset's folder.
+
+    ``tell`` is called with lines on the cases used and left out.
+    """
     source = Path(options.data) if options.data else places.source
     if (places.split / "split.json").exists():
         return source
@@ -279,7 +286,10 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
 
 
 def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
-    """Make and split the hospitals' phantoms. The public label maps are of other phantoms, with the atlas's border."""
+    """Make the hospitals' phantoms and split them; return the dataset and the split.
+
+    The public label maps are of other phantoms, whose border between structures is drawn elsewhere (:data:`ATLAS`).
+    """
     hospitals = options.hospitals or HOSPITALS
     counts = SplitCounts(
         public_images=options.queries or VOLUMES, label_maps=0, paired=options.paired, validation=3, test=TESTED
@@ -351,7 +361,7 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     )  # with a smaller quorum no site would be hidden
     quorum = max(len(patients) // 2 + 1, least)
     if quorum > len(patients):
-        raise InvalidInput("hospitals of a sealed sum", value=len(patients), limit=f"{quorum} at least")
+        raise InvalidInput("hospitals of a sealed sum", value=len(patients), limit=f"at least {quorum}")
     privacy = PrivacyConfig(
         epsilon=options.epsilon,
         delta=options.delta,
@@ -399,7 +409,7 @@ def _patients(folder: Path) -> int:
 
 
 class _Stopwatch:
-    """Seconds spent in each stage, added up over resumptions."""
+    """Measures the seconds spent in each stage of a demo, added up over resumptions, and stores them in a file."""
 
     def __init__(self, path: Path, watch: Watch) -> None:
         self._path, self._watch = path, watch

@@ -20,7 +20,7 @@ from server.operations.supervisor import POLL_S, OnEvent
 from server.study.workspace import Workspace
 
 FIRST_NODE = 1 << 32
-"""First of the node ids; in a federation SuperLink assigns them."""
+"""Node id of the first site. The others have the next numbers; in a federation SuperLink assigns the ids."""
 
 
 def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEvent) -> None:

@@ -29,7 +29,7 @@ OnSteps = Callable[[int, int], None]
 
 @dataclass
 class _Steps:
-    """Adds up the steps of all voters."""
+    """Adds up the training steps of all voters and reports the sum to ``on_steps``."""
 
     tasks: list[VoterTask]
     on_steps: OnSteps
@@ -56,8 +56,8 @@ def train_all(
         sites: Directory of each hospital by name.
         seed: Seed of the assignment to voters and of the training for synthetic data; patients of other data are
             assigned at random.
-        processes: Number of processes at once.
-        on_steps: Called with the steps done and all steps.
+        processes: Number of processes that train at the same time.
+        on_steps: Called with the number of steps done and the number of all steps.
         private: Settings of the private trainings; None for the standard trainer.
 
     Returns:
@@ -94,7 +94,9 @@ def _train_all(
         crash = next((outcome for outcome in own if isinstance(outcome, Crash)), None)
         if crash is not None:
             raise DaemonFailed(
-                f"site {name}: teacher {crash.voter}: {crash.reason}; run the same command again to resume"
+                f"site {name}: training of teacher {crash.voter} failed: {crash.reason}; to fix: run the same "
+                "command again, "
+                "which resumes"
             )
         with _naming(name):
             reports[name] = site_report(own)

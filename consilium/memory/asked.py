@@ -47,12 +47,12 @@ HELD = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """An :class:`~server.protocols.query_protocol.Answer` that is stored in no ledger.
+    """A noisy answer to a query (:class:`~server.protocols.query_protocol.Answer`) that is stored in no ledger.
 
     Attributes:
         query: The query.
         noisy_sum: int64 array [d] in grid steps.
-        voters: Voters in the sum.
+        voters: Number of voters in the sum.
     """
 
     query: QuerySpec
@@ -62,9 +62,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeInMemory:
-    """The guarantee that the releases would have in a study whose parties hold their own data.
+    """The guarantee that the releases would have if each hospital held its own data, as in a real study.
 
-    Its text states this condition.
+    In memory one person holds everything, so nobody is protected; ``str`` states that, too.
     """
 
     spent: Guarantee
@@ -104,8 +104,9 @@ class Asked:
 
     @property
     def guarantee(self) -> GuaranteeInMemory:
-        """The guarantee of these releases by the study's accountant. Another call of ``ask`` would cost its ε again,
-        because no budget is stored."""
+        """The guarantee of these releases by the study's accountant. Each further call of ``ask`` costs its ε again,
+        because no ledger adds them up.
+        """
         privacy = self.study.privacy
         spent = compose([answer.query.mechanism for answer in self.answers], privacy.protection)
         cost = guarantee(spent, privacy.budget, privacy.protection, privacy.accountant)
@@ -182,7 +183,8 @@ def ask(
             integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers for each site in turn, or one list
             for each site. In the latter a site may have fewer; its missing teachers count as the zero code. A teacher
             is asked once for each volume and round.
-        sampler: The noise source; by default the operating system's secure random generator. Only tests give another.
+        sampler: Draws the noise; by default from the operating system's secure random generator. Only tests give
+            another.
 
     Returns:
         The noisy answers, from which guarantee, labels, student and controls are computed.
@@ -205,7 +207,7 @@ def ask(
     check_study(study)
     agenda.check_volumes(len(images))
     if len(asked := agenda.asked(public.volumes)) != len(images):
-        raise InvalidInput("volumes", value=len(images), limit=f"the {len(asked)} that the study asks about")
+        raise InvalidInput("volumes", value=len(images), limit=f"{len(asked)}, the number that the study asks about")
     protocol.prepare(lambda: public, sites=len(sites), on_stage=None)
     spent: list[Mechanism] = []
 
@@ -236,8 +238,8 @@ def answers_to(
     Args:
         public: Everything about the study that is public.
         codes: Returns the sites' codes of a query, int64 [d] each.
-        draw: Returns their noisy sum, int64 [d].
-        voters: Voters in each sum.
+        draw: Returns the noisy sum of a query's codes, int64 [d].
+        voters: Number of voters in each sum.
 
     Returns:
         The answers.
@@ -284,7 +286,8 @@ def site_code(
 def released(
     codes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism, *, sampler: Sampler = rounded_gaussian
 ) -> Int64[np.ndarray, "d"]:
-    """Return the noisy sum of the sites' codes: with noise added by the server, or with a noise share of each site.
+    """Return the noisy sum of the sites' codes. The server adds the noise; in a sealed sum each site adds a share of
+    it.
 
     In a sealed sum masks are left out, because they cancel.
 
@@ -298,7 +301,7 @@ def released(
 
     Raises:
         InvalidInput: If a code has another shape or a larger norm.
-        Refused: If a sealed sum is beyond its bound.
+        Refused: If the norm of a sealed sum is larger than honest codes and noise can cause.
     """
     if mechanism.colluders is None:
         return noisy_sum(codes, mechanism, sampler=sampler)
@@ -315,7 +318,9 @@ def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x 
         name = digest("volume-in-memory", {"shape": list(image.shape), "voxels": sha256_bytes(image.tobytes())})
         if name in named:
             first = list(named).index(name) + 1
-            raise InvalidInput("volumes", value=f"volume {number} is volume {first} again", limit="none twice")
+            raise InvalidInput(
+                "volumes", value=f"volume {number} is the same as volume {first}", limit="different volumes"
+            )
         named[name] = image
     record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
     return Public(study, record, tuple(named), objects, KeptInMemory(), images=named)
@@ -333,7 +338,7 @@ def _check_in_memory(study: Study, codec: Codec) -> None:
     theirs = (codec.name, codec.radius, codec.labels, tuple(codec.grid))
     ours = (study.codec.name, study.codec.radius, len(study.data.labels), study.data.grid)
     if theirs != ours:
-        raise InvalidInput("codec (name, radius, labels, grid)", value=theirs, limit=f"the study's, {ours}")
+        raise InvalidInput("codec (name, radius, labels, grid)", value=theirs, limit=f"{ours}, as in the study")
 
 
 def _check_budget(study: Study, before: Sequence[Mechanism], mechanism: Mechanism) -> None:

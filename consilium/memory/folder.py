@@ -24,8 +24,8 @@ def read_cases(
     Args:
         folder: An MSD, nnU-Net, BIDS or BraTS folder, or one with a table ``cases.csv``. The layout is recognised.
         study: The study, to whose labels, channels, spacing and grid every scan is converted.
-        labels: The study's label for each of the folder's labels with another name.
-        channels: The study's channel for each of the folder's channels with another name.
+        labels: For each label that has another name in the folder: the folder's name, and the study's name.
+        channels: For each channel that has another name in the folder: the folder's name, and the study's name.
 
     Returns:
         A tuple of images, float32 [c, x, y, z] and normalised; label maps, uint8 [x, y, z]; and patient ids. Scans of
@@ -45,7 +45,10 @@ def read_cases(
     from common.data.volume import load_example
 
     settings = DatasetSettings(labels=dict(labels or {}), channels=dict(channels or {}))
-    dataset, remedy = open_for_training(Path(folder), study.data, settings), "`consilium site doctor` names it"
+    dataset, remedy = (
+        open_for_training(Path(folder), study.data, settings),
+        "run `consilium site doctor --data FOLDER`, which names each scan and its problem",
+    )
     if dataset.problems:
         told = f"{len(dataset.problems)} of {len(dataset.listed)}"
         raise InvalidInput("scans that cannot be used", value=told, limit="none", remedy=remedy)

@@ -40,7 +40,9 @@ def images_given(images: Any, *, shape: tuple[int, ...], what: str) -> list[np.n
         array = array_given(image, what=f"{what} {number}")
         array = array[None] if array.ndim == 3 and shape[0] == 1 else array
         if array.shape != shape or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
-            raise InvalidInput(f"{what} {number}", value=(str(array.dtype), array.shape), limit=f"numbers of {shape}")
+            raise InvalidInput(
+                f"{what} {number}", value=(str(array.dtype), array.shape), limit=f"numbers in an array of shape {shape}"
+            )
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
         if not np.isfinite(array).all():
@@ -67,7 +69,7 @@ def label_map_given(label_map: Any, *, grid: tuple[int, ...], classes: int, what
     array = array_given(label_map, what=what)
     whole = array.dtype == np.bool_ or np.issubdtype(array.dtype, np.integer)
     if array.shape != grid or not whole:
-        raise InvalidInput(what, value=(str(array.dtype), array.shape), limit=f"integers on the grid {grid}")
+        raise InvalidInput(what, value=(str(array.dtype), array.shape), limit=f"integers in an array of shape {grid}")
     outside = array[(array < 0) | (array >= classes)]
     if outside.size:
         raise InvalidInput(f"{what}: label", value=int(outside[0]), limit=f"0 to {classes - 1}")
@@ -93,7 +95,11 @@ def probabilities_given(found: Any, *, grid: tuple[int, ...], classes: int, what
     if array.ndim == 3:
         return one_hot(label_map_given(array, grid=grid, classes=classes, what=what), classes)
     if not np.issubdtype(array.dtype, np.floating):
-        raise InvalidInput(what, value=(str(array.dtype), array.shape), limit="probabilities or a label map")
+        raise InvalidInput(
+            what,
+            value=(str(array.dtype), array.shape),
+            limit="floating-point probabilities [k, x, y, z], or a label map [x, y, z]",
+        )
     try:
         check_probabilities(array, labels=classes, grid=grid)  # type: ignore[arg-type]
     except InvalidInput as error:
@@ -118,8 +124,10 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
     voters, quorum, given = study.privacy.voters_per_site, study.privacy.quorum, listed(teachers, what="teachers")
     if all(callable(each) for each in given):
         if len(given) % voters:
-            limit = f"a multiple of the study's voters of a site, {voters}"
-            raise InvalidInput("teachers", value=len(given), limit=limit, remedy="or give one list for each site")
+            limit = f"a multiple of {voters}, the study's number of voters of a site"
+            raise InvalidInput(
+                "number of teachers", value=len(given), limit=limit, remedy="give one list of teachers for each site"
+            )
         sites = [tuple(given[first : first + voters]) for first in range(0, len(given), voters)]
     else:
         sites = [_site(each, number, voters=voters) for number, each in enumerate(given, start=1)]
@@ -134,7 +142,7 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
 def _site(given: object, number: int, *, voters: int) -> tuple[Teacher, ...]:
     teachers = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if not 1 <= len(teachers) <= voters or not all(callable(each) for each in teachers):
-        limit = f"a list of 1 to {voters} callables, the study's voters of a site"
+        limit = f"a list of 1 to {voters} callables; the study has {voters} voters a site"
         raise InvalidInput(f"teachers of site {number}", value=len(teachers), limit=limit)
     return teachers
 
@@ -150,12 +158,12 @@ def listed(given: Any, *, what: str) -> list[Any]:
         The items.
 
     Raises:
-        InvalidInput: If it is neither, or empty.
+        InvalidInput: If the value is neither a list nor an array, or is empty.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
         raise InvalidInput(what, value=type(given).__name__, limit="a list of items, or one stacked array")
     if not len(given):
-        raise InvalidInput(what, value=0, limit="at least one")
+        raise InvalidInput(f"number of {what}", value=0, limit="at least one")
     return list(given)
 
 

@@ -49,7 +49,7 @@ class Network:
     fresh: bool = True
 
     def __call__(self, image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
-        """Predict one image."""
+        """Return the class probabilities [k, x, y, z] of one image [c, x, y, z]."""
         from common.models.fit import predict
 
         return predict(self.model, image, patch=self.recipe.patch)
@@ -136,16 +136,18 @@ def train_student(
 
     pictures, told = listed(images, what="images"), listed(labels, what="labels")
     if len(pictures) != len(told):
-        raise InvalidInput("images and labels", value=(len(pictures), len(told)), limit="one label for each image")
+        raise InvalidInput("images and labels", value=(len(pictures), len(told)), limit="as many labels as images")
     shape = array_given(pictures[0], what="image 1").shape
     shape = (1, *shape) if len(shape) == 3 else shape
     if len(shape) != 4:
-        raise InvalidInput("image 1", value=shape, limit="[c, x, y, z], or [x, y, z] of one channel")
+        raise InvalidInput("shape of image 1", value=shape, limit="[c, x, y, z], or [x, y, z] for one channel")
     if classes is None:
         first = array_given(told[0], what="label 1")
         if first.ndim != 4:
             limit = "probabilities [k, x, y, z]"
-            raise InvalidInput("label 1", value=first.shape, limit=limit, remedy="give classes=… for label maps")
+            raise InvalidInput(
+                "shape of label 1", value=first.shape, limit=limit, remedy="for label maps give classes=…"
+            )
         classes = len(first)
     targets = [
         probabilities_given(label, grid=shape[1:], classes=classes, what=f"label {number}")
@@ -170,8 +172,9 @@ def compare(
         held_out: Pairs of an image on the study's grid and its label map of integers.
 
     Returns:
-        Dice of each, over the study's structures, and the student's gain over the best control with its 95 % interval
-        over the cases. The best control is chosen on these same cases, which can only make the gain look smaller.
+        The Dice of the student and of each control, over the study's structures, and the student's gain over the best
+        control with its 95 % interval over the cases. The best control is chosen on these same cases, which can only
+        make the gain look smaller.
 
     Raises:
         InvalidInput: For cases that do not fit the study, or a student with another recipe, seed or start than its
@@ -219,5 +222,7 @@ def _check_alike(student: object, controls: Controls) -> None:
             )
         if (student.recipe, student.seed) != (control.recipe, control.seed):
             raise InvalidInput(
-                "student's recipe and seed", limit=f"those of its control {name}", remedy="train it with study.student"
+                "student's recipe and seed",
+                limit=f"the recipe and seed of its control {name}",
+                remedy="train the student with recipe=study.student and the controls' seed",
             )

@@ -1,1 +1,1 @@
-"""Writes a study's reports, certificates and papers for people."""
+"""Writes a study's reports, its privacy certificate, and documents to file."""

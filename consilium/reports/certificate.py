@@ -1,11 +1,11 @@
 """Writes a study's privacy certificate from its ledger, as PDF and JSON: the releases, their ε, and the hospitals.
 
 `consilium certificate` calls it. Every figure comes from a copy of the ledger that was verified first. Every ε is
-stated with accountant, δ, unit and relation. The stated guarantee is the study's budget, which was promised and can
-still be spent under the same consent, or the spent ε if that is larger; the spent ε is stated as well. The certificate
-also states its assumptions and what it cannot prove: it proves the accounting, while the noise itself is a promise of
-the server's operator or, in a sealed study, of the hospitals. Refuses a ledger that does not verify, a ledger that is
-older than its standing file, and a simulation.
+stated with accountant, δ, unit and relation. The stated guarantee is the study's budget, because all of it may still be
+spent under the same consent, or the spent ε if that is larger; the spent ε is stated as well. The certificate also
+states its assumptions and what it cannot prove: it proves the accounting. That noise was added is only a promise of the
+server's operator or, in a sealed study, of the hospitals. Refuses a ledger that does not verify, a ledger that is older
+than its standing file, and a simulation.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Sources:
 
     Attributes:
         audit: Report of an audit; by default ``audit.json`` in the study's directory, if it exists.
-        sites: Files with hospitals' own status reports, used instead of all others.
+        sites: Files with hospitals' own status reports; if given, no other reports are used.
         reports: A further folder of hospitals' reports, where the dashboard stores received ones.
-        public_key: The server's signing key from another source, to verify against.
+        public_key: The server's public signing key from an independent source, with which the ledger is verified.
     """
 
     audit: Path | None = None
@@ -170,7 +170,7 @@ def certificate_facts(
 
     Raises:
         LedgerCorrupt: If the ledger does not verify or is an older copy.
-        InvalidInput: For a simulation, a study the ledger does not know, or an unreadable report.
+        InvalidInput: For a simulation, a study that the ledger does not contain, or an unreadable report.
     """
     sources = sources or Sources()
     study = workspace.study()
@@ -178,7 +178,7 @@ def certificate_facts(
     if study.name == SIMULATION:
         raise InvalidInput(
             "certificate of a simulation",
-            limit="a study between hospitals, since in a simulation one person holds every party's data and keys",
+            limit="a study between hospitals, because in a simulation one person holds every party's data and keys",
             remedy="use the simulation's report.html",
         )
     with Ledger.open(workspace.ledger_file) as original:
@@ -192,9 +192,9 @@ def certificate_facts(
         with Ledger.open(copy) as ledger:
             if study.id not in {terms.id for terms in ledger.studies()}:
                 raise InvalidInput(
-                    "study",
+                    "id of the study in study.toml",
                     value=study.id,
-                    limit="a study in its ledger",
+                    limit="the id of a study that its ledger contains",
                     remedy="restore the study.toml with which it ran",
                 )
             found = facts_in(ledger, workspace)
@@ -278,11 +278,12 @@ def _spent_facts(found: StudyFacts, study: Study, *, sites: int) -> dict[str, An
 
 
 def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
-    """Explain the guarantee to a reader who does not work with ε: what is hidden, from whom, how well, and for groups.
+    """Return paragraphs that explain the guarantee to a reader who does not know ε: what is hidden, how well, for
+    groups.
 
     Args:
         spending: The budget and its spent part.
-        colluders: Colluders in a sealed sum; None in an open one.
+        colluders: Number of sites that may collude with the server in a sealed sum; None in an open study.
 
     Returns:
         Paragraphs.
@@ -403,7 +404,7 @@ def _if_there(path: Path) -> Path | None:
 
 
 def _audit(path: Path | None) -> dict[str, Any] | None:
-    """Return the audit's reports by kind; None without an audit."""
+    """Return an audit's summary and figures for each of its parts; None without an audit."""
     if path is None:
         return None
     try:
@@ -411,7 +412,7 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
         wanted = ("summary", "exceeded", "runs", "confidence", "claimed_mu")
         return {name: {key: report[key] for key in wanted} for name, report in reports.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput("audit", value=str(path), limit="the output of `consilium audit --json`") from error
+        raise InvalidInput("audit report", value=str(path), limit="the output of `consilium audit --json`") from error
 
 
 def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:

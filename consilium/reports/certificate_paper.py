@@ -1,4 +1,4 @@
-"""Arranges the certificate as a document: what the study released, and what its ledger proves, in reading order.
+"""Arranges the facts of a privacy certificate as a document for people, in reading order.
 
 ``consilium certificate`` calls it. It computes no privacy fact; every figure is passed in.
 :mod:`consilium.reports.papers` renders the pages.

@@ -32,9 +32,9 @@ class Left:
         time: Time of the row, UTC.
         row: Row of the ledger.
         query: Id of the query.
-        sites: Hospitals on the roster.
+        sites: Hospitals that took part in the sum.
         coordinates: Number of noisy values.
-        mu_squared: Its μ² under the study's terms.
+        mu_squared: μ² that the query cost, for the study's unit and relation.
         draw: Number of the draw in a sealed sum; None otherwise.
     """
 
@@ -70,8 +70,8 @@ def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper,
         The documents.
 
     Raises:
-        LedgerCorrupt: As :func:`~consilium.reports.certificate.certificate_facts`.
-        InvalidInput: As :func:`~consilium.reports.certificate.certificate_facts`.
+        LedgerCorrupt: If the ledger does not verify or is an older copy.
+        InvalidInput: For a simulation, or a study that the ledger does not contain.
     """
     made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
     facts = certificate_facts(workspace, Sources(), clock=lambda: made)

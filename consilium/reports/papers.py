@@ -71,11 +71,11 @@ class Paper:
         title: The title.
         made: Time at which it was made, UTC.
         sections: The sections.
-        facts: Facts added to its JSON.
+        facts: Values that are added to the document's JSON.
         lead: Lines in a box below the title; the first one is large.
         foot: Text below every page.
         sign: Names of the signature lines at the end.
-        made_by: Command that made it.
+        made_by: Command that made the document.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Paper:
 
     @property
     def blanks(self) -> tuple[str, ...]:
-        """Everything to fill in, in order."""
+        """Descriptions of all places that the reader must fill in, in order."""
         return tuple(text.what for section in self.sections for text in section.texts if isinstance(text, Blank))
 
     def markdown(self) -> str:

@@ -111,7 +111,9 @@ def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return rows on the effect of one dishonest hospital, in an open and a sealed study, with this plan's figures."""
+    """Return table rows that say how far one dishonest hospital can push an answer, in an open and in a
+    sealed study.
+    """
     chosen, other = trade_sentences(sealed=plan.mechanism.colluders is not None)
     push = push_unseen(plan.mechanism, sites=plan.hospitals)
     far = "as far as an honest one" if plan.mechanism.colluders is None else f"{push:.1f} times as far as an honest one"
@@ -202,4 +204,6 @@ def write_chart(plan: Plan, path: Path) -> None:
     try:
         plan_figure(plan).savefig(path, dpi=150)
     except OSError as error:
-        raise InvalidInput("chart file", value=str(path), limit="a file that can be written") from error
+        raise InvalidInput(
+            "chart file", value=str(path), limit=f"a file that can be written; the system says: {error.strerror}"
+        ) from error

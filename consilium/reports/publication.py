@@ -69,7 +69,11 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
     """
     statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     if not workspace.bundle_dir.is_dir() or not statement.exists():
-        raise InvalidInput("student to publish", value=str(workspace.bundle_dir), remedy="`consilium student export`")
+        raise InvalidInput(
+            "student to publish",
+            value=str(workspace.bundle_dir),
+            remedy="export it first with `consilium student export`",
+        )
     if (problem := bundle_problem(workspace, facts_of(workspace).spending)) is not None:
         raise InvalidInput("student to publish", value=str(workspace.bundle_dir), limit=problem)
     check_released(workspace)
@@ -128,7 +132,7 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
         LedgerCorrupt: If the ledger does not verify.
     """
     if out.exists() or not out.parent.is_dir():
-        raise InvalidInput("archive", value=str(out), limit="a new file in a folder that is there")
+        raise InvalidInput("archive file", value=str(out), limit="a new file in an existing folder")
     root, ledger = workspace.root.absolute(), workspace.ledger_file
     with workspace.locked(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         copy, made = Path(scratch) / "ledger.sqlite", Path(scratch) / "archive"
@@ -145,7 +149,7 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
 
 
 def _of_the_moment(name: Path) -> bool:
-    """Return whether a file belongs to the running study only.
+    """Return whether a file is left out of an archive, because only the running study needs it.
 
     Such files are locks, the ledger in use (which is copied separately), and its standing file.
     """

@@ -58,12 +58,12 @@ class DiceScore:
         object.__setattr__(self, "cases", tuple(self.cases))
         for value in (self.mean, *self.per_class, *self.cases):
             if not math.isnan(value) and not 0 <= value <= 1:
-                raise InvalidInput("Dice", value=value, limit="0 to 1, or NaN where there is none")
+                raise InvalidInput("Dice", value=value, limit="0 to 1, or NaN if there is no value")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedScore:
-    """The score of one teacher, with its name."""
+    """The name of a teacher, and its Dice."""
 
     name: str
     score: DiceScore
@@ -81,12 +81,12 @@ class PrivacyFacts:
         unit: Unit of privacy.
         relation: Neighbouring relation.
         accountant: Accountant that decides whether a release fits the budget.
-        planned_epsilon: The budget's ε, which is the guarantee.
+        planned_epsilon: ε of the study's budget.
         noise_multiplier: z = σ/Δ of one release.
         queries: Number of answers.
         planned_queries: Number of planned answers.
         voters: Teachers summed in a release, over all sites.
-        clipping_norm: C.
+        clipping_norm: Clipping norm C of one voter's code.
         epsilon_paper: ε spent by the paper's accountant, if it decides; None otherwise.
         largest_roster: Sites on the largest roster of all charges, including lost draws.
     """
@@ -109,7 +109,7 @@ class PrivacyFacts:
 
     @property
     def epsilon_gate(self) -> float:
-        """ε spent by the accountant that decides the budget."""
+        """ε spent so far, by the accountant that decides whether a release fits the budget."""
         by = {"rdp": self.epsilon_rdp, "paper": self.epsilon_paper}
         return by.get(self.accountant) or self.epsilon_exact
 
@@ -121,7 +121,7 @@ class PrivacyFacts:
 
 @dataclass(frozen=True, slots=True)
 class DaemonFact:
-    """One process of the federation."""
+    """One process of the demo's federation: its role and its process id."""
 
     role: str
     pid: int
@@ -129,7 +129,7 @@ class DaemonFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFact:
-    """One hospital.
+    """Facts about one hospital for the report.
 
     Attributes:
         name: Its name.
@@ -137,7 +137,7 @@ class SiteFact:
         patients: Number of patients.
         codes_sent: Number of codes it sent.
         epsilon_spent: ε spent by its pool, by the study's accountant, δ, unit and relation.
-        patient: A sentence on one patient's ε, if its teachers were trained with a guarantee.
+        patient: Lines on one patient's ε, if the teachers were trained with differential privacy; otherwise empty.
     """
 
     name: str
@@ -174,7 +174,7 @@ class ReportFacts:
         seeds: Seeds by purpose.
         spacing_mm: Voxel spacing of the grid in mm.
         finished: Date on the page.
-        known: For synthetic data, a sentence on the knowledge that only hospitals have; empty otherwise.
+        known: For synthetic data, a sentence on what the hospitals know that public data do not show; otherwise empty.
         student_ece: The student's expected calibration error over voxels of structures.
         cases_used: Cases that were used.
         left_out: Cases that were left out.
@@ -211,7 +211,7 @@ class ReportFacts:
 
     @property
     def spending(self) -> Spending:
-        """The spent part of the study's budget, from which sentences about it are made."""
+        """The study's budget and its spent part, as sentences about them need it."""
         largest = max((self.privacy.largest_roster, len(self.sites), *(len(one.roster) for one in self.releases)))
         return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
@@ -219,14 +219,18 @@ class ReportFacts:
         for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm", "left_out"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.controls.keys() != CONTROLS.keys():
-            raise InvalidInput("controls", value=sorted(self.controls), limit=", ".join(CONTROLS))
+            raise InvalidInput("names of controls", value=sorted(self.controls), limit=f"exactly {', '.join(CONTROLS)}")
         for name in ("seconds", "run_seconds", "seeds", "controls"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if len(self.spacing_mm) != 3 or not all(s > 0 for s in self.spacing_mm):
             raise InvalidInput("spacing_mm", value=self.spacing_mm, limit="three numbers above 0")
         for score in self._scores():
             if len(score.per_class) != len(self.labels):
-                raise InvalidInput("classes of a score", value=len(score.per_class), limit=", ".join(self.labels))
+                raise InvalidInput(
+                    "number of structures in a score",
+                    value=len(score.per_class),
+                    limit=f"one figure for each of {', '.join(self.labels)}",
+                )
 
     @property
     def simulated(self) -> bool:
@@ -253,7 +257,9 @@ class ReportFacts:
 
     @property
     def bought(self) -> str:
-        """The gain in this run: the verdict, and the gain as a share of the ensemble's gain."""
+        """A sentence on the student's gain over its best control. If it is proven, the gain is also stated as a share
+        of the gain that all teachers together have without noise.
+        """
         found, most = self.worth, self.ensemble.mean
         if found is None:
             return "What the budget bought could not be measured: no control was scored."
@@ -264,7 +270,7 @@ class ReportFacts:
 
     @property
     def certainty(self) -> str:
-        """A sentence on what the gain's interval covers, or that there is none."""
+        """A sentence that says what the gain's interval covers, or that there is no interval."""
         return "There is no interval." if self.worth is None or self.worth.interval is None else ONE_RUN
 
     def _scores(self) -> list[DiceScore]:

@@ -23,12 +23,13 @@ from common.errors import InvalidInput
 from common.planes import PLANES
 
 MAX_PICTURE_BYTES = 2_000_000
-"""Limit on the bytes of all PNGs; beyond it pictures are drawn smaller, so that the page stays under 3 MB."""
+"""Largest size in bytes of all PNGs together. Larger pictures are drawn again with fewer pixels, so that the page stays
+under 3 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """The line style of one kind of outline. Colour and dashes both differ between kinds, so either identifies a kind.
+    """The line style of one kind of outline. Colour and dashes both differ between kinds, so either one is enough.
 
     Attributes:
         colour: A colour-blind-safe colour (Okabe & Ito 2008).
@@ -72,7 +73,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         if self.kind not in ("public", "test"):
-            raise InvalidInput("kind of picture", value=self.kind, limit="public, test")
+            raise InvalidInput("kind of picture", value=self.kind, limit="public or test")
         if self.image.ndim != 3 or not np.isfinite(self.image).all():
             raise InvalidInput("picture", value=self.image.shape, limit="finite voxels on three axes")
         unknown = sorted(self.outlines.keys() - OUTLINES.keys())

@@ -29,7 +29,7 @@ def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | No
     Args:
         workspace: The study's directory.
         given: Files to use instead of all others.
-        handed_in: Folder of reports received by the dashboard; None if there is none.
+        handed_in: Folder with reports that the dashboard received; None if there is none.
 
     Returns:
         The reports, and the names of those left out.
@@ -47,7 +47,9 @@ def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | No
             try:
                 report = _site_report(path, keys)
                 if report["site"] != path.stem:
-                    raise InvalidInput("site of the report", limit=path.stem)
+                    raise InvalidInput(
+                        "site of the report", value=report["site"], limit=f"{path.stem}, as the file's name says"
+                    )
             except InvalidInput:
                 aside.append(path.name)
                 continue
@@ -77,4 +79,4 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
             "signed": "" if signed is None else signed.astimezone(UTC).isoformat(timespec="seconds"),
         }
     except InvalidInput as error:
-        raise InvalidInput("site report", value=str(path), limit=PRINTED) from error
+        raise InvalidInput("status report of a site", value=str(path), limit=PRINTED) from error

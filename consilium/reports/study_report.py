@@ -145,7 +145,7 @@ def _parties_json(facts: ReportFacts) -> dict[str, object]:
 
 
 def render_html(facts: ReportFacts) -> str:
-    """Return the page as one string; everything in ``facts`` is escaped."""
+    """Return the report as one HTML page; all texts in ``facts`` are escaped."""
     environment = Environment(
         loader=PackageLoader("consilium", "templates"),
         autoescape=True,
@@ -186,12 +186,12 @@ def render_html(facts: ReportFacts) -> str:
 
 
 def _epsilon_or_unknown(value: float) -> str:
-    """Format ε, rounded up; ``not known`` for NaN and infinity."""
+    """Return ε as text, rounded up; ``not known`` for NaN and infinity."""
     return epsilon_text(value) if math.isfinite(value) else "not known"
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration as ``4.2 s``, ``3 min 07 s`` or ``1 h 02 min``; a dash if it is not finite."""
+    """Return a duration as ``4.2 s``, ``3 min 07 s`` or ``1 h 02 min``; a dash if it is not finite."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 59.95:
@@ -317,14 +317,14 @@ def _attendance(releases: Sequence[BatchRoster]) -> tuple[Attendance, ...]:
 
 
 def _share(part: float, whole: float) -> float:
-    """Return a percentage from 0 to 100 for a bar."""
+    """Return part / whole as a percentage from 0 to 100, for the length of a bar; 0 if a number is not finite."""
     if not (math.isfinite(part) and math.isfinite(whole)) or whole <= 0:
         return 0.0
     return round(100 * min(1.0, max(0.0, part / whole)), 2)
 
 
 def _share_spent(epsilon: float, budget: float) -> float:
-    """Return the spent percentage, rounded up to a tenth; above 100 if more than the budget was spent."""
+    """Return the spent percentage of ε, rounded up to a tenth; it is above 100 if more than the budget was spent."""
     return math.ceil(1000 * epsilon / budget) / 10 if math.isfinite(epsilon) and budget > 0 else 0.0
 
 

@@ -75,7 +75,7 @@ def test_withdrawing_is_for_good_and_a_study_is_found_by_name_or_id(fed) -> None
     directory = fed.root / "site-0"
     assert site("pause", fed.study.id[:8], "--site-dir", directory).exit_code == 0
     asked = site("withdraw", fed.study.id, "--site-dir", directory)
-    assert "the answer yes, because withdrawing is permanent" in str(asked.exception), "nobody at a terminal said yes"
+    assert "the answer y, because withdrawing cannot be undone" in str(asked.exception), "nobody at a terminal said yes"
     assert site("resume", "--site-dir", directory).exit_code == 0, "the one study needs no name"
     assert site("withdraw", fed.study.id, "--site-dir", directory, "--yes").exit_code == 0
     result = site("resume", "test", "--site-dir", directory)

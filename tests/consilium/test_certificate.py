@@ -227,7 +227,7 @@ def no_site_keeps_the_others_from_their_certificate(workspace: Workspace, out: P
     assert facts["reports_set_aside"] == ["bergen.json", "celle.json", "dover.json"]
     assert [report["site"] for report in facts["sites"]] == ["aachen"]
     assert RUN.invoke(app, [str(workspace.root), "--out", str(out)]).exit_code == 0
-    with pytest.raises(InvalidInput, match="site report"):
+    with pytest.raises(InvalidInput, match="status report of a site"):
         certificate_facts(workspace, Sources(sites=(folder / "bergen.json",)))
 
 

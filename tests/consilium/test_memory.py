@@ -364,7 +364,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_drawn(name: str
 
 def test_a_flat_list_that_cannot_be_dealt_is_refused() -> None:
     study = make_study(planned_queries=2, voters_per_site=2)
-    with pytest.raises(InvalidInput, match="teachers: got 5; allowed: a multiple of the study's voters of a site, 2"):
+    with pytest.raises(InvalidInput, match="number of teachers: got 5; allowed: a multiple of 2, the study's number of voters of a site"):
         c.ask(study, make_codec(study), volumes=volumes_of(2), teachers=stubs(5))
 
 

@@ -67,7 +67,7 @@ def test_single_queries_take_the_place_of_rounds() -> None:
     _, text = call("--queries", "3", *small)
     report = json.loads(text)["service"]
     assert (report["queries"], report["joint"]) == (3, False)
-    with pytest.raises(InvalidInput, match="rounds and queries"):
+    with pytest.raises(InvalidInput, match="--rounds with --queries"):
         call("--queries", "3", "--rounds", "3")
 
 

@@ -77,11 +77,11 @@ def said(world: Path, command: str) -> str:
         ("study watch @trial", "no run to watch|to fix: `consilium study run`"),
         ("site init --kit @nowhere --data @empty --site-dir @site", "startup kit: got|to fix: unpack the kit"),
         ("site init --kit @kit --data @nowhere --site-dir @site", "folder of the dataset: got|to fix: check the path"),
-        ("predict @nowhere --model @bundle --out @out", "images: got|a file or folder that is there"),
-        ("predict @phantoms --model @nowhere --out @out", "--model: got|a file or folder that is there"),
+        ("predict @nowhere --model @bundle --out @out", "images: got|an existing file or folder"),
+        ("predict @phantoms --model @nowhere --out @out", "--model: got|an existing file or folder"),
         (
             "predict @phantoms --model @bundle --out @out --labels @nowhere",
-            "--labels: got|a file or folder that is there",
+            "--labels: got|an existing file or folder",
         ),
     ],
 )

@@ -228,7 +228,7 @@ def test_other_label_numbers_are_mapped_and_unknown_names_refused(bundle: Path, 
 def test_what_is_no_model_or_no_scan_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no student bundle"):
         load_model(tmp_path)
-    with pytest.raises(InvalidInput, match="no NIfTI file"):
+    with pytest.raises(InvalidInput, match="without a NIfTI image"):
         run(tmp_path, "--model", bundle, "--out", tmp_path / "o")
     (tmp_path / "x.nii").write_bytes(b"junk")
     with pytest.raises(InvalidInput, match="no file could be used"):

@@ -17,7 +17,7 @@ from common.privacy.mechanism import Unit
 from consilium.cli.main import app
 from tests.command_reference import commands
 
-WHY = "This command protects patients, because"
+WHY = "The default here is patient, because"
 
 
 def units() -> Iterator[tuple[str, click.Parameter]]:

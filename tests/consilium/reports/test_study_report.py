@@ -424,7 +424,7 @@ def test_wrong_facts_are_refused() -> None:
         Picture(title="x", kind="test", image=image, outlines={"truth": label[:-1]})
     with pytest.raises(InvalidInput, match="finite"):
         Picture(title="x", kind="test", image=np.full((4, 4, 4), np.nan, np.float32), outlines={})
-    with pytest.raises(InvalidInput, match="classes of a score"):
+    with pytest.raises(InvalidInput, match="number of structures in a score"):
         replace(make_facts(pictures=0), student=DiceScore(0.5, (0.5,)))
     with pytest.raises(InvalidInput, match="Dice"):
         DiceScore(1.2, (0.5,))
