@@ -168,7 +168,7 @@ def judge(
     roster, sealed_to = evidence.roster, public_hex(auditor)
     if unproven := unconfirmed(roster, me="", peers=identities):
         raise InvalidInput(
-            "sites whose mask key in the evidence is not signed by their identity key",
+            "sites in the roster of the evidence whose mask key is not signed with their identity key",
             value=list(unproven),
             limit="none: every mask key is signed with the site's identity key in the list of peers",
             remedy="ask these hospitals for the fingerprint of their key; the list of peers may be wrong",
@@ -253,7 +253,7 @@ def _keys(
                 f"disclosure of {site}", limit="a disclosure about this draw, by one of its sites, for this auditor"
             )
         if site in keys or site in false:
-            raise InvalidInput(f"disclosure of {site} occurs twice", limit="one disclosure of each site")
+            raise InvalidInput(f"disclosure of {site} occurs twice", limit="one for each site")
         opened = sealed.opened(auditor)
         if not opened.is_genuine(signing_public_key(identities[site])):
             raise InvalidInput(f"disclosure of {site}", limit="a disclosure that this site signed")

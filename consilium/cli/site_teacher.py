@@ -118,10 +118,7 @@ def add(
         say(json.dumps(facts))
         return
     say(f"voter {voter}: {declared.kind} {declared.served[:16]}… recorded in the site's ledger")
-    say(
-        "tried on a made-up volume: "
-        + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items())
-    )
+    say("tried on a made-up volume: " + ", ".join(f"{n} {s:.1%}" for n, s in added.shares.items()))
     say(f"peak use: {added.used}")
     say("a running worker uses it after `consilium site up` is started again")
 

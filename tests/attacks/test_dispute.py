@@ -348,7 +348,7 @@ def test_a_draw_that_this_site_sent_nothing_in_is_not_disclosed(world: Study, na
 def test_only_the_chosen_auditor_opens_a_disclosure(world: Study) -> None:
     world.run()
     sealed = world.disclosed("site-0", world.evidence().roster.id)
-    with pytest.raises(InvalidInput, match="sealed to this auditor"):
+    with pytest.raises(InvalidInput, match="encrypted to this auditor"):
         sealed.opened(X25519PrivateKey.generate())
 
 
