@@ -175,7 +175,7 @@ def _checked(prediction: np.ndarray, truth: np.ndarray, structures: Structures) 
     most = max(max(values) for values in _members(structures))
     if prediction.shape != truth.shape or truth.ndim != 3:
         raise InvalidInput(
-            "label maps to compare", value=(prediction.shape, truth.shape), limit="two 3D arrays of the same shape"
+            "label maps to compare", value=(prediction.shape, truth.shape), limit="two 3D arrays with equal shapes"
         )
     for name, labels in (("prediction", prediction), ("truth", truth)):
         if labels.size and (labels.min() < 0 or labels.max() > most):

@@ -189,9 +189,8 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
     screen.print(
         f"{len(subject.limits)} hospitals of {privacy.voters_per_site} voters, {subject.queries} {how}, "
         f"{subject.dimension} numbers a release; {service.lives} complete runs with aggregator, workers and ledgers, "
-        f"{service.draws} noise values: noise of {smallest_fault(service.draws):.4f} of the claimed σ would be "
-        "detected "
-        "in 19 of 20 audits."
+        f"{service.draws} noise values. Noise of {smallest_fault(service.draws):.4f} times the claimed σ would be "
+        "detected in 19 of 20 audits."
         if service.draws
         else f"{service.lives} complete runs, no noise measured."
     )

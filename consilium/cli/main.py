@@ -67,7 +67,7 @@ _GROUPS: dict[str, tuple[str, str, str]] = {
 _ROLES = {
     "The consortium": ("study", "codec", "provision", "server", "student", "dashboard", "certificate", "governance"),
     "A hospital": ("site",),
-    "An auditor": ("verify", "ledger", "plan", "audit", "dispute"),
+    "A privacy officer or an auditor": ("verify", "ledger", "plan", "audit", "dispute"),
     "Anybody": ("demo", "simulate", "predict", "data", "bench"),
 }
 """The commands that each role needs, in the order of the main help."""

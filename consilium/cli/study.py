@@ -76,16 +76,9 @@ StartNetwork = Annotated[
 def init(
     directory: options.StudyDir,
     name: Annotated[str, typer.Option(help="The study's name.")],
-    labels: Annotated[
-        str, typer.Option(help="Names of the label values 0, 1, …, separated by commas; the first is the background.")
-    ],
+    labels: Annotated[str, typer.Option(help="Names of the labels 0, 1, …, separated by commas, background first.")],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
-    queries: Annotated[
-        int,
-        typer.Option(
-            help="Number N of planned queries: public volumes to label, or rounds of a query about all volumes."
-        ),
-    ],
+    queries: Annotated[int, typer.Option(help="Number N of queries: one for each public volume, or rounds about all.")],
     quorum: Annotated[int, typer.Option(help="Smallest number of sites in a release.")],
     spacing: Annotated[str, typer.Option(help="Voxel spacing in mm on three axes.")] = "1,1,1",
     epsilon: options.Epsilon = 8.0,
@@ -114,23 +107,17 @@ def init(
     ] = "",
     label_maps: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of public label maps, by which the planner chooses the protocol joint or appearance."
-        ),
+        typer.Option(help="Folder of public label maps; the planner uses them to choose joint or appearance."),
     ] = None,
     paired: Annotated[
         int,
         typer.Option(
-            help="Number of public volumes with label maps, on which the public start, the student and the "
-            "controls are "
-            "trained; only with joint queries."
+            help="Number of public volumes with label maps; start, student and controls learn from them (joint only)."
         ),
     ] = 0,
     pool_epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="ε that newly admitted pools may ever spend in all studies; by default enough for two such studies."
-        ),
+        typer.Option(help="ε that new pools may ever spend in all studies; by default enough for two such studies."),
     ] = None,
     ledger: SharedLedger = None,
     standing: StandingFile = None,
@@ -294,9 +281,7 @@ def publish(
     ] = None,
     paired: Annotated[
         Path | None,
-        typer.Option(
-            help="Dataset (MSD) of further public volumes with label maps, as many as codec.paired in the study."
-        ),
+        typer.Option(help="Dataset (MSD) of further public volumes with label maps, as many as the study plans."),
     ] = None,
     validation: Annotated[
         Path | None,
@@ -306,10 +291,7 @@ def publish(
     ] = None,
     add: Annotated[
         bool,
-        typer.Option(
-            "--add",
-            help="Add volumes to those published already, up to the number of planned queries; answers are kept.",
-        ),
+        typer.Option("--add", help="Add to the volumes published before, up to the planned queries; answers are kept."),
     ] = False,
 ) -> None:
     """Publish the public volumes. This fixes their content hashes and the order of the queries.
@@ -322,9 +304,7 @@ def publish(
     if add and (images is None or paired is not None):
         raise InvalidInput("--add", limit="together with --images, and without --paired")
     if images is None and (validation is None or paired is not None):
-        raise InvalidInput(
-            "--images is missing", limit="a folder of public volumes", remedy="give for instance --images public/images"
-        )
+        raise InvalidInput("--images is missing", limit="a folder of public volumes", remedy="give --images FOLDER")
     labelled = None if validation is None else read_dataset(validation)  # read before anything is written
     if labelled is not None:
         say_left_out("validation", labelled)
@@ -355,9 +335,7 @@ DespiteSpoiled = Annotated[
 ]
 
 
-Detach = Annotated[
-    bool, typer.Option("--detach", help="End this command once the run has begun; `study watch` follows the run.")
-]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun; `study watch` follows it.")]
 
 
 @study_app.command("run")
@@ -374,7 +352,8 @@ def run(
     The run continues at the server when this command ends, and is restarted if it dies. `study watch` follows it again,
     `study stop` ends it. In a sealed study the first spoiled draw (attempt at a sum) ends the run, until
     --despite-spoiled is given. If the plan advises against spending the budget, the command asks first at a terminal.
-    Exit code 3: the run ended without all its answers. 4, 6: see the error. Example: consilium study run trial
+    Exit code 3: the run ended without all its answers. 4, 6: see the error.
+    Example: consilium study run trial
     """
     from server.operations import supervisor
 

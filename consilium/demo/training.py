@@ -95,8 +95,7 @@ def _train_all(
         if crash is not None:
             raise DaemonFailed(
                 f"site {name}: training of teacher {crash.voter} failed: {crash.reason}; to fix: run the same "
-                "command again, "
-                "which resumes"
+                "command again, which resumes"
             )
         with _naming(name):
             reports[name] = site_report(own)

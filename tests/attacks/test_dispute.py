@@ -228,7 +228,7 @@ def test_the_server_can_put_no_word_into_a_sites_mouth(world: Study, what: str) 
             one, two = first.words
             swapped = (replace(one, query=two.query), replace(two, query=one.query))
             sites = (replace(first, words=swapped), second, *rest)
-    with pytest.raises(InvalidInput, match="word of site-0"):
+    with pytest.raises(InvalidInput, match="masked code of site-0"):
         judge(replace(evidence, sites=sites), [], identities=world.identities, auditor=AUDITOR, now=NOW)
 
 

@@ -318,12 +318,12 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "a volume with infinities": ({"volumes": [np.full(GRID, np.inf)] * 2}, InvalidInput, "volume 1; allowed: finite"),
     "a volume beyond float32": ({"volumes": [np.full(GRID, 1e300)] * 2}, InvalidInput, "volume 1; allowed: finite"),
-    "a volume twice": ({"volumes": volumes_of(1) * 2}, InvalidInput, "volume 2 is volume 1 again"),
+    "a volume twice": ({"volumes": volumes_of(1) * 2}, InvalidInput, "volume 2 is the same as volume 1"),
     "a volume too few": ({"volumes": volumes_of(1)}, InvalidInput, "public volumes: got 1"),
     "a volume too many": (
         {"volumes": volumes_of(3)},
         InvalidInput,
-        "volumes: got 3; allowed: the 2 that the study asks",
+        "volumes: got 3; allowed: 2, the number that the study asks",
     ),
     "no volumes": ({"volumes": []}, InvalidInput, "volumes: got 0"),
     "one volume where a list is due": ({"volumes": 3.0}, InvalidInput, "volumes: got 'float'"),
@@ -364,7 +364,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_drawn(name: str
 
 def test_a_flat_list_that_cannot_be_dealt_is_refused() -> None:
     study = make_study(planned_queries=2, voters_per_site=2)
-    with pytest.raises(InvalidInput, match="number of teachers: got 5; allowed: a multiple of 2, the study's number of voters of a site"):
+    with pytest.raises(InvalidInput, match="number of teachers: got 5; allowed: a multiple of 2, the study's number"):
         c.ask(study, make_codec(study), volumes=volumes_of(2), teachers=stubs(5))
 
 
