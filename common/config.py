@@ -125,7 +125,7 @@ class PrivacyConfig(StatedBudget):
 
     @property
     def charges(self) -> int:
-        """Number of releases that the noise is calibrated for: planned queries and spare draws."""
+        """Number of charges for which the noise is calibrated: planned queries, and spare attempts at sealed sums."""
         return self.planned_queries + self.spare_draws
 
     def to_table(self) -> dict[str, Any]:

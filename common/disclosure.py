@@ -69,7 +69,9 @@ class Disclosure(Signed):
 
 @dataclass(frozen=True, slots=True)
 class SealedDisclosure(Filed):
-    """A disclosure as a file: site, draw and auditor in plain text, the rest encrypted to the auditor's key."""
+    """A disclosure as a file: site, draw (attempt at a sealed sum) and auditor in plain text, the rest encrypted to the
+    auditor's key.
+    """
 
     SCHEMA: ClassVar = ("sealed disclosure", 1)
     FILE: ClassVar = ("disclosure", MAX_DISCLOSURE_BYTES)

@@ -1,11 +1,12 @@
-"""Stores the masked codes that sites sent for a sealed sum as evidence, each signed for one roster and one query.
+"""Defines the evidence about a sealed sum: the masked codes that sites sent, each signed for one roster and one query.
 
-Masked codes are called *words* here. The server collects the evidence; the dispute command and auditors check it. The
-signature is made with the site's identity key, which other hospitals have confirmed by its fingerprint. The roster's id
-covers study, ledger, batch, draw (the attempt at the sum) and every member's mask key. A site can therefore not deny
-its words, and words of one draw cannot pass as words of another. Words are uniformly distributed for anybody without
-the masks, so storing them reveals no more than receiving them. Refuses evidence with an invalid roster, words of a site
-that is not on it or sent for another roster, and a query named twice.
+A roster lists the sites of one attempt at the sum. Masked codes are called *words* here. The server collects the
+evidence; the dispute command and auditors check it. The signature is made with the site's identity key, which other
+hospitals have confirmed by its fingerprint. The roster's id covers study, ledger, batch, draw (the attempt at the sum)
+and every member's mask key. A site can therefore not deny its words, and words of one draw cannot pass as words of
+another. Words are uniformly distributed for anybody without the masks, so storing them reveals no more than receiving
+them. Refuses evidence with an invalid roster, words of a site that is not on it or sent for another roster, and a query
+named twice.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WordSignature = Annotated[bytes, check_word_signature]
 
 
 def sign_word(words: NDArray[np.uint64], *, roster: str, query: str, site: str, sign: Sign) -> bytes:
-    """Sign the masked code that a site sends for one query under one roster.
+    """Sign the masked code that a site sends for one query in one attempt at a sealed sum, which its roster identifies.
 
     Args:
         words: Masked code, uint64 [l].
@@ -66,7 +67,7 @@ def sign_word(words: NDArray[np.uint64], *, roster: str, query: str, site: str, 
 def is_word_of(
     words: NDArray[np.uint64], signature: bytes, *, roster: str, query: str, site: str, identity: str
 ) -> bool:
-    """Return whether a site signed this masked code for this query and roster.
+    """Return whether a site signed this masked code for this query and for this roster (attempt at a sealed sum).
 
     Args:
         words: Masked code, uint64 [l].
@@ -134,7 +135,7 @@ class SiteWords(Filed):
 
 @dataclass(frozen=True, slots=True)
 class DrawEvidence(Filed):
-    """The evidence of one draw for an auditor: its roster, its queries, and every site's signed masked codes."""
+    """The evidence of one draw (attempt at a sealed sum) for an auditor: its sites, queries and signed masked codes."""
 
     SCHEMA: ClassVar = ("evidence of a draw", 1)
     FILE: ClassVar = ("evidence", MAX_EVIDENCE_BYTES)
@@ -144,10 +145,10 @@ class DrawEvidence(Filed):
     sites: Annotated[tuple[SiteWords, ...], Count("sites of a draw", most=MAX_MEMBERS)]
 
     def check(self) -> None:
-        """Check that sites, queries and words belong to this draw.
+        """Check that sites, queries and masked codes belong to this draw (attempt at a sealed sum).
 
         Refuses a site that is not on the roster or occurs twice, a query that occurs twice, queries with different
-        mechanisms, and a site's words (its masked codes) that were sent for another roster.
+        mechanisms, and a site's masked codes that were sent for another roster.
         """
         self.roster.check()
         names = [words.site for words in self.sites]

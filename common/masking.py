@@ -1,4 +1,4 @@
-"""Computes the masks of a sealed sum, which cancel only in the sum over the whole roster.
+"""Computes the masks of a sealed sum, which cancel only in the sum over all sites of its roster.
 
 Sites mask their codes with this module; auditors recompute the masks. Every site of a draw (an attempt at a sum) has an
 X25519 key made for this draw alone, signed with its ledger's key. Two sites k < j (by name) share s =
@@ -59,7 +59,7 @@ class DrawId:
 
 @dataclass(frozen=True, slots=True)
 class MaskKey(Document):
-    """A site's public X25519 key for one draw (hex), and its ledger's signature over it."""
+    """A site's public X25519 key (hex) for one draw (attempt at a sealed sum), and its ledger's signature over it."""
 
     key: AgreementKey
     signature: Annotated[bytes, _check_signature]
@@ -67,7 +67,7 @@ class MaskKey(Document):
 
 @dataclass(frozen=True, slots=True)
 class Member(Document):
-    """One site of a roster with its mask key."""
+    """One site that takes part in a sealed sum, with its mask key."""
 
     site: SiteName
     mask: MaskKey
@@ -75,7 +75,7 @@ class Member(Document):
 
 @dataclass(frozen=True, slots=True)
 class MaskedRoster(Document):
-    """The sites of one draw of a sealed sum, sorted by name, with their mask keys."""
+    """The sites of one draw (attempt at a sealed sum), sorted by name, with their mask keys."""
 
     SCHEMA: ClassVar = ("masked roster", 1)
 
@@ -118,7 +118,7 @@ class MaskedRoster(Document):
 
 
 def mask_private_key(secret: bytes, draw: DrawId, *, nonce: str) -> X25519PrivateKey:
-    """Derive a site's private mask key for one draw.
+    """Derive a site's private mask key for one draw (attempt at a sealed sum).
 
     Args:
         secret: Secret bytes of the site's ledger.
@@ -150,7 +150,7 @@ def signed_mask_key(private: X25519PrivateKey, draw: DrawId, *, sign: Sign, site
 
 
 def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
-    """Return whether a site's ledger key signed its mask key for a draw.
+    """Return whether a site's ledger key signed its mask key for a draw (attempt at a sealed sum).
 
     Args:
         mask: The mask key.
@@ -252,8 +252,8 @@ def _shared(private: X25519PrivateKey, member: Member) -> bytes:
 
 
 def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:
-    """Return the words of ChaCha20 under a key that is used for one query, roster and pair only; the nonce can
-    be zero.
+    """Return 64-bit numbers of the ChaCha20 stream. Its key is used for one query, roster and pair of sites only, so
+    the nonce can be zero.
     """
     key = HKDF(SHA256(), 32, salt=None, info=b"consilium/mask/v1\0" + info).derive(shared)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * words))

@@ -156,7 +156,7 @@ class Offer(Document):
 
     @property
     def draw_id(self) -> DrawId | None:
-        """The draw of a sealed sum; None in an open study."""
+        """Identifier of the draw (attempt at a sealed sum) that is offered; None in an open study."""
         return None if self.draw is None else DrawId(self.study, self.ledger, self.batch, self.draw)
 
 
@@ -226,7 +226,9 @@ class CodesRequest(Document):
 
     @property
     def roster(self) -> MaskedRoster | None:
-        """The roster for which codes are masked; None in an open study. Raises InvalidInput if it is invalid."""
+        """The sites with whose keys the codes are masked; None in an open study. Raises InvalidInput if it is
+        invalid.
+        """
         if self.draw is None or self.members is None:
             return None
         roster = MaskedRoster(self.study, self.ledger, self.batch, self.draw, self.members)

@@ -99,7 +99,7 @@ class StudentStatement(Signed, Filed):
         return guarantee(self.mu_squared, budget, protection, accountant)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Return whether a key signed this statement and the head in it.
+        """Return whether a key signed this statement, and whether the ledger head in it is signed validly.
 
         Args:
             public_key: The server's key.

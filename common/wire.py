@@ -71,7 +71,7 @@ def from_message(message: Message) -> bytes:
 
 
 def check_object(content: bytes, *, kind: str, child: str) -> bytes:
-    """Return the bytes after an object's head, if the head states this kind and this child.
+    """Return the bytes after an object's header, if the header states this kind and this child.
 
     Args:
         content: The object's bytes.
@@ -79,7 +79,7 @@ def check_object(content: bytes, *, kind: str, child: str) -> bytes:
         child: Expected name of its only child; empty for none.
 
     Returns:
-        The bytes after the head.
+        The bytes after the header.
 
     Raises:
         InvalidInput: If kind or child differ, or the object is cut or larger than its kind may be.

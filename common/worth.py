@@ -174,7 +174,7 @@ def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth |
 
 
 def control_name(name: str) -> str:
-    """Return the words that texts use for a control.
+    """Return the phrase by which texts name a control.
 
     Args:
         name: Its name, such as ``zero_code``.

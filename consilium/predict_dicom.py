@@ -1,4 +1,4 @@
-"""Predicts one DICOM series with a student, and writes a DICOM Segmentation that refers to it.
+"""Segments one DICOM series with a student, and writes a DICOM Segmentation that refers to it.
 
 `consilium predict` calls it. Refuses a series of another modality, with a geometry that the student cannot use, or
 that differs from every volume that the student was trained on. Otherwise an unreliable segmentation could enter a

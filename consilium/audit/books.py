@@ -247,7 +247,9 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
 
 
 def _draws(service: Service, life: Life) -> Finding:
-    """Check that no pool is charged for more draws than its budget allows; a draw costs the same without an answer."""
+    """Check that no pool is charged for more draws than its budget allows. A draw (attempt at a sealed sum) without an
+    answer costs the same as one with an answer.
+    """
     counts = Counter(site for row in life.charged for site in row.roster)
     room = {
         site.name: floor(
@@ -354,7 +356,9 @@ def _own(service: Service, life: Life) -> list[AuditedRelease]:
 
 
 def spent_by_rows(service: Service, life: Life, site: str) -> float:
-    """Return the Σμ² that a site was charged, including lost draws, from the claim's Δ and the rows' σ.
+    """Return the Σμ² that a site was charged, computed from the claimed Δ and the σ in the ledger's rows.
+
+    Attempts at a sealed sum that gave no answer are included.
 
     Args:
         service: The study's server and sites.
@@ -383,7 +387,7 @@ def accepted_by_rows(service: Service, life: Life, site: str) -> float:
 
 
 def _expected(service: Service, release: AuditedRelease) -> dict[str, Int64[np.ndarray, "l"]]:
-    """Return the code that each site of the roster must have sent."""
+    """Return the code that each site of a release must have sent, computed from its voters' predictions."""
     frame, subject, expected = frame_of(service, release), service.subject, {}
     clipped: dict[str, Int64[np.ndarray, "l"]] = {}
     for index, site in enumerate(service.sites):

@@ -71,7 +71,7 @@ class SiteFinding(Document):
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Signed):
-    """The auditor's signed judgement of one draw.
+    """The auditor's signed judgement of one draw (attempt at a sealed sum).
 
     Attributes:
         study: Id of the study.
@@ -148,10 +148,10 @@ def judge(
     auditor: X25519PrivateKey,
     now: str,
 ) -> Judged:
-    """Judge one draw from its sites' words and disclosures, by the rules of this module.
+    """Judge one draw (attempt at a sealed sum) from masked codes and disclosures, by the rules of this module.
 
     Args:
-        evidence: The draw's roster, queries and signed words, from the server.
+        evidence: The draw's roster, queries and signed masked codes, from the server.
         disclosures: Disclosures that sites sent to this auditor. Those of other draws, and replayed or forged ones, are
             refused.
         identities: Ed25519 key in hex by site, compared by fingerprint with each hospital.
@@ -199,7 +199,7 @@ def judge(
 
 
 def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
-    """Apply rule 2: return each site's words by query.
+    """Apply rule 2 of the module: return each site's masked codes by query, after checking their signatures.
 
     Raises:
         InvalidInput: For a word that its site did not sign, or a word for another query.
@@ -241,7 +241,11 @@ def _keys(
     auditor: X25519PrivateKey,
     sealed_to: str,
 ) -> tuple[dict[str, X25519PrivateKey], set[str], list[str]]:
-    """Apply rule 3: return the true keys by site, the sites with a false key, and doubts about differing identities."""
+    """Apply rule 3 of the module to the disclosures.
+
+    Returns:
+        The true private keys by site, the sites that disclosed a false key, and doubts about differing identity keys.
+    """
     members = {member.site: member for member in evidence.roster.members}
     keys: dict[str, X25519PrivateKey] = {}
     false: set[str] = set()
@@ -281,7 +285,9 @@ def _part(
     words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
     keys: Mapping[str, X25519PrivateKey],
 ) -> bool | None:
-    """Apply rules 4 and 5: return whether a site's part is within its bounds; None if a mask is unknown."""
+    """Apply rules 4 and 5 of the module: return whether a site's noisy code is within the bounds for honest sites; None
+    if a mask is unknown.
+    """
     roster = evidence.roster
     by_name = {member.site: member for member in roster.members}
     others = [name for name in roster.sites if name != site]
@@ -314,7 +320,7 @@ def _part(
 
 
 def _spoiled(evidence: DrawEvidence, words: Mapping[str, Mapping[str, NDArray[np.uint64]]]) -> bool:
-    """Return whether some query's sum over the whole roster has a larger norm than honest sites can cause."""
+    """Return whether some query's sum over all sites has a larger norm than honest sites can cause."""
     if words.keys() != set(evidence.roster.sites):
         return False
     for query in evidence.queries:

@@ -74,7 +74,7 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
 
 
 def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
-    """Test the standard deviation of all draws against the claimed σ, by a two-sided χ² test.
+    """Test the standard deviation of all noise values against the claimed σ, by a two-sided χ² test.
 
     Args:
         scaled: Noise divided by its claimed standard deviation.
@@ -94,7 +94,7 @@ def smallest_fault(draws: int) -> float:
     """Return the factor on σ that :func:`variance_finding` detects with probability 95 %.
 
     Args:
-        draws: Number of draws.
+        draws: Number of noise values.
 
     Returns:
         The factor, below 1.
@@ -103,7 +103,7 @@ def smallest_fault(draws: int) -> float:
 
 
 def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Finding:
-    """Find stretches of draws whose absolute values occur a second time in the sequence, at any position.
+    """Find stretches of noise values whose absolute values occur a second time in the sequence, at any position.
 
     Independent draws repeat a given stretch of length w with probability at most p^w, where p is the probability of the
     most likely absolute value. w is chosen so that the sum over all pairs of positions is below 1e-6.

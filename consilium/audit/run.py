@@ -139,7 +139,7 @@ def audit_service(
     stop_at_first_alarm: bool = False,
     progress: Progress | None = None,
 ) -> ServiceReport:
-    """Run a study repeatedly until enough draws of noise were measured, and test everything.
+    """Run a study repeatedly until enough noise values are measured, and test everything that it releases.
 
     Args:
         subject: The study to audit.
@@ -202,8 +202,8 @@ class _Audit:
     def live_through_everything(self) -> None:
         """Run small studies from start to end in which faults occur, and check their ledgers.
 
-        The faults are a lost draw, a server that is stopped and restarted, a site restored from a backup, and answers
-        that are reused.
+        The faults are a lost draw (attempt at a sealed sum), a server that is stopped and restarted, a site restored
+        from a backup, and answers that are reused.
         """
         small = shrunk(self.subject)
         for sites in {small.study.privacy.quorum, len(small.limits)}:

@@ -40,7 +40,7 @@ class _Draw:
 def left_of_noise(
     service: Service, life: Life, releases: list[AuditedRelease], *, turn: int = 0
 ) -> list[Int64[np.ndarray, "l"]]:
-    """Return the noise of each release without the shares of t sites of its roster.
+    """Return the noise of each release that remains without the shares of t colluding sites.
 
     Args:
         service: The study's server and sites.
@@ -77,9 +77,9 @@ def share_bits(service: Service, release: AuditedRelease) -> float:
 
 
 def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
-    """Check that a site's words look uniform to the server and any t other sites.
+    """Check that a site's masked codes look uniform to the server together with any t other sites.
 
-    The words themselves and their differences to the site's earlier words are checked.
+    The masked codes themselves and their differences to the site's earlier ones are checked.
 
     Args:
         service: The study's server and sites.
@@ -103,13 +103,13 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
 
 
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:
-    """Return t sites of the roster. Over K turns each site is among them t times."""
+    """Return the t sites of a release that are assumed to collude. Over K turns each site is chosen t times."""
     sites = len(release.roster)
     return tuple(release.roster[(turn + place) % sites] for place in range(service.study.privacy.colluders))
 
 
 def _without_masks(draw: _Draw, site: str, colluders: Sequence[str]) -> Int64[np.ndarray, "l"]:
-    """Return a site's words after removing the masks it shares with the colluders."""
+    """Return a site's masked code after removing the masks that it shares with the colluders."""
     known = draw.words[site]
     for member in draw.roster.members:
         if member.site in colluders:

@@ -210,7 +210,7 @@ class Service:
         return replace(first, mechanism=mechanism, volumes=volumes, round=self.subject.queries + number)
 
     def ask_server(self, query: QuerySpec, study: Study) -> bool:
-        """Return whether the server's ledger, opened anew, would release a query with every site on the roster.
+        """Return whether the server's ledger, opened anew, would release a query in which every site takes part.
 
         Args:
             query: The query.

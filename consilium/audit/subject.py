@@ -125,7 +125,7 @@ class Subject:
 
     @property
     def claimed_mu(self) -> float:
-        """μ of the whole study according to the claim."""
+        """μ (parameter of Gaussian differential privacy) that the whole study claims."""
         return sqrt(self.limit.mu_squared)
 
     @property
@@ -235,7 +235,7 @@ def stand_in(
 
 
 def from_workspace(workspace: Workspace) -> Subject:
-    """Make the subject of an existing study: its sites, their budgets in its ledger, its codec and frame.
+    """Make the subject of an audit from an existing study: its sites, their budgets in its ledger, codec and frame.
 
     Args:
         workspace: The study's directory.
@@ -320,7 +320,7 @@ def _linear(study: Study, dimension: int) -> PcaCodec:
 
 
 def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
-    """Make a frame in which every coordinate of every volume is a direction, all with equal weight."""
+    """Make a frame (coordinates of a joint query) whose directions are all volumes' coordinates, with equal weights."""
     size = volumes * codec.dimension
     return Frame(
         basis=np.eye(size, dtype=np.float32).reshape(size, volumes, codec.dimension),
@@ -333,7 +333,7 @@ def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
 
 
 def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
-    """Return the unclipped code of a voter that predicts the same for every volume, by the definition of a frame."""
+    """Return the unclipped code of a voter that predicts the same for every volume, computed from codec and frame."""
     if frame is None:
         return codec.encode(predicted)
     codes = np.repeat(codec.encode(frame.sharpen(predicted))[None], frame.volumes, axis=0)

@@ -78,7 +78,7 @@ class SiteVoters:
 
 
 def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
-    """Make a roster that a ledger can charge, with mask keys whose private keys are thrown away.
+    """Make the roster of a sealed sum that a ledger can charge, with mask keys whose private keys are thrown away.
 
     Args:
         study: Id of the study.

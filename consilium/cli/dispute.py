@@ -1,4 +1,4 @@
-"""Defines ``consilium dispute …``: an auditor finds which hospital spoiled or distorted a draw of a sealed sum."""
+"""Defines ``consilium dispute …``: an auditor finds which hospital spoiled or distorted a sealed sum."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def evidence(
         Path | None, typer.Option(help="New file for the auditor; evidence-ID.json by default, with the draw's id.")
     ] = None,
 ) -> None:
-    """List a study's draws, or write the signed masked codes of one draw to a file for the auditor.
+    """List a study's draws (attempts at sealed sums), or write one draw's signed masked codes to a file for the
+    auditor.
 
     Example: consilium dispute evidence trial 3f9a1c04b7d2 --out evidence.json
     """

@@ -77,7 +77,8 @@ def verify_command(
     """Verify a whole ledger offline; name the first bad row, or the evidence that the file is an older copy.
 
     Exit code 0: everything holds. 2: the file does not exist, or an argument is wrong. 5: the ledger is damaged, older
-    than its standing file, or contradicts a kept head or a head that a witness countersigned.
+    than its standing file, or contradicts a head (hash of a newest row) that was kept
+    or that a witness countersigned.
 
     Example: consilium verify study/ledger.sqlite --public-key 3f1c…e9 --head receipt.json
     """
@@ -198,7 +199,9 @@ def backup_command(
     ledger: LedgerPath,
     out: Annotated[Path, typer.Argument(help="The copy's file; an existing file is refused.")],
 ) -> None:
-    """Copy a ledger while it is in use, check the copy, and print its head. The copy contains no private keys.
+    """Copy a ledger while it is in use, check the copy, and print its head (hash of the newest row).
+
+    The copy contains no private keys.
 
     A site's ledger contains codes, which are sensitive, and so does its copy. Keep the printed head elsewhere.
 
@@ -240,7 +243,8 @@ def recover_command(
 ) -> None:
     """Recover a ledger restored from an older copy: enter every charge that receipts or the standing file show.
 
-    Give every site's receipts. The standing file, which is kept beside a ledger, also shows charges without a receipt.
+    Give every site's receipts. The standing file is a small file beside a ledger; it shows how much the ledger had
+    charged, so also charges without a receipt.
     Pools that the copy does not contain are declared again. Lost answers cannot be recovered; asking such a query again
     costs again. Afterwards each site ends its alarm with `consilium site recover`.
 

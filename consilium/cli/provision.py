@@ -299,8 +299,8 @@ def status(
 ) -> None:
     """Show the state of each server daemon, why a daemon ended, and whether the ledger is the newest copy.
 
-    Exit code 5: the ledger does not verify, or its standing file shows that it is an older copy. 7: a daemon is not
-    ready, or the certificate has expired.
+    Exit code 5: the ledger does not verify, or the standing file beside it shows that it is an older copy. 7: a daemon
+    is not ready, or the certificate has expired.
 
     Example: consilium server status trial
     """

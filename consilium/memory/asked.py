@@ -5,8 +5,8 @@ server's core: encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.
 sum's shares, the query protocol's questions, labels and controls.
 
 Signatures, encryption, masks and ledgers are left out, because they change no number. One person holds every teacher,
-code and noise value, so the result protects nobody. Refuses a study with paired public cases or with a finer student,
-which need files (``consilium simulate``).
+code and noise value, so the result protects nobody. Refuses a study with paired public cases, a finer
+student or given start weights, which need files (``consilium simulate``).
 """
 
 from __future__ import annotations

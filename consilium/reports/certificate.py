@@ -278,8 +278,9 @@ def _spent_facts(found: StudyFacts, study: Study, *, sites: int) -> dict[str, An
 
 
 def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
-    """Return paragraphs that explain the guarantee to a reader who does not know ε: what is hidden, how well, for
-    groups.
+    """Return paragraphs that explain the guarantee to a reader who does not know ε.
+
+    They say what is hidden, how well it is hidden, and what holds for groups of several units.
 
     Args:
         spending: The budget and its spent part.

@@ -1,9 +1,9 @@
 """Publishes a finished study: the student in a signed folder, or the whole study in one archive.
 
 The folder contains the student, its model card and the privacy certificate. `consilium student publish` and `consilium
-study archive` call it. Neither folder nor archive contains a key. Refuses a ledger that does not verify or is an older
-copy, a study without an exported student, a bundle whose stated guarantee no longer holds, a folder or file that
-exists, and a study that is still running.
+study archive` call it. Neither folder nor archive contains a private key. Refuses a ledger that does not verify or is
+an older copy, a study without an exported student, a bundle whose stated guarantee no longer holds, a folder or file
+that exists, and a study that is still running.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
 def _of_the_moment(name: Path) -> bool:
     """Return whether a file is left out of an archive, because only the running study needs it.
 
-    Such files are locks, the ledger in use (which is copied separately), and its standing file.
+    Such files are locks, the ledger in use (which is copied separately), and its standing file, which shows whether
+    the ledger is the newest copy.
     """
     return name.suffix == ".lock" or name.name.startswith("ledger.") or name.name == "stop-requested"

@@ -292,7 +292,7 @@ def _beside(facts: ReportFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """Consecutive releases with the same roster.
+    """Consecutive releases in which the same hospitals took part.
 
     Attributes:
         numbers: Numbers of the releases, such as ``2–4``.
