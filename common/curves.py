@@ -18,7 +18,7 @@ from common.errors import InvalidInput
 
 
 class Curves(Protocol):
-    """The curves of one run, by name."""
+    """Interface that records the training curves of one run, each by its name."""
 
     def point(self, name: str, value: float, *, step: int) -> None:
         """Add a point to a curve.
@@ -31,12 +31,12 @@ class Curves(Protocol):
         ...
 
     def close(self) -> None:
-        """Write everything that is still in memory."""
+        """Write the points that are still in memory, and end the run."""
         ...
 
 
 class TensorBoardCurves:
-    """Curves as a TensorBoard log in ``folder``/``run``."""
+    """Records training curves as a TensorBoard log in ``folder``/``run``."""
 
     def __init__(self, folder: Path, run: str) -> None:
         writer = _imported("torch.utils.tensorboard", extra="tensorboard").SummaryWriter
@@ -57,7 +57,7 @@ class TensorBoardCurves:
 
 
 class MlflowCurves:
-    """Curves as a run of the experiment ``consilium`` in MLflow's file store at ``folder``."""
+    """Records training curves as a run of the experiment ``consilium`` in MLflow's file store at ``folder``."""
 
     EXPERIMENT = "consilium"
 

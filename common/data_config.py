@@ -83,7 +83,7 @@ class DataConfig:
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The label values of each of :attr:`structures`."""
+        """For each of :attr:`structures`, the label values that belong to it."""
         alone = tuple((value,) for value in range(1, len(self.labels)))
         return region_members(self.regions, self.labels) or alone
 

@@ -34,7 +34,7 @@ from common.errors import InvalidInput
 
 
 class Document:
-    """Base of a frozen dataclass with a JSON form."""
+    """Base class of frozen dataclasses that are read from JSON and written to it."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class Document:
     """Constant keys and values that every JSON form of the class contains."""
 
     def to_json(self) -> Any:
-        """Return the JSON form: a mapping or a list."""
+        """Return the document as values for JSON: a mapping or a list."""
         return _form(type(self)).write(self)
 
     @classmethod
@@ -78,7 +78,7 @@ class Document:
 
 
 class Filed(Document):
-    """Base of a document that is stored in a file of its own, as canonical bytes."""
+    """Base class of documents that are stored in a file of their own, as canonical bytes."""
 
     __slots__ = ()
 
@@ -86,7 +86,7 @@ class Filed(Document):
     """Words for the file in errors, and its largest size in bytes; None if the caller limits the size."""
 
     def render(self) -> bytes:
-        """Return the file's bytes."""
+        """Return the bytes of the document's file."""
         return canonical_bytes(self.to_json())
 
     @classmethod
@@ -192,7 +192,7 @@ Sha256 = Annotated[str, check_hash]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a type is read and written: its JSON type, and functions that convert and check."""
+    """Describes how a type is read and written: its JSON type, and the functions that convert and check values."""
 
     json: type
     read: Callable[[Any], Any] | None = None

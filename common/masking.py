@@ -87,7 +87,7 @@ class MaskedRoster(Document):
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def check(self) -> None:
-        """Refuse members that are unsorted or repeated, and a mask key that occurs twice, in any encoding."""
+        """Refuse a roster with unsorted or repeated sites, or with a mask key that occurs twice, in any encoding."""
         if not all(one.site < other.site for one, other in pairwise(self.members)):
             raise InvalidInput(
                 "members of a roster", value=len(self.members), limit="each site once, sorted by site name"
@@ -102,16 +102,16 @@ class MaskedRoster(Document):
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names of the sites in order."""
+        """Names of the roster's sites, in order."""
         return tuple(member.site for member in self.members)
 
     def to_bytes(self) -> bytes:
-        """Return the canonical bytes, whose SHA-256 is :attr:`id`."""
+        """Return the roster's canonical bytes, whose SHA-256 is :attr:`id`."""
         return canonical_bytes(self.to_json())
 
     @property
     def id(self) -> str:
-        """SHA-256 of the canonical bytes."""
+        """SHA-256 of the roster's canonical bytes. It identifies the roster."""
         if not self._id:
             object.__setattr__(self, "_id", sha256_bytes(self.to_bytes()))
         return self._id

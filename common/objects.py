@@ -23,7 +23,7 @@ MAX_OBJECT_BYTES = 1 << 30
 
 
 class Objects(Protocol):
-    """A store of public bytes by the SHA-256 of their content."""
+    """Interface of a store of public bytes by the SHA-256 of their content."""
 
     def put(self, data: bytes) -> str:
         """Store bytes.

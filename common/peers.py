@@ -107,7 +107,7 @@ class Peers(Document):
         return cls(study, tuple(sorted(peers, key=lambda peer: peer.site)))
 
     def render(self) -> bytes:
-        """Return the bytes of the file."""
+        """Return the bytes of the file ``peers.json``."""
         return (json.dumps(self.to_json(), indent=1) + "\n").encode()
 
     @classmethod

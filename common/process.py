@@ -125,12 +125,12 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the daemon."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, else its exit status (negative: the signal that ended it)."""
+        """Exit status of the daemon; None while it runs, negative if a signal ended it."""
         return self._process.poll()
 
     @property

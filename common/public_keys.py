@@ -92,7 +92,7 @@ def _of_agreement(key: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _of_identity(key: str) -> bytes:
-    """Return :func:`_of_agreement` of the point's image on the Montgomery curve, u = (1 + y)/(1 − y)."""
+    """Convert an Ed25519 key to the X25519 point u = (1 + y)/(1 − y), and return :func:`_of_agreement` of it."""
     y = int.from_bytes(bytes.fromhex(key), "little") & (_SIGN - 1)
     if y >= _P or y == 1:  # y = 1 is the neutral element, which has no u
         raise _refused(key)

@@ -57,7 +57,7 @@ class SiteVerdict(Signed, Filed):
 
 
 class SaidOfStudent(Protocol):
-    """A hospital's signed statement about a student: the study, the student, the site and the signature."""
+    """Interface of a hospital's signed statement about a student: study, student, site and signature."""
 
     @property
     def study_id(self) -> str: ...

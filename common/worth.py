@@ -29,7 +29,7 @@ class GainWord(StrEnum):
 
 
 class Scored(Protocol):
-    """A network's mean Dice, and the Dice of each case in the same order for all networks."""
+    """Interface of a network's scores: mean Dice, and the Dice of each case in the same order for all networks."""
 
     @property
     def mean(self) -> float: ...

@@ -45,7 +45,7 @@ class Segmented:
     unlike: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values for JSON."""
+        """Return the result as plain values for JSON."""
         return {
             "schema": 1,
             "file": str(self.file),

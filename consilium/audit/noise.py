@@ -164,7 +164,10 @@ def _places(scaled: Float[np.ndarray, "runs queries l"], *, half: float) -> Iter
 
 
 def _parts(squares: Float[np.ndarray, "runs queries l"]) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield sums of squares and their number by run, round, vector, coordinate, and stretches of coordinates."""
+    """Yield sums of squared noise values, and the number of values in each, by parts of the noise.
+
+    The parts are runs, rounds, vectors, coordinates, and stretches of coordinates.
+    """
     runs, queries, size = squares.shape
     yield squares.sum(axis=(1, 2)), queries * size
     yield squares.sum(axis=(0, 2)), runs * size
@@ -179,7 +182,7 @@ def _parts(squares: Float[np.ndarray, "runs queries l"]) -> Iterator[tuple[np.nd
 
 
 def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
-    """Yield sums of squares at each frequency.
+    """Yield sums of squared noise at each frequency of cosine transforms along vectors, along time, and along both.
 
     An orthonormal transform of independent normals gives independent normals.
     """
@@ -241,7 +244,7 @@ def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
 
 
 def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
-    """Test the lowest two-sided p of any sum of squares at level ALPHA divided by their number."""
+    """Test the lowest two-sided p-value of all sums of squares, at the level ALPHA divided by the number of sums."""
     lowest, tests = 1.0, 0
     for most, least, squares in groups:
         tests += least.size

@@ -79,7 +79,7 @@ class ServiceReport(AuditOutcome):
 
     @property
     def summary(self) -> str:
-        """The verdict as a sentence."""
+        """The audit's verdict as a sentence."""
         limit = self.subject.limit
         return self._summary(
             (limit.epsilon, limit.delta),
@@ -90,7 +90,7 @@ class ServiceReport(AuditOutcome):
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values for JSON; infinite measurements are strings."""
+        """Return the report as plain values for JSON; infinite measurements are strings."""
         privacy = self.subject.study.privacy
         return {
             "accountant": self.subject.limit.accountant,
@@ -359,7 +359,7 @@ def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 
 
 def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
-    """Check that the generator read at least as many bits as the noise contains: log₂(σ√(2πe)) for each coordinate."""
+    """Check that at least as many random bits were read as the noise has entropy, log₂(σ√(2πe)) for each coordinate."""
     sealed = service.study.privacy.sealed
     plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
     bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain

@@ -175,7 +175,10 @@ def read_token(path: Path) -> str:
         ) from error
     if len(token) < 16:
         raise InvalidInput(
-            "metrics token", value=f"{len(token)} characters", limit="at least 16", remedy="write a longer random token"
+            "metrics token",
+            value=f"{len(token)} characters",
+            limit="at least 16 characters",
+            remedy="write a longer random token",
         )
     return token
 

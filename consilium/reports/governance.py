@@ -47,7 +47,7 @@ class Left:
     draw: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the charged query as plain values for JSON."""
         return {
             "time_utc": self.time,
             "row": self.row,

@@ -75,7 +75,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
             remedy="export it first with `consilium student export`",
         )
     if (problem := bundle_problem(workspace, facts_of(workspace).spending)) is not None:
-        raise InvalidInput("student to publish", value=str(workspace.bundle_dir), limit=problem)
+        raise InvalidInput(f"the student cannot be published yet: {problem}", remedy="publish it again after that")
     check_released(workspace)
     if out.exists():
         raise InvalidInput(

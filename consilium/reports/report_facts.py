@@ -234,7 +234,7 @@ class ReportFacts:
 
     @property
     def simulated(self) -> bool:
-        """Whether one person held every party's data and keys, without a federation."""
+        """True if the study was simulated: one person held every party's data and keys, without a federation."""
         return self.study.name == SIMULATION
 
     @property

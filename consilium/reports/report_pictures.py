@@ -116,7 +116,7 @@ def centre_of(picture: Picture) -> tuple[int, int, int]:
 
 
 def draw_picture(picture: Picture, spacing_mm: Sequence[float], *, dpi: float = 110) -> bytes:
-    """Draw three planes side by side at one scale as a PNG on a dark background."""
+    """Return a PNG of the three planes of a picture, side by side at one scale on a dark background."""
     size = [n * s for n, s in zip(picture.image.shape, spacing_mm, strict=True)]
     widths = [size[view.across] for view in PLANES.values()]
     height = max(size[view.up] for view in PLANES.values())

@@ -257,7 +257,9 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GainBar:
-    """One bar of the first chart: a mean Dice, and half of its 95 % interval over the cases if they are known."""
+    """One bar of the report's first chart: a mean Dice, and half of its 95 % interval over the cases if they
+    are known.
+    """
 
     name: str
     dice: float
