@@ -169,7 +169,7 @@ def test_a_rewritten_row_under_a_genuine_head_contradicts_the_receipts(
     links[1] = replace(links[1], body_sha256="0" * 64)
     with pytest.raises(LedgerCorrupt, match="contradicts this site's receipts"):
         check(fed, lie(fed, statement, links=tuple(links)))
-    with pytest.raises(LedgerCorrupt, match="do not lead"):
+    with pytest.raises(LedgerCorrupt, match="does not end at its signed head"):
         check(fed, replace(statement, links=tuple(links)).signed(fed.signing_key))
 
 
