@@ -131,7 +131,7 @@ def test_members_of_a_bundle_that_share_their_bytes_are_refused_before_they_are_
             twin.CRC, twin.compress_size, twin.file_size = entry.CRC, entry.compress_size, entry.file_size
             twin.header_offset, twin.external_attr, twin.create_system = 0, 0o100644 << 16, 3
             archive.filelist.append(twin)
-    refused_cheaply(lambda: from_archive(stream.getvalue()), "one after another")
+    refused_cheaply(lambda: from_archive(stream.getvalue()), "at most the size of the archive")
 
 
 def test_a_teachers_zip_file_fills_no_disk(tmp_path: Path) -> None:
