@@ -1,9 +1,10 @@
 """The Flower ServerApp: relays the core's messages to the sites and the sites' replies to the core.
 
-SuperExec starts it for each run and names the folder of the core's socket in an environment variable. It holds no key,
-opens no ledger and reads nothing of the run's configuration. It ends when the core ends, and when the ServerApp ends
-the core's run ends too. Each site's reply is read separately (:mod:`server.aggregation.inbox`), so a reply that is
-unreadable or incomplete delays no other site. It refuses a question of a kind it does not know.
+The *core* is the daemon that alone holds the study's keys and ledger. Flower's SuperExec starts a ServerApp for each
+run and names the folder of the core's socket in an environment variable. The ServerApp holds no key, opens no ledger
+and ignores the run's configuration. It ends when the core ends, and when the ServerApp ends the core's run ends too.
+Each site's reply is read separately (:mod:`server.aggregation.inbox`), so a reply that is unreadable or incomplete
+delays no other site. A frame of an unknown kind from the core is refused.
 """
 
 from __future__ import annotations
@@ -89,12 +90,15 @@ def relay(core: socket.socket, grid: Grid, post: Post) -> int:
                 return asked.number
             case _:
                 raise InvalidInput(
-                    "frame from the core", value=asked.kind, remedy="install one version for core and ServerApp"
+                    "frame from the core",
+                    value=asked.kind,
+                    limit="a kind that this ServerApp knows",
+                    remedy="install the same version of Consilium for the core and the ServerApp",
                 )
 
 
 def _push(grid: Grid, bodies: dict[int, bytes], *, ttl_s: float) -> dict[str, int]:
-    """Send each body to its node; return the node id of every message that Flower accepted, by message id."""
+    """Send each body to its node; return a dict from the id of each message that Flower accepted to its node's id."""
     messages = [
         Message(content=to_record(body), dst_node_id=node_id, message_type=MESSAGE_TYPE, ttl=ttl_s)
         for node_id, body in bodies.items()

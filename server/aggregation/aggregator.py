@@ -4,7 +4,7 @@
 :class:`Transport`, charges and noisy answers through the ledger, facts into the event log. Each batch takes these steps
 in order; the code repeats their numbers:
 
-1. The batch is offered. Its roster is the sites that accept; it is fixed before any site computes.
+1. The batch is offered to the sites. Those that accept form its roster, which is fixed before any site computes.
 2. The sites on the roster are asked for their codes until all have answered or ``collection.patience_s`` has passed.
 3. Each code is opened, checked against its norm bound and added to a running sum.
 4. The ledger charges the batch and only then stores the sums with noise: the release.
@@ -70,7 +70,7 @@ class Aggregator:
         sampler: Draws the noise; the default draws Gaussian noise rounded to integers.
         clock: Returns seconds.
         retry_pause_s: Pause between two attempts to reach missing sites.
-        before: Number of the plan's queries that earlier rounds answered; only for reporting progress.
+        before: Number of planned queries that were answered in earlier rounds; it only shifts the reported progress.
         keep_status: Stores the report that a site shares about itself.
         keep_words: Stores a site's signed masked codes (sealed studies only).
 
@@ -148,7 +148,11 @@ class Aggregator:
         self._send_receipts(transport)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
-        """Request and release one batch (steps 1 to 4), and return what follows it."""
+        """Request and release one batch (steps 1 to 4).
+
+        Returns:
+            The queries that are still open, and the next batch, which was offered in the request for this one's codes.
+        """
         roster = self._settle(batch, transport)  # step 1
         ahead = self._plan(later, before=batch, roster=roster)
         sums = self._collect(batch, roster, ahead, transport)  # steps 2 and 3
@@ -167,9 +171,9 @@ class Aggregator:
     ) -> Batch | None:
         """Return the next batch, or None if too few sites have budget left.
 
-        The batch is the first of ``queries``: at most ``collection.batch_size``, and at most as many as each site with
-        budget left can pay for. The batch ``before``, which is not charged yet, is subtracted from the budget of the
-        sites on its ``roster``.
+        The batch consists of the first ``queries``: at most ``collection.batch_size``, and at most as many as each site
+        with budget left can pay for. The batch ``before`` is not charged yet. Its cost is subtracted from the budget of
+        the sites on its ``roster``.
         """
         in_flight = {site.name: len(before.queries) for site in roster} if before else {}
         room = self._room(queries[0], in_flight) if queries else {}
@@ -183,11 +187,11 @@ class Aggregator:
         return Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=queries)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
-        """Return, for each site whose pool can pay for at least one more such query, for how many it can pay.
+        """Return, by site, how many more queries with the cost of ``query`` its pool can pay for.
 
-        This uses only public state. It leaves out pools without budget before anything is offered. It also leaves out
-        sites that let ``collection.patience_s`` pass in this run without sending codes, if the remaining sites reach
-        the quorum. The ledger makes the final decision at the release.
+        Sites that can pay for none are left out. So are sites that let ``collection.patience_s`` pass in this run
+        without sending codes, if the remaining sites reach the quorum. Only public state is used. The ledger makes the
+        final decision at the release.
         """
         protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
         room: dict[Site, int] = {}
@@ -246,7 +250,8 @@ class Aggregator:
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
         """Wait until all these sites are online or the offer's deadline has passed; return the nodes that are online.
 
-        A node that was awaited in vain is not awaited again until it has been online, provided the quorum is online.
+        If a node stays offline until the deadline, later calls do not wait for it while the other nodes reach the
+        quorum. Once the node has been online again, calls wait for it again.
         """
         expected = frozenset(site.node_id for site in sites)
         until = self._clock() + self._study.collection.offer_deadline_s
@@ -262,7 +267,7 @@ class Aggregator:
             time.sleep(0.5)
 
     def _hear(self, site: Site, message: AnyMessage | None, batch: Batch, *, problem: str = "") -> None:
-        """Record a site's answer to an offer; ``problem`` is recorded for a message that is no answer to it."""
+        """Record a site's answer to an offer; if the message is not such an answer, record ``problem`` unless empty."""
         if isinstance(message, OfferReply) and message.batch == batch.id:
             batch.replies[site.name] = message
             self._note_answer(
@@ -289,8 +294,9 @@ class Aggregator:
         """Ask for codes until all have arrived or ``patience_s`` has passed; return their sums by query id.
 
         A site that cannot be reached is asked again, so an outage only costs time. A code that was refused is final: it
-        counts as the zero code and is not requested again. If fewer sites than the quorum have answered at the end,
-        nothing is released or charged. A site's worker answers even a failure, so silence means an outage. # sensitive
+        counts as the zero code and is not requested again. A site whose computation fails still replies, so a missing
+        reply means an outage. If fewer sites than the quorum have answered at the end, nothing is released or charged.
+        # sensitive
         """
         answering = Answering(batch.queries, (site.name for site in roster))
         until = self._clock() + self._study.collection.patience_s
@@ -345,8 +351,8 @@ class Aggregator:
     ) -> None:
         """Make one attempt: ask each node for its missing codes, and every site for its answer to the batch ``ahead``.
 
-        Each reply's codes are passed to ``take`` as they arrive and are not kept. The attempt ends when no node owes
-        codes, at the site's deadline plus :data:`REPLY_MARGIN_S`, or at ``until``. # sensitive until noised
+        Each reply's codes are passed to ``take`` as they arrive and are not kept. The attempt ends when every node has
+        sent its codes, at the site's deadline plus :data:`REPLY_MARGIN_S`, or at ``until``. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
         started, deadline_s = self._clock(), self._study.collection.deadline_s
@@ -423,7 +429,7 @@ class Aggregator:
     def _check_code(
         self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes
     ) -> None:
-        """Refuse (``code-norm``) a code whose norm exceeds m·R: m voters of the site, each of radius R."""
+        """Refuse (``code-norm``) a site's code if its norm exceeds m·R, the bound for a sum of m codes of norm R."""
         if not within(code, bound_int=query.mechanism.site_radius_int):
             raise Refused("code-norm")
 

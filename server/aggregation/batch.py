@@ -83,7 +83,7 @@ def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -
 
     Args:
         message: The reply.
-        problem: The reason to return for a reply to another batch or attempt, or with an unknown query.
+        problem: The reason to return if the reply is to another batch or attempt, or names an unknown query.
         batch: The batch that was asked for.
         attempt: Number of the attempt in which it was asked for.
 
@@ -101,8 +101,8 @@ def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -
 class Answering:
     """A running sum for each query of a batch, and the sites that still have to answer.
 
-    Only the first reply of a site that contains codes or refusals counts; later ones are ignored. Each code is added
-    once. A code that was refused, or that this first reply lacks, counts as the zero code.
+    Only a site's first reply with codes or refusals counts; its later replies are ignored. A code that was refused, or
+    that this reply lacks, counts as the zero code.
 
     Args:
         queries: The batch's queries.
@@ -150,11 +150,11 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What follows a batch.
+    """The work that is left after a batch.
 
     Attributes:
         queries: The queries that are still open.
-        ahead: The batch of open queries that has been offered already, if any.
+        ahead: The next batch of open queries, if it has been offered already.
         budget_ended: True if the ledger refused a query of the batch because its budget does not suffice.
     """
 

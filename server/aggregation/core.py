@@ -4,9 +4,9 @@
 connects starts or resumes the study, one at a time, in a process of its own. That process ends with the ServerApp, and
 the ServerApp ends with it.
 
-It refuses connections of any user but its own and of any group but the one that ``relay/`` belongs to. A ServerApp can
-withhold messages or return wrong ones, as any network can, but it cannot read or forge them: they are signed and sealed
-between the core and a site's worker.
+It accepts connections only from processes of its own user, or of the group that ``relay/`` belongs to. A ServerApp can
+withhold or replace messages, as any network can. It cannot forge them, because they are signed, and it cannot read the
+codes in them, because these are encrypted to the core's key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLL_S = 0.3
 TTL_MARGIN_S = 30.0
 HELLO_S = 30.0
 PATIENCE_S = 600.0
-"""How long to wait for an answer of the ServerApp; Flower's own calls wait for a SuperLink that is down."""
+"""How long to wait for the ServerApp's answer. It is long because the ServerApp waits while SuperLink is down."""
 
 MAX_SAID = 4_000
 """At most this many characters of a ServerApp's error are logged."""
@@ -66,7 +66,9 @@ class RelayTransport:
             send(self._connection, RelayFrame(Kind.ONLINE))
             answer = self._receive()
             if answer.kind is not Kind.NODES:
-                raise InvalidInput("answer of the relay", value=answer.kind, limit="a frame of the kind NODES")
+                raise InvalidInput(
+                    "answer of the ServerApp to ONLINE", value=answer.kind, limit="a frame of kind NODES"
+                )
             return unpack_nodes(answer.body)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
@@ -88,7 +90,7 @@ class RelayTransport:
                 send(self._connection, RelayFrame(Kind.BODY, node_id, body))
             send(self._connection, RelayFrame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
             if (answer := self._receive()).kind is not Kind.DONE:
-                raise InvalidInput("answer of the relay", value=answer.kind, limit="a frame of the kind DONE")
+                raise InvalidInput("answer of the ServerApp to PUSH", value=answer.kind, limit="a frame of kind DONE")
         waiting = set(bodies)
         while waiting and time.monotonic() < until:
             with contextlib.closing(self._replies(frozenset(waiting))) as replies:
@@ -124,7 +126,9 @@ class RelayTransport:
             while (frame := self._receive()).kind is not Kind.DONE:
                 if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in left:
                     raise InvalidInput(
-                        "answer of the relay", value=frame.kind, limit="one REPLY for each node, then DONE"
+                        "answer of the ServerApp to PULL",
+                        value=frame.kind,
+                        limit="at most one frame of kind REPLY or PROBLEM for each node, then one of kind DONE",
                     )
                 left.discard(frame.number)
                 try:
@@ -146,7 +150,7 @@ def _reply(frame: RelayFrame) -> Reply:
 
 @contextlib.contextmanager
 def _relay_needed() -> Iterator[None]:
-    """End the process if the ServerApp fails inside the block."""
+    """End this process with status 1 if the connection to the ServerApp fails inside the block."""
     try:
         yield
     except (OSError, EOFError, InvalidInput) as error:
@@ -171,7 +175,7 @@ def run(study: Path, connection: socket.socket) -> int:
             with _relay_needed():
                 hello = receive(connection)
                 if hello.kind is not Kind.RUN:
-                    raise InvalidInput("first frame of the relay", value=hello.kind, limit="a frame of the kind RUN")
+                    raise InvalidInput("first frame of the ServerApp", value=hello.kind, limit="a frame of kind RUN")
             try:
                 run_study(Workspace(study), RelayTransport(connection), run=str(hello.number))
             except ConsiliumError as error:
@@ -186,9 +190,10 @@ def run(study: Path, connection: socket.socket) -> int:
 
 
 def serve(study: Path, path: Path) -> None:
-    """Accept ServerApps at a Unix socket, one after the other, each in a process of its own, until a signal.
+    """Accept ServerApps at a Unix socket until a signal ends this process.
 
-    A connection that only asks whether the core is alive is answered at any time.
+    Each ServerApp's run has a process of its own, and the next run starts after it has ended. A connection that only
+    asks whether the core is alive is answered at any time.
 
     Args:
         study: The study's directory.
@@ -245,7 +250,7 @@ def _answered(connection: socket.socket) -> bool:
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT: ``python -m server.aggregation.core --study DIR --socket PATH``."""
+    """Run the core until SIGTERM or SIGINT: ``python -m server.aggregation.core --study DIR --socket PATH``."""
     parser = argparse.ArgumentParser(description="Hold one study's keys and ledger, and release its answers")
     parser.add_argument("--study", type=Path, required=True, help="the study's directory")
     what = parser.add_mutually_exclusive_group(required=True)

@@ -1,7 +1,7 @@
 """Sends signed messages to sites, and verifies each reply against the key of the site it comes from.
 
-The aggregators, receipts and witnesses use it. A reply that is unsigned, unreadable or signed by another key is passed
-on without its message, with a one-word reason.
+The aggregators, receipts and witnesses use it. If a reply is unsigned, unreadable or signed by another key, the caller
+gets a one-word reason in place of its message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reply:
     Attributes:
         node_id: Flower's id of the node.
         body: The signed bytes, or None.
-        problem: If there is no body, the reason as one of a fixed list of words.
+        problem: If there is no body, the reason as a word, such as ``deadline``.
     """
 
     node_id: int
@@ -75,7 +75,7 @@ class Heard:
 
 
 Questions = Mapping[int, tuple[Site, Callable[[], AnyMessage]]]
-"""By node: the site it belongs to, and a function that makes its message, which may be long."""
+"""By node id: the site and a function that makes its message. Long messages are therefore made one at a time."""
 
 
 class _Signed(Mapping[int, bytes]):
@@ -120,7 +120,7 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
             continue
         try:
             if not site.answer_key:
-                raise Refused("unsigned", "the site was registered without a key to verify its replies")
+                raise Refused("unsigned", "the site was registered without a public key that verifies its replies")
             key = signing_public_key(site.answer_key)
             body = open_answered(reply.body, key=key, site=site.name, request_sha256=sent.sha256[reply.node_id])
             yield Heard(site, decode(body))

@@ -1,10 +1,10 @@
 """Reads replies from SuperLink one by one, each within a time limit of its own.
 
-The ServerApp uses it in place of Flower's ``pull_messages``, which reads all replies in one call. There, a reply that
-lacks one of its objects raises for all, and a reply whose object never arrives delays all. Here each reply is read
+The ServerApp uses it in place of Flower's ``pull_messages``, which reads all replies in one call: there, one reply that
+is incomplete makes the call fail or wait for all sites. Flower splits a reply into objects. Here each reply is read
 object by object without waiting. An object that has not arrived is requested again at the next poll, until
-:data:`READ_S` have passed since the reply was announced. A reply that cannot be read is reported as ``malformed`` and
-deleted at SuperLink.
+:data:`READ_S` seconds have passed since the reply was announced. A reply that cannot be read is reported as
+``malformed`` and deleted at SuperLink.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from common.errors import InvalidInput
 from common.wire import KINDS, body_in, check_object
 
 READ_S = 120.0
-"""Time from a reply's announcement until it must be complete: 64 MiB at half a mebibyte per second."""
+"""Seconds from a reply's announcement until it must be complete: enough for 64 MiB at half a mebibyte per second."""
 
 SERVER = Node(node_id=1)
 
@@ -65,17 +65,19 @@ def post_of(grid: Grid) -> Post:
     """
     client = getattr(grid, RUNTIME_CLIENT, None)
     if client is None:
-        raise InvalidInput("Flower's Grid", value=type(grid).__name__, limit="the Grid of Flower 1.41")
+        raise InvalidInput(
+            "Flower's Grid", value=type(grid).__name__, limit="the Grid of Flower 1.41", remedy="install Flower 1.41"
+        )
     return cast(Post, client)
 
 
 @dataclass(slots=True)
 class _Coming:
-    """A reply that was announced.
+    """A reply that SuperLink has announced, as far as it has arrived.
 
     Attributes:
         node: Flower's id of its node.
-        ids: Names of its objects, from the root on.
+        ids: Names of the objects that it consists of, the outermost first.
         until: Time at which it must be complete, by the inbox's clock.
         objects: The objects that have arrived.
     """
@@ -106,7 +108,7 @@ class Inbox:
             last: Report a reply that has arrived only in part as malformed.
 
         Yields:
-            Node id, and the reply's body or a word for what is wrong with it.
+            Node id and the reply's body as bytes; for an unusable reply, a one-word reason as str in place of the body.
         """
         announced, unreadable = self._announced()
         for node in unreadable:
@@ -136,7 +138,7 @@ class Inbox:
     def _announced(self) -> tuple[list[_Announced], list[int]]:
         """Return the replies announced since the last call, and the nodes whose announcement cannot be read.
 
-        If the common request fails, every message is asked about separately to find the node at fault.
+        One request asks about all messages. If it fails, a request for each message finds the node at fault.
         """
         asked = list(self._waiting)
         if not asked:
@@ -165,17 +167,24 @@ class Inbox:
         return list(zip(told.messages_list, told.message_object_trees, strict=True))
 
     def _read(self, reply: _Coming, *, until: float) -> bytes | str | None:
-        """Return the reply's body or what is wrong with it; None while some of it is missing and the time is not up."""
+        """Read more of a reply.
+
+        Returns:
+            The body as bytes once it is complete; a one-word reason if it is unusable; None if objects are still
+            missing before ``until``.
+        """
         try:
             while len(reply.objects) < len(reply.ids):
                 at = len(reply.objects)
                 found = self._object(reply.ids[at])
                 if found.object_found and not found.object_available and self._clock() < until:
                     if reply.objects and self._object(reply.ids[0]).object_content != reply.objects[0]:
-                        raise InvalidInput("reply", limit="the bytes that SuperLink stored")
+                        raise InvalidInput(
+                            "reply that changed while it was read", limit="the bytes that SuperLink stored first"
+                        )
                     return None
                 if not found.object_available:
-                    raise InvalidInput("object of a Flower message is missing", limit="a message with all its objects")
+                    raise InvalidInput("Flower message that lacks an object", limit="a message with all its objects")
                 child = reply.ids[at + 1] if at + 1 < len(reply.ids) else ""
                 check_object(found.object_content, kind=KINDS[at], child=child)
                 reply.objects.append(found.object_content)
@@ -199,7 +208,10 @@ class Inbox:
 
 
 def _chain(tree: ObjectTree) -> tuple[str, ...] | None:
-    """Return an object tree's names from the root on; None unless it is one object, or three nested in each other."""
+    """Return the names of an object tree, the outermost first.
+
+    Returns None unless the tree is one object (an error message), or three objects nested in each other (a reply).
+    """
     ids = [tree.object_id]
     while len(tree.children) == 1 and len(ids) <= len(KINDS):
         tree = tree.children[0]
@@ -208,6 +220,6 @@ def _chain(tree: ObjectTree) -> tuple[str, ...] | None:
 
 
 def _error(content: bytes) -> str:
-    """Return the word for Flower's error code in a message that reports an error."""
+    """Return ``flower-CODE`` for a Flower message that reports an error, or ``malformed`` if it reports none."""
     message = MessageProto.FromString(check_object(content, kind=KINDS[0], child=""))
     return f"flower-{message.error.code}" if message.HasField("error") else "malformed"

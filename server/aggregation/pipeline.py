@@ -79,8 +79,9 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
 
 
 def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
-    """Answer the study's open queries as its protocol asks them (stage 1), then have the sites countersign the ledger's
-    head.
+    """Answer the study's open queries in the order of its protocol (stage 1).
+
+    Afterwards the sites countersign the ledger's head, the signed hash of its newest row.
 
     Args:
         workspace: The study.

@@ -28,11 +28,11 @@ from common.plain import plain
 from server.public.material import OnStage
 
 _SHARES = {"collect": 30, "decode": 3, "student": 16, "controls": 48, "export": 3}
-"""Share of each stage in a run's time, in percent, as measured with the demo; the ETA of the run uses them."""
+"""Share of each stage in a run's time, in percent, as measured with the demo; the run's ETA is computed from them."""
 
 
 class _Eta(ProgressColumn):
-    """Column with a task's own ``eta_s`` if it has one, and otherwise the time that its speed implies."""
+    """Shows the remaining time: a task's field ``eta_s`` if it has one, otherwise an estimate from the task's speed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Eta(ProgressColumn):
 
 
 LINE_EVERY_S = 60.0
-"""Without a terminal, a running stage prints a line this often, besides one at its start and one at its end."""
+"""Without a terminal, a stage prints a line at its start, one at its end, and one every this many seconds between."""
 
 
 class Bars(Progress):
@@ -161,8 +161,8 @@ def bar_a_stage(console: Console) -> Iterator[OnStage]:
 class StudyProgress:
     """Turns a study's events into bars, and problems at sites into lines above the bars.
 
-    A bar's time counts from the event that began its stage, so that attaching in the middle of a run shows the true
-    time.
+    A bar's elapsed time counts from the event that began its stage. It is therefore right even if the bars are first
+    shown in the middle of a run.
 
     Args:
         bars: Where to draw.

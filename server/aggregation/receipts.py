@@ -1,6 +1,8 @@
 """Delivers receipts to sites, and detects sites that hold a receipt which the ledger contradicts.
 
-The aggregator uses it in every run. Nothing is released with a site whose newest receipt is not in the ledger.
+A *receipt* tells a site what was charged to its pool and contains the ledger's *head*, the signed hash of its newest
+row. The aggregator uses this module in every run. If the head of a site's newest receipt is not in the ledger, nothing
+is released with that site.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ RECEIPTS_DEADLINE_S = 90.0
 class ReceiptDelivery:
     """Tracks, during one run, which receipts each site holds.
 
-    The state is lost with the process; sites are then asked again.
+    The state is kept in memory only. A new process asks the sites again.
 
     Args:
         ledger: The server's ledger.
@@ -34,7 +36,7 @@ class ReceiptDelivery:
         keep_status: Stores the report that a site shares about itself.
 
     Attributes:
-        contradicted: By site, the row of a signed head that the site holds and the ledger does not contain.
+        contradicted: By site, the row number of a signed head that the site holds and the ledger does not contain.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class ReceiptDelivery:
         self.contradicted: dict[str, int] = {}
 
     def send(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> None:
-        """Send the sites the receipts they lack. A site is first asked for its newest receipt if that is unknown.
+        """Send the sites the receipts they lack.
 
-        Sites that have not confirmed all receipts at the end are logged as ``receipts-missing``.
+        A site whose newest receipt is unknown is asked for it first. A site that has not confirmed all receipts at the
+        end is logged as ``receipts-missing``.
 
         Args:
             sites: The sites.
@@ -106,10 +109,10 @@ class ReceiptDelivery:
         return Receipts(self._ledger.ledger_id, _fitting(due))
 
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
-        """Record the head that a site holds.
+        """Record the newest signed head that a site reports to hold.
 
-        If the ledger does not contain it, nothing is released with the site. The site is then sent all its receipts,
-        which are its evidence against the head it holds.
+        If the ledger does not contain this head, nothing is released with the site. The site is then sent all its
+        receipts from this ledger, which prove together with the site's head that the ledger was rolled back or forked.
 
         Args:
             site: The site.

@@ -1,8 +1,8 @@
 """Carries frames between the core and the ServerApp over a Unix socket.
 
-The ServerApp relays what the core tells it to: messages that are signed, so that it cannot forge them, and sealed, so
-that it cannot read them. This module imports neither Flower nor the ledger nor a key. It refuses a frame of an unknown
-kind or over the size limit.
+The core tells the ServerApp which messages to pass on. The ServerApp cannot forge them, because they are signed, and
+cannot read their codes, because these are encrypted. This module imports neither Flower nor the ledger nor a key. It
+refuses a frame of an unknown kind or over the size limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NODE = struct.Struct(">Q")
 
 
 class Kind(IntEnum):
-    """The kind of a frame. The text below a question's kind names the frames that answer it."""
+    """The kind of a frame. The text below each kind that asks something names the frames that answer it."""
 
     RUN = 1
     """The ServerApp's first frame, with Flower's run id."""
@@ -59,7 +59,7 @@ class Kind(IntEnum):
     PING = 11
     """Asks whether the core is alive, in place of RUN; answered by DONE."""
     FAILED = 12
-    """The ServerApp's last frame, in place of an answer: the error that ended it, for the core's log."""
+    """The ServerApp's last frame, in place of an answer; its body is the error that ended the ServerApp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,11 @@ def receive(connection: socket.socket) -> RelayFrame:
     """
     kind, number, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
     if kind not in Kind.__members__.values() or length > MAX_BODY:
-        raise InvalidInput("frame of the relay", value=(kind, length), limit=f"a known kind and {MAX_BODY} bytes")
+        raise InvalidInput(
+            "kind and body length of a frame between core and ServerApp",
+            value=(kind, length),
+            limit=f"a known kind, and a body of at most {MAX_BODY} bytes",
+        )
     return RelayFrame(Kind(kind), number, _exactly(connection, length))
 
 
@@ -138,7 +142,7 @@ def unpack_nodes(body: bytes) -> frozenset[int]:
         InvalidInput: If the length is no multiple of eight bytes.
     """
     if len(body) % _NODE.size:
-        raise InvalidInput("node ids", value=len(body), limit=f"a multiple of {_NODE.size} bytes")
+        raise InvalidInput("bytes of packed node ids", value=len(body), limit=f"a multiple of {_NODE.size}")
     return frozenset(node for (node,) in _NODE.iter_unpack(body))
 
 

@@ -1,5 +1,5 @@
-"""Runs the queries of a sealed study: adds up masked codes that it cannot read, and unmasks only the sum of a whole
-roster.
+"""Runs the queries of a sealed study: adds up masked codes that it cannot read. Only the sum over a whole roster is
+free of masks.
 
 ``pipeline.collect`` runs it for studies whose privacy is ``sealed``. A *draw* is one attempt at a batch of queries. It
 takes these steps in order; the code repeats their numbers:
@@ -10,8 +10,8 @@ takes these steps in order; the code repeats their numbers:
    lost but stays charged, and another draw is started without that site while the budget lasts.
 4. The masks cancel in the sum of all masked codes, and leave the noisy sum. It is checked and stored.
 
-A draw that a crash left open is requested again under the same roster; the sites send the same masked codes. A sum that
-honest sites cannot have produced is refused. In this module a site's *words* are its masked code: integers modulo 2⁶⁴.
+After a crash, an unfinished draw is requested again under the same roster, and the sites send the same masked codes. A
+sum that honest sites cannot have produced is refused. A site's *words* are its masked code: integers modulo 2⁶⁴.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SealedSums(Aggregator):
     """An :class:`Aggregator` that never holds a site's code in the clear. It takes the same arguments."""
 
     _length: Length | None = None
-    """Joint norm of the study's sums in units of their noise; None until it was computed from the ledger."""
+    """Joint norm of all the study's noisy sums, in units of their noise; None until it is computed from the ledger."""
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
@@ -89,9 +89,9 @@ class SealedSums(Aggregator):
             should_stop: Asked before every draw.
 
         Raises:
-            QuorumNotReached: If too few sites accept, or have confirmed each other's keys; nothing of that draw is
-                charged.
-            Refused: ``sum-spoiled`` if a sum cannot come from honest sites; sums that are sound are stored first.
+            QuorumNotReached: If too few sites accept, or too few have confirmed each other's keys; nothing of that draw
+                is charged.
+            Refused: ``sum-spoiled`` if a sum cannot come from honest sites. The draw's other sums are stored first.
         """
         planned = {query.id for query in self._queries}
         for draw in self._ledger.open_draws(self._study.id):
@@ -104,10 +104,11 @@ class SealedSums(Aggregator):
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
-        """Return the next batch as for an open study, but only of queries with equally many draws.
+        """Return the next batch as for an open study, but only of queries that were drawn equally often.
 
-        An offer has one draw number for all its queries. If a query already accepted by sites were offered together
-        with one drawn more often, it would get a later draw number, and the sites would charge it again.
+        An offer has one draw number for all its queries. Suppose sites have accepted a query already. If it were then
+        offered together with a query that was drawn more often, it would get a later number, and the sites would charge
+        it again.
         """
         drawn = [self._ledger.last_draw(query.id) for query in queries]
         alike = tuple(query for query, _ in takewhile(lambda one: one[1] == drawn[0], zip(queries, drawn, strict=True)))
@@ -118,9 +119,9 @@ class SealedSums(Aggregator):
         return tuple(by_name[name] for name in names if name in by_name)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
-        """Return what the open study's method returns, without sites that cannot take part in a draw.
+        """Return what :meth:`Aggregator._room` returns, without sites that cannot take part in a draw.
 
-        These are the sites that left a draw incomplete in this run, and those without a signing key.
+        These are the sites that left a draw incomplete in this run, and those registered without a signing key.
         """
         room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
@@ -141,9 +142,9 @@ class SealedSums(Aggregator):
         return Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
-        """Make one draw (steps 1 to 4), and return what follows it.
+        """Make one draw (steps 1 to 4), and return the queries still open and the next batch, if it is offered already.
 
-        The queries of a lost draw are asked again after the remaining ones, which sites may have accepted already.
+        The queries of a lost draw are put at the end, because sites may have accepted the remaining queries already.
         """
         try:
             batch, roster, masks = self._masked_roster(batch, transport)  # step 1
@@ -164,8 +165,9 @@ class SealedSums(Aggregator):
         return Next((*later, *left), ahead, budget_ended=bool(result.refused))
 
     def _spent_at_sites(self, batch: Batch) -> bool:
-        """Return whether the quorum was missed because the sites' own ledgers, which charge accepted offers, have no
-        budget.
+        """Return whether the quorum was missed because too many sites declined for lack of budget in their own ledgers.
+
+        A site's own ledger may have less left than the server's, because it charges every offer that the site accepts.
         """
         answers = list(batch.answers.values())
         return answers.count("budget") > len(answers) - self._study.privacy.quorum
@@ -173,13 +175,14 @@ class SealedSums(Aggregator):
     def _masked_roster(self, batch: Batch, transport: Transport) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
         """Fix the roster: sites that accepted, gave a key for this draw, and have confirmed each other.
 
-        If a site knows a later draw than this ledger, a draw after that one is offered.
+        If too few sites accept because they have answered a draw that this ledger does not know, the batch is offered
+        again with the next draw number.
 
         Returns:
             The batch as accepted, the sites, and the roster with their keys.
 
         Raises:
-            QuorumNotReached: If too few sites are left.
+            QuorumNotReached: If fewer sites than the quorum remain.
         """
         while True:
             try:
@@ -204,8 +207,9 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """Return the newest draw that sites refuse to answer again, as confirmed by at least one honest site; -1 if
-        none.
+        """Return the highest draw number that sites have answered already (reason ``old-draw``); -1 if there is none.
+
+        The highest numbers are skipped, as many as sites may collude, so at least one honest site confirms the result.
         """
         declined = [reply for reply in batch.replies.values() if reply.reason == "old-draw"]
         named = sorted((reply.last_draw or 0 for reply in declined), reverse=True)
@@ -213,10 +217,10 @@ class SealedSums(Aggregator):
         return honest[0] if honest else -1
 
     def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
-        """Return the sites that gave a validly signed key of their own for this draw.
+        """Return the sites that gave a validly signed mask key of their own for this draw; the others are left out.
 
-        If one site's key is invalid, no site sends its masked code. If two sites give the same key, or two encodings of
-        one key, the later has copied it and is left out.
+        No site sends its masked code if the roster contains an invalid key. If two sites give the same key, or two
+        encodings of one key, the site that replied later has copied it and is left out.
         """
         given: dict[bytes, str] = {}
         for name, reply in batch.replies.items():  # in order of arrival
@@ -237,11 +241,12 @@ class SealedSums(Aggregator):
         return signed
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
-        """Return the sites that remain after leaving out those that have not confirmed each other.
+        """Leave out one site after the other, until all that remain have confirmed each other's keys; return these.
 
-        If more sites than may collude have not confirmed a site, at least one of them is honest, and that site is left
-        out, the least confirmed first. Otherwise the site that reports others as unconfirmed is left out. If the
-        reported site were left out instead, a single dishonest site could evict any other.
+        Let t be the number of sites that may collude. If more than t sites have not confirmed a site's key, at least
+        one of them is honest. The site with that key is then left out; of several, the least confirmed one. Otherwise
+        the site that has not confirmed the most others is left out: if the others were, a single dishonest site could
+        evict any site.
         """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):
@@ -265,11 +270,11 @@ class SealedSums(Aggregator):
     ) -> None:
         """Refuse (``unsigned``) a masked code that the site did not sign as its own for this roster and query.
 
-        A masked code may be any integers; only the sum has a norm bound.
+        Its norm is not checked: a masked code looks like random integers, and only the unmasked sum has a norm bound.
         """
         of = {"query": query.id, "site": site.name, "identity": site.answer_key}
         if batch.roster is None or not is_word_of(code.view(np.uint64), signature, roster=batch.roster.id, **of):
-            raise Refused("unsigned", "the masked code is not signed by the site that sent it")
+            raise Refused("unsigned", "the masked code is not signed for this draw by the site that sent it")
 
     def _completed(
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
@@ -298,8 +303,9 @@ class SealedSums(Aggregator):
     def _store(self, draw: Draw, totals: dict[str, NDArray[np.uint64]]) -> tuple[StoredAnswer, ...]:
         """Unmask, check and store each query's noisy sum.
 
-        If the joint norm of the study's sums exceeds what honest sites can produce, all sums of this draw are refused.
-        This finds a site that adds so little to each sum that the noise hides it in a single one.
+        Each sum is checked alone, and all the study's sums together: if their joint norm exceeds what honest sites can
+        produce, all sums of this draw are refused. The joint check detects a site that adds too little to each single
+        sum to be seen beside the noise.
 
         Raises:
             Refused: ``sum-spoiled`` if a sum was refused, after the others are stored.
@@ -323,7 +329,10 @@ class SealedSums(Aggregator):
         return tuple(answers)
 
     def _length_so_far(self) -> Length:
-        """Return the joint norm of the study's sums since its last spoiled draw; earlier sums were disputed already."""
+        """Return the joint norm of the sums stored after the study's last spoiled draw.
+
+        Earlier sums are not counted again, because they were in doubt at that draw already.
+        """
         spoiled = spoiled_draws(self._ledger, self._study)
         after = spoiled[-1].row if spoiled else 0
         total = Length()
@@ -344,7 +353,7 @@ class SealedSums(Aggregator):
         )
 
     def _resume(self, draw: Draw, transport: Transport) -> None:
-        """Request the masked codes of an open draw again; a site sends its stored ones, or computes them now."""
+        """Request the masked codes of an open draw again; sites send the codes they stored, or compute them now."""
         roster = self._sites_for(draw.roster.sites)
         if len(roster) < len(draw.roster.members):
             self._lose(draw, "incomplete", sites=set(draw.roster.sites) - {site.name for site in roster})

@@ -40,10 +40,10 @@ class SiteKnown(Document):
     """What the server knows of a site as a witness.
 
     Attributes:
-        own: Name under which the head of the site's own ledger is stored: its origin, or another name if another site's
-            ledger has the same origin; empty if the site shares no head.
+        own: Name under which the head of the site's own ledger is stored: the ledger name in the head (its *origin*),
+            or another name if another site's ledger has the same origin; empty if the site shares no head.
         held_row: Newest row of the server's ledger for which the site holds a receipt.
-        sizes: For each ledger, by the name its head is stored under, the number of rows of the head that this site
+        sizes: By the name of each ledger, the number of rows that the ledger had at the head which this site
             countersigned last.
     """
 
@@ -165,8 +165,9 @@ class Witnesses:
     def _name(self, site: Site, note: CheckpointNote) -> str:
         """Return the name under which the head of a site's own ledger is stored.
 
-        Usually it is the origin that the head names. If another site's ledger already has this origin, part of this
-        site's key is appended. Ledger ids are random, so this site must have copied the other's.
+        Usually it is the head's origin, the ledger name written in the head. If another site's ledger already has this
+        origin, part of this site's key is appended. This only happens if the site copied the other's ledger id, because
+        ledger ids are random.
         """
         taken = any(one.own == note.origin for name, one in self._known.items() if name != site.name)
         return apart(note.origin, site.answer_key) if taken else note.origin
@@ -191,7 +192,7 @@ class Witnesses:
         return self._note, dict(self._heads), dict(self._known)
 
     def _save(self) -> None:
-        """Store the heads. A head without countersignature does not replace a countersigned one, which is evidence."""
+        """Store the heads. A countersigned head is evidence and is not replaced by one without countersignatures."""
         named = ((self._known[name].own, head) for name, head in self._heads.items())
         for name, note in ((self._note.origin, self._note), *named):
             if len(note.signatures) > 1 or self.memory.note(name) is None:
@@ -210,7 +211,7 @@ def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:
 
 
 def _own_head(site: Site, text: bytes) -> CheckpointNote | None:
-    """Return the head of a site's own ledger without other signatures, or None if its key did not sign it."""
+    """Return the head of a site's own ledger with the site's signature only; None if the site's key did not sign it."""
     note = note_in(text)
     if note is None or not note.origin.startswith(origin_of("site", "")):
         return None
@@ -219,7 +220,7 @@ def _own_head(site: Site, text: bytes) -> CheckpointNote | None:
 
 
 def _load(memory: HeadMemory) -> dict[str, SiteKnown]:
-    """Return what is stored about the sites, or an empty dict, so that all are asked again, if it cannot be read."""
+    """Return the stored facts about the sites; if they cannot be read, an empty dict, so that all sites are asked."""
     path = memory.folder / _SITES
     try:
         data: Mapping[str, object] = parse_json(path.read_bytes(), what="record of the witnesses")

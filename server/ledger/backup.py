@@ -1,9 +1,9 @@
 """Makes a verified copy of a ledger while other processes read and write it.
 
-`consilium ledger backup` calls it. The copy is made by SQLite's online backup, so it is one committed state and needs
-no second file. It is verified before it gets its final name. It refuses an existing path and a copy that does not
-verify. Private keys are in separate files and are never copied. A site's ledger contains its codes, so the copy is
-readable by its owner only.
+`consilium ledger backup` calls it. SQLite's online backup makes the copy, so the copy is one committed state in a
+single file. It is verified before it gets its final name. An existing path and a copy that does not verify are refused.
+Private keys are in separate files and are never copied. A site's ledger contains its codes, so the copy is readable by
+its owner only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from server.ledger.verify import VerifyReport, verify
 def backup(ledger: Path, out: Path) -> VerifyReport:
     """Copy a ledger to a new file with mode 0600, durably, completely or not at all.
 
-    Restoring an old copy rolls the ledger back; the sites notice it, and their receipts repair it.
+    Restoring an old copy loses the charges made since. The sites detect this, and `consilium ledger recover` enters the
+    lost charges from their receipts.
 
     Args:
         ledger: The ledger's file.
@@ -32,7 +33,7 @@ def backup(ledger: Path, out: Path) -> VerifyReport:
 
     Raises:
         InvalidInput: If ``out`` exists, or its folder does not.
-        LedgerCorrupt: If the copy does not verify; none is left then.
+        LedgerCorrupt: If the copy does not verify; it is deleted then.
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("backup file", value=str(out), limit="a new file in an existing folder")

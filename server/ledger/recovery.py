@@ -1,8 +1,9 @@
 """Re-enters lost charges into a ledger, and replaces its signing key, for an operator.
 
 `consilium ledger recover` and `consilium ledger rotate-key` call it. Lost charges are known from the sites' receipts,
-and from the ledger's *standing*: a small file beside it that counts every charge and is in no backup. It refuses to
-recover without either of them, and to install a key if the old one is not the ledger's.
+and from the ledger's *standing*: a small file beside it that counts every charge and is in no backup. If there are
+neither receipts nor a standing, a recovery is refused. A key change is refused if the given old key is not the ledger's
+current key.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PoolAfter:
     Attributes:
         pool: The pool's name.
         releases: Number of releases charged to it.
-        spent: Their guarantee, by the pool's gate accountant.
+        spent: The guarantee that these releases leave, by the accountant that decides on the pool's budget.
     """
 
     pool: str
@@ -76,7 +77,7 @@ def recover_charges(
         standing: The lost ledger's standing file, if it is not beside the copy.
         studies: Studies to register again first.
         charge_all: Count everything that pools and studies have left as spent; only if the standing is lost. Receipts
-            alone do not show an answer that was drawn and whose receipt reached no site.
+            alone are not enough then, because they do not show answers whose receipts reached no site.
 
     Returns:
         What was entered, and every pool's state.
@@ -88,17 +89,25 @@ def recover_charges(
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger, signing_key=signing_key, restored=True) as opened:
         if not receipts and standing is None and opened.forgotten() is None:
-            raise InvalidInput("receipts and standing", value="neither", remedy="give --receipts FILE for every site")
+            raise InvalidInput(
+                "evidence of lost charges",
+                value="neither receipts nor a standing file",
+                remedy="give the receipts file of every site, each with --receipts FILE",
+            )
         missing = standing is None and kept_standing(ledger) is None
         if missing and opened.forgotten() is not None and not charge_all:
             raise InvalidInput(
-                "standing of the lost ledger",
+                "the standing file (the small file beside the lost ledger that counts its charges) is missing",
                 value=str(ledger.with_suffix(".standing")),
-                limit="the standing file beside the lost ledger; receipts do not record answers that reached no site",
-                remedy="give it with --standing; if it is lost, --charge-all counts all remaining budget as spent",
+                limit="receipts together with this file; receipts alone lack answers whose receipts reached no site",
+                remedy="give it with --standing FILE; if it is lost, --charge-all counts all remaining budget as spent",
             )
         if charge_all and not missing:
-            raise InvalidInput("--charge-all", limit="only if the standing is lost; this one shows the exact sum")
+            raise InvalidInput(
+                "--charge-all",
+                limit="only if the standing file is lost; here it shows exactly what was spent",
+                remedy="leave out --charge-all",
+            )
         before = opened.lost()
         for study in studies:
             opened.register_study(study)
@@ -163,7 +172,9 @@ def rotate_signing_key(ledger: Path, *, key: Path, new_key: Path) -> KeyChange:
         with Ledger.open(ledger, signing_key=old) as opened:
             opened.rotate_key(new)
     elif current != now:
-        raise InvalidInput("signing key", value=str(key), limit=f"the ledger's current key, {current}")
+        raise InvalidInput(
+            "signing key", value=str(key), limit=f"the file of the key that signs this ledger now, {current}"
+        )
     if before != now:
         with contextlib.suppress(FileExistsError):  # an interrupted call has already kept it
             os.link(key, key.with_name(f"{key.name}.retired-{before[:12]}"))

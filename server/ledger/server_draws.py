@@ -1,12 +1,11 @@
-"""Stores queries and answers in the server's ledger, and the draws of sealed sums, which are charged before they
-answer.
+"""Stores queries, answers and draws in the server's ledger.
 
-In a sealed sum the hospitals add the noise, so the server knows the answer as soon as it has all masked codes. A draw,
-one attempt at such a sum, is therefore recorded and charged before any site is asked, together with the roster and the
-mask keys of its sum. A draw ends with an answer, or as lost.
+A *draw* is one attempt at a sealed sum. There the hospitals add the noise, so the server knows the answer as soon as it
+has all masked codes. A draw is therefore recorded and charged before any site is asked, together with its roster and
+the sites' mask keys. It ends with an answer, or is recorded as lost.
 
-It refuses a draw that exceeds a budget, has fewer sites than the study's smallest roster, or repeats a draw number. It
-refuses a second answer, and an answer to a draw that is not open.
+A draw that exceeds a budget, has fewer sites than the study allows, or repeats a draw number is refused. So is a second
+answer, and an answer to a draw that is not open.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class LostDraw:
 
     Attributes:
         query_ids: Ids of its queries.
-        reason: ``incomplete`` or ``spoiled``.
+        reason: ``incomplete`` if a site sent no masked code, ``spoiled`` if honest sites cannot have produced the sum.
         masks: Id of its roster.
         sites: The sites whose pools were charged for it.
         row: Row that records the loss.
@@ -131,8 +130,8 @@ class AnswersQueries(IssuesReceipts):
     ) -> DrawResult:
         """Charge a draw before any site is asked, in one transaction.
 
-        It charges the longest prefix of ``queries`` that fits the budgets. A query that has an answer returns it and is
-        not drawn.
+        It charges the longest prefix of ``queries`` that fits the budgets. A query with a stored answer is not drawn
+        again; its answer is returned.
 
         Args:
             study_id: The study.
@@ -149,7 +148,7 @@ class AnswersQueries(IssuesReceipts):
                 refuses.
         """
         if masks.sites != tuple(sorted(entry.site for entry in roster)) or masks.study != study_id:
-            raise InvalidInput("roster of a draw", limit="exactly the sites of this study that gave a mask key for it")
+            raise InvalidInput("roster of a draw", limit="exactly the sites that gave a mask key for the draw")
         charged: list[QuerySpec] = []
 
         def charge(study: StudyTerms, query: QuerySpec, named: RosterRecord, planned: ChargedTotals) -> None:
@@ -169,20 +168,20 @@ class AnswersQueries(IssuesReceipts):
     ) -> BatchResult:
         """Call ``charge`` for the longest prefix of ``queries`` that fits the budgets, in one transaction.
 
-        A query that has an answer returns it.
+        A query that has a stored answer is not charged; its answer is in the result.
         """
         check_ledger_name(batch_id, what="batch id")
         ordered = check_roster(tuple(roster))
         record = RosterRecord(ordered)
         if len({query.id for query in queries}) != len(queries):
-            raise InvalidInput("queries of a batch", limit="each query once")
+            raise InvalidInput("query that is twice in a batch", limit="each query once")
         answers: list[StoredAnswer] = []
         refused: list[str] = []
         with self._writing():
             study = self._study(study_id)
             if len(ordered) < study.least_roster:
                 raise QuorumNotReached(
-                    f"{len(ordered)} sites are on the roster and the study's quorum is {study.least_roster}; "
+                    f"{len(ordered)} sites are on the roster and the study needs at least {study.least_roster}; "
                     "nothing was charged; to fix: wait for more sites, then ask again"
                 )
             obstacle: Obstacle | None = None
@@ -237,7 +236,7 @@ class AnswersQueries(IssuesReceipts):
         self._books.enter(row, record, charge=charge)
 
     def store_answer(self, query_id: str, draw: int, noisy: NDArray[np.int64]) -> StoredAnswer:
-        """Store the noisy sum of an open draw, before anybody sees it.
+        """Store the noisy sum of an open draw. Callers do this before they use or show the sum.
 
         Args:
             query_id: The query.
@@ -264,7 +263,7 @@ class AnswersQueries(IssuesReceipts):
 
         Args:
             draw: The draw.
-            reason: ``incomplete`` or ``spoiled``.
+            reason: ``incomplete`` or ``spoiled``, as in :class:`LostDraw`.
         """
         with self._writing():
             self._append(LostDrawRecord(tuple(query.id for query in draw.queries), draw.roster.draw, reason))
@@ -325,7 +324,9 @@ class AnswersQueries(IssuesReceipts):
             if release.study_id == study_id and release.masks and release.masks.startswith(masks):
                 found.setdefault(release.masks, []).append(release)
         if len(found) != 1 or len(masks) < 12:
-            raise InvalidInput("draw", value=masks[:80], limit="a draw of this study, by 12 digits of its id or more")
+            raise InvalidInput(
+                "id of a draw", value=masks[:80], limit="the first 12 digits or more of a draw of this study"
+            )
         ((of, releases),) = found.items()
         return self._draw(of, releases)
 
@@ -352,7 +353,7 @@ class AnswersQueries(IssuesReceipts):
     def _draw(self, masks: str, releases: list[Release]) -> Draw:
         stored = self._chain.payload(masks)
         if stored is None or sha256_bytes(stored[1]) != masks:
-            raise LedgerCorrupt("the roster of a draw is not the one that was charged", row=releases[0].seq)
+            raise LedgerCorrupt("the stored roster of a draw differs from the roster charged", row=releases[0].seq)
         roster = MaskedRoster.from_json(parse_canonical(stored[1]))
         return Draw(tuple(map(self._query, releases)), roster)
 
@@ -360,7 +361,7 @@ class AnswersQueries(IssuesReceipts):
         """Return the query of a release, as its row states it."""
         query = ReleaseRecord.from_json(parse_body(self._chain.row(release.seq).body)).query
         if query.id != release.query_id:
-            raise LedgerCorrupt("the row is not the one that was charged", row=release.seq)
+            raise LedgerCorrupt("the query in this row differs from the query charged", row=release.seq)
         return query
 
     def last_draw(self, query_id: str) -> int:
@@ -384,17 +385,18 @@ class AnswersQueries(IssuesReceipts):
         return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
 
     def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
-        """Record that this study uses another study's answer, unless that is recorded already.
+        """Record that this study uses another study's answer, unless the ledger records it already.
 
-        Returns the obstacle if the study may not use it, else None.
+        Returns:
+            The budget that the answer's charge would exceed, in which case nothing is recorded; otherwise None.
         """
         if self._uses(study, query_id):
             return None
         roster = self._books.releases[query_id].roster
         if len(roster) < study.quorum:
             raise QuorumNotReached(
-                f"query {query_id[:12]} was answered by {len(roster)} sites for another study and the quorum "
-                f"of this one is {study.quorum}; to fix: ask it with other settings, as a query of its own"
+                f"query {query_id[:12]} has a stored answer of another study with {len(roster)} sites, and the quorum "
+                f"of this study is {study.quorum}; to fix: change a setting of the query, so that it is asked anew"
             )
         planned = self._books.plan_reuse(query_id, study_id=study.id)
         if isinstance(planned, Obstacle):
@@ -411,7 +413,7 @@ class AnswersQueries(IssuesReceipts):
         release = self._books.releases[query_id]
         found, answer = self._chain.payload(query_id), release.answer
         if answer is None or found is None or found[0] != answer.seq or sha256_bytes(found[1]) != answer.sha256:
-            raise LedgerCorrupt("the stored answer is not the one that was charged", row=release.seq)
+            raise LedgerCorrupt("the stored answer differs from the answer charged", row=release.seq)
         query = self._query(release)
         noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         noisy.flags.writeable = False
@@ -433,7 +435,7 @@ def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) 
         InvalidInput: If the release has no answer yet.
     """
     if release.answer is None:
-        raise InvalidInput("release", limit="a release that has its answer")
+        raise InvalidInput("release without an answer", limit="a release whose answer is stored")
     return StoredAnswer(
         query=query,
         noisy_sum=noisy,
@@ -450,7 +452,7 @@ def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
     """Return a read-only copy of a noisy sum.
 
     Args:
-        noisy: What a mechanism returned.
+        noisy: The noisy sum that a mechanism returned.
         dimension: The mechanism's dimension l.
 
     Returns:

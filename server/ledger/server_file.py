@@ -1,8 +1,8 @@
 """Writes the server's ledger file and the standing beside it, and recovers a ledger from an older copy.
 
-It is the base class of :class:`server.ledger.server_ledger.Ledger`. The *standing* is a small file that records the
-newest row and all totals. If the ledger's file is replaced by an older copy, the standing shows it. It refuses to
-recover from receipts or a standing of another ledger.
+Its class is the base of :class:`server.ledger.server_ledger.Ledger`. The *standing* is a small file that records the
+ledger's newest row and all totals. If the ledger's file is replaced by an older copy, the standing shows it. Receipts
+and standings of another ledger are refused.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class ServerFile(OpenLedger[Books]):
     def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
         """Enter as spent every charge that this restored copy has lost.
 
-        1. Every charge in a receipt that this ledger lacks is entered.
+        1. Every charge that a receipt contains and this ledger lacks is entered.
         2. For each standing (the one beside the file, and ``standing``), the last row that it shares with this ledger
-           is found. What it counts after that row, less what receipts have entered, is charged in one row. Such charges
-           belong to answers that were drawn, and perhaps used, before any receipt was sent.
+           is found. The charges that it counts after that row, less those that receipts have entered, are charged in
+           one row. They belong to answers that were drawn, and perhaps used, before any receipt was sent.
 
-        Charges that this copy made itself after the shared row stay. A standing that was charged before is not charged
-        again. The lost answers cannot be restored: asking such a query again is a new release and a new charge. Charges
-        are entered even if they exceed a limit, because those releases have happened. A lost pool is declared again as
-        its site's receipts, or the standing, state it.
+        Charges that this copy made itself after the shared row stay. A standing that an earlier recovery charged is not
+        charged again. The lost answers cannot be restored: if such a query is asked again, that is a new release and a
+        new charge. Charges are entered even if they exceed a budget, because those releases have happened. If the copy
+        lacks a pool, the pool is declared again as its site's receipts, or the standing, state it.
 
         Args:
             receipts: Receipts of any sites.
-            standing: A standing that was kept elsewhere, besides the one beside the file.
+            standing: A standing that was kept elsewhere. The one beside the file is always used, too.
 
         Returns:
             Number of charges entered from receipts.
@@ -105,9 +105,9 @@ class ServerFile(OpenLedger[Books]):
         self._keep_standing()
 
     def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
-        """Enter a receipted release as charged, unless this ledger has its row or has entered it before.
+        """Enter a release that a receipt proves as charged; return whether it was entered.
 
-        Returns whether it was entered.
+        It is not entered if this ledger contains its row or an earlier recovery entered it.
         """
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
@@ -119,16 +119,25 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Check a standing before its lost charges are added, and enter what only it still states about pools.
+        """Check a standing before its lost charges are added, and declare the pools that this ledger has lost.
 
         Raises:
-            InvalidInput: If it belongs to another ledger or counts a study that is not registered here.
+            InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.
         """
         if standing.head.ledger_id != self.ledger_id:
-            raise InvalidInput("ledger of the standing", value=standing.head.ledger_id, limit=self.ledger_id)
+            raise InvalidInput(
+                "ledger id in the standing file",
+                value=standing.head.ledger_id,
+                limit=f"the id of this ledger, {self.ledger_id}",
+                remedy="give the standing file of this ledger",
+            )
         unknown = sorted(standing.studies.keys() - self._books.studies.keys())
         if unknown:
-            raise InvalidInput("studies of the standing", value=unknown, remedy="register them again: --study FILE")
+            raise InvalidInput(
+                "the standing file counts studies that this ledger does not know",
+                value=unknown,
+                remedy="register them again with --study FILE",
+            )
         for declaration in standing.declarations:
             with suppress(InvalidInput):  # this ledger has a tighter declaration: keep it
                 self._books.check_pool(declaration)
@@ -141,7 +150,10 @@ class ServerFile(OpenLedger[Books]):
                     self._append(BooksRecord(pool, ledger_id))
 
     def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
-        """Charge what the standing counts after the last row it shares with this ledger, less what receipts entered."""
+        """Charge, in one row, the spending that only the standing counts.
+
+        It is the spending after the last row that the standing shares with this ledger, less what receipts entered.
+        """
         fork = self._fork(standing)
         before, before_in = self._spent_at(fork)
         entered, entered_in = self._entered_of(standing, receipts)
@@ -159,9 +171,10 @@ class ServerFile(OpenLedger[Books]):
         self._append(LostRecord(pools, studies, standing.head.seq, standing.head.hash, fork))
 
     def _spent_at(self, place: Position) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """Return the spending, by pool and by study and pool, up to a row of this ledger or of lost rows charged here.
+        """Return the spending up to a row, by pool and by study and pool.
 
-        For lost rows of which receipts cover a part, the result may be too small but never too large.
+        The row is in this ledger, or it is a lost row whose charges were entered here in one row. If receipts cover a
+        part of the lost rows, the result may be too small but never too large.
         """
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
@@ -209,10 +222,12 @@ class ServerFile(OpenLedger[Books]):
         return pools, studies
 
     def forgotten(self) -> str | None:
-        """Return the evidence that this file is an older copy, with the remedy, or None if there is none.
+        """Compare this file with the standing beside it, and describe the difference if the file is an older copy.
 
-        The evidence is the standing beside the file. If the standing was rolled back together with the file, only a
-        site that holds a later receipt can notice it.
+        If the standing was rolled back together with the file, only a site that holds a later receipt can notice it.
+
+        Returns:
+            The difference and the remedy as text; None if the standing shows nothing that this file lacks.
 
         Raises:
             LedgerCorrupt: If the standing is damaged.
@@ -223,8 +238,9 @@ class ServerFile(OpenLedger[Books]):
         return None if found is None else f"{found}; to fix: `consilium ledger recover`"
 
     def standing_problem(self) -> str | None:
-        """Return what :meth:`forgotten` returns, or the error's text if the standing cannot be read.
+        """Return why the ledger may be an older copy; None if there is no sign of it.
 
+        The reason is the text that :meth:`forgotten` returns, or the error's text if the standing cannot be read.
         Reports and pages that show the ledger's state use it.
         """
         try:
@@ -265,9 +281,14 @@ class ServerFile(OpenLedger[Books]):
 
     def _check_origin(self, receipt: Receipt) -> None:
         if receipt.ledger_id != self.ledger_id:
-            raise InvalidInput("ledger of the receipt", value=receipt.ledger_id, limit=self.ledger_id)
+            raise InvalidInput(
+                "ledger of the receipt",
+                value=receipt.ledger_id,
+                limit=f"this ledger, {self.ledger_id}",
+                remedy="give only receipts that this ledger issued",
+            )
         if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
-            raise InvalidInput("receipt with a wrong signature", limit="receipts signed by this ledger's key")
+            raise InvalidInput("receipt with a wrong signature", limit="receipts signed by a key of this ledger")
 
     def _check_recoverable(self, receipt: Receipt, shown: Mapping[str, Roster]) -> None:
         study, rosters = self._books.studies.get(receipt.study_id), {**self._books.named, **shown}
@@ -304,9 +325,9 @@ class ServerFile(OpenLedger[Books]):
                 self._catch_up()
                 if self._chain.public_key != self._books.key.public_key:
                     raise InvalidInput(
-                        "signing key",
+                        "signing key that was replaced",
                         limit="the ledger's current key",
-                        remedy="the key was rotated; open the ledger with the new key",
+                        remedy="open the ledger with the new key",
                     )
                 self._books.begin()
                 yield

@@ -6,13 +6,15 @@ create an answer. It takes these steps in one transaction, in order; the code re
 1. Check the roster against the study, and each query's charge against every budget it touches.
 2. Draw the noise.
 3. Write the charge and the answer, and sign the ledger's head.
-4. Commit, and update the standing beside the file. Only then is the answer returned.
+4. Commit, and update the *standing*, a small file beside the ledger that records its newest row and totals. Only then
+   is the answer returned.
 
 A query that is asked again, with the same id, returns its stored answer and costs nothing.
 
 It refuses a release with fewer sites than the quorum, one that exceeds a pool's lifetime budget (over all studies and
-runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not the mechanism's
-``int64[l]``. It refuses to write to a file that is older than its standing (``common/ledger/rollback_guard.py``).
+runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not an int64 array of the
+mechanism's dimension. It refuses to write to a file that is older than its standing
+(``common/ledger/rollback_guard.py``).
 
 A ledger object is not thread-safe: threads that share one need a lock. Several processes may open the same file: SQLite
 lets one write at a time, and each reads what the others wrote before it decides.
@@ -66,8 +68,8 @@ class Candidate:
 
     Attributes:
         query: What is asked.
-        make_answer: Draws the noisy sum. It is called at most once, and only after the query's charge was admitted and
-            if no answer is stored.
+        make_answer: Draws the noisy sum. It is called at most once, after the query's charge was found to fit the
+            budgets. It is not called if the query has a stored answer.
     """
 
     query: QuerySpec
@@ -102,12 +104,12 @@ class Ledger(AnswersQueries):
         link = path.with_suffix(".standing")
         if standing is not None and (os.path.lexists(standing) or not standing.parent.is_dir()):
             remedy = "mount that disk, or name another file; if its ledger is lost, run `consilium ledger recover`"
-            limit = "a new file in an existing folder"
+            limit = "a new file in an existing folder, for the small file that records the ledger's newest row"
             raise InvalidInput("file of the ledger's standing", value=str(standing), limit=limit, remedy=remedy)
         if os.path.lexists(link):
             raise LedgerCorrupt(
-                f"the ledger {path} is missing, but its standing exists; to fix: put the newest copy of the ledger "
-                "in its place, then run `consilium ledger recover`"
+                f"the ledger {path} is missing, but its standing exists (the small file beside it); to fix: put the "
+                "newest copy of the ledger in its place, then run `consilium ledger recover`"
             )
         ledger = cls(Chain.create(path, role="server", genesis={"standing": 1}, signing_key=signing_key, clock=clock))
         try:
@@ -130,14 +132,15 @@ class Ledger(AnswersQueries):
     ) -> Ledger:
         """Open a ledger and replay every row.
 
-        Only the newest signature is checked here, and no payload; :func:`server.ledger.verify.verify` checks all of
-        them. A writer removes the checkpoint file that versions before 0.3.0 wrote.
+        Of the signatures only the newest is checked here, and stored answers are not;
+        :func:`server.ledger.verify.verify` checks all. With a signing key, the checkpoint file that versions before
+        0.3.0 wrote is deleted.
 
         Args:
             path: The ledger's file.
             signing_key: Key that signs; without it the ledger can only be read.
             clock: Returns the time written into rows.
-            restored: The file is a restored copy, and :meth:`recover` is called next.
+            restored: True if the file is a restored copy and the caller calls :meth:`recover` next.
 
         Returns:
             The open ledger.
@@ -163,7 +166,7 @@ class Ledger(AnswersQueries):
     # --- declaring
 
     def register_study(self, study: Study) -> str:
-        """Record a study's consent text; a study that is registered already adds no row.
+        """Record a study's terms, as sites consent to them; a study that is registered already adds no row.
 
         Args:
             study: The study.
@@ -224,7 +227,7 @@ class Ledger(AnswersQueries):
             self._append(NoteRecord(text))
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
-        """Replace the signing key. The old key signs the row that introduces the new one, which signs later heads.
+        """Replace the signing key. The old key signs the row that introduces the new key; the new key signs afterwards.
 
         Args:
             new_key: The new private key.
@@ -240,11 +243,13 @@ class Ledger(AnswersQueries):
     ) -> BatchResult:
         """Charge and answer the longest prefix of ``candidates`` that fits the budgets, in one transaction.
 
-        A new query must fit every roster pool's lifetime budget and the study's budget for that pool, each by its own
-        gate accountant. The first query that does not fit ends the batch: it and every later query without a stored
-        answer are ``refused``, and one row records the refusal. A query that has an answer returns it byte for byte; no
-        noise is drawn and its pools pay nothing. If another study asked it, a row records its use by this study, whose
-        own total then counts it.
+        A new query must fit two budgets of every pool on the roster: the pool's lifetime budget and the study's budget
+        for that pool, each by the accountant declared for it. The first query that does not fit ends the batch: it and
+        every later query without a stored answer are ``refused``, and one row records the refusal.
+
+        For a query that has an answer, the stored answer is returned byte for byte; no noise is drawn and its pools pay
+        nothing. If it is another study's answer, a row records that this study uses it, and the total of this study
+        counts it too.
 
         After an exception nothing is charged or stored, unless the commit itself was interrupted. Calling again with
         the same queries then either returns their stored answers or charges them.
@@ -260,8 +265,8 @@ class Ledger(AnswersQueries):
 
         Raises:
             QuorumNotReached: If the roster is below the study's quorum; no row is written.
-            InvalidInput: For an unknown study, an undeclared pool, a query named twice or not fitting the study, or an
-                answer that is not int64[l]; no row is written. Errors of ``make_answer`` are passed on.
+            InvalidInput: For an unknown study, an undeclared pool, a query that is named twice or does not fit the
+                study, or an answer that is not int64[l]; no row is written. Errors of ``make_answer`` are passed on.
         """
         make = {candidate.query.id: candidate.make_answer for candidate in candidates}
 
@@ -354,7 +359,7 @@ class Ledger(AnswersQueries):
             return self._books.study_limit(study_id) - self._books.spent_in(study_id, pool).mu_squared
         except KeyError as error:
             raise InvalidInput(
-                "pool or study", value=error.args[0], limit="a declared pool, a registered study"
+                "pool or study", value=error.args[0], limit="name of a declared pool, id of a registered study"
             ) from None
 
     def pools(self) -> tuple[PoolDeclaration, ...]:

@@ -1,8 +1,8 @@
-"""Issues the receipts of the server's ledger from its rows alone, so that a lost receipt can be issued again.
+"""Issues the receipts of the server's ledger, which tell sites what was charged to their pools.
 
-The aggregator sends them to the sites. What the receipts of one transaction have in common (its rows, its roster and
-its cost) is computed once for all sites and written into each receipt as text. It refuses a row whose hash or link is
-wrong.
+Receipts are made from the ledger's rows alone, so a lost receipt can be issued again. The aggregator sends them to the
+sites. The text that the receipts of one transaction have in common is computed once for all sites. A row with a wrong
+hash or link is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from server.ledger.server_file import ServerFile
 _Charged = Release | Recovered | LostRecord
 
 MAX_SHARED_CHARACTERS = 64 << 20
-"""Limit on the common text cached for further sites' receipts, in characters; beyond it the cache is emptied."""
+"""Limit on the cached text that receipts of several sites have in common, in characters; beyond it, it is emptied."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class _Transaction:
 
     Attributes:
         end: Its last row.
-        items: What it charged.
-        costs: Cache of its total μ² and coordinates, by protection.
+        items: Its charges.
+        costs: Cache of its total μ² and number of coordinates, by protection (unit of privacy and relation).
     """
 
     end: int
@@ -78,7 +78,7 @@ class _Transaction:
 
 @dataclass(frozen=True)
 class _Shared:
-    """The text that the receipts of one transaction have in common if they follow the same row.
+    """The common text of one transaction's receipts, for all sites whose previous receipts end at the same row.
 
     Attributes:
         members: The common JSON members, by name.
@@ -121,7 +121,7 @@ class IssuesReceipts(ServerFile):
     def receipts_due(self, site: str, *, after: int = 0) -> Sequence[Callable[[], str]]:
         """Return the receipts of one site, each as a function that renders and signs its text.
 
-        Only rows past ``after`` are read, and those back to the end of the site's receipt before them.
+        Rows are read only back to the last receipt of the site that ends at or before row ``after``.
 
         Args:
             site: The site's name.
@@ -137,9 +137,9 @@ class IssuesReceipts(ServerFile):
         return tuple(self._due(site, after=after))[::-1]
 
     def _due(self, site: str, *, after: int) -> Iterator[Callable[[], str]]:
-        """Yield a site's receipts past row ``after``, newest first.
+        """Yield a site's receipts past row ``after``, newest first, each as a function that renders its text.
 
-        The totals of a receipt are the current totals less what was charged after it.
+        The totals in a receipt are the current totals less the charges after the receipt.
         """
         totals: dict[str, Spend] = {}
         newer: Callable[[int], str] | None = None  # still needs the row at which the previous receipt ends
@@ -178,7 +178,7 @@ class IssuesReceipts(ServerFile):
             at += 1
 
     def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
-        """Yield the row and the facts of every charge, newest first."""
+        """Yield the row number and the record of every charge, newest first."""
         own = self._books.releases.by_row(newest_first=True)
         recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
@@ -234,7 +234,7 @@ class IssuesReceipts(ServerFile):
         return canonical_members(shared.members | own | last)
 
     def _shared_text(self, transaction: _Transaction, start: int) -> _Shared:
-        """Return what this transaction's receipts have in common for sites whose previous receipt ends at ``start``."""
+        """Return the common text of a transaction's receipts for sites whose previous receipt ends at row ``start``."""
         key = start, transaction.end
         if key not in self._shared:
             shared = self._written(transaction, self._chain.rows_between(start, transaction.end))
@@ -250,7 +250,7 @@ class IssuesReceipts(ServerFile):
         for before, row in pairwise(rows):
             check_link("server", row, before)
         if rows[-1].hash != head.hash:
-            raise LedgerCorrupt("a signed head is not of this row", row=head.seq)
+            raise LedgerCorrupt("the signed head has another hash than its row", row=head.seq)
         bodies = {row.seq: row.body for row in rows}
         releases = (
             canonical_members({"body": bodies[item.seq], "seq": str(item.seq)}) for item in transaction.released

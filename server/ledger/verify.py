@@ -12,7 +12,7 @@ steps; the code repeats their numbers:
    file can show by itself that its end was cut off together with its signatures. A *head* is the signed hash of a
    ledger's newest row; the *standing* is a small file beside the ledger that records the newest head.
 
-The report names the first bad row. It refuses to judge rows after that one.
+The report names the first bad row. Rows after it are not judged.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class PoolTotal:
     Attributes:
         pool: The pool's name.
         releases: Number of releases charged to it.
-        share_spent: Share of its budget that is spent, by its gate accountant.
-        guarantees: The guarantee by every gate accountant.
+        share_spent: Share of its budget that is spent, by the accountant that decides on this budget.
+        guarantees: The guarantee by every accountant that a budget may be decided by.
     """
 
     pool: str
@@ -89,12 +89,12 @@ class VerifyReport:
         rows: Number of rows.
         kinds: Number of rows of each kind.
         payloads: Number of stored answers or codes.
-        draws: Number of draws of sealed sums whose noise was checked against the noise charged.
+        draws: Number of charges of sealed sums for which the hospitals' noise was checked against the noise charged.
         signatures: Number of signatures checked.
         head: The newest signed head.
         anchored: True if the signatures were checked against a key that the caller knows. Otherwise they only show that
             the file is consistent with the key it names itself.
-        witnesses: Number of kept heads that were found in the ledger.
+        witnesses: Number of the heads that others kept, and the caller gave, that were found in the ledger.
         pools: Totals of every patient pool.
         problems: What is wrong; empty if everything holds.
 
@@ -172,10 +172,10 @@ def verify(
 
     Args:
         path: The ledger's SQLite file.
-        public_key: Key that must have signed the heads, or any key it was rotated from or to.
+        public_key: A public key that the caller knows to be the ledger's: the current one or one that it replaced.
         server_key: For a site's ledger, the server's public key, or several after a rotation; receipts are checked
             against it.
-        witnesses: Signed heads that somebody kept. Each one of this ledger must be found in it. The head in the
+        witnesses: Signed heads of this ledger that somebody kept elsewhere; each must be found in it. The head in the
             standing beside the file, if there is one, must be found too.
 
     Returns:
@@ -331,13 +331,15 @@ class _Check:
             self.problem(since, "rows after the last signed head were not written by the ledger")
 
     def _shares(self) -> None:
-        """Check for every draw of a sealed sum that its roster's noise shares add up to the noise that was charged."""
+        """Check for every charge of a sealed sum that the sites' shares of the noise add up to the noise charged."""
         if not isinstance(self.books, Books):
             return
         for seq, release in self.books.releases.by_row():
             study, mechanism, sites = self.books.studies[release.study_id], release.mechanism, len(release.roster)
             if mechanism.colluders != study.colluders:
-                self.problem(seq, f"charged for {mechanism.colluders} colluders in a study of {study.colluders}")
+                self.problem(
+                    seq, f"charged for {mechanism.colluders} colluders, and the study assumes {study.colluders}"
+                )
             elif mechanism.colluders is not None:
                 self.draws += 1
                 try:
@@ -354,11 +356,13 @@ class _Check:
     def _check_head(self, values: tuple[int, str, str, str], row: Row) -> None:
         head = SignedHead(self.role, self.books.key.ledger_id, *values)
         if head.seq != row.seq or head.hash != row.hash:
-            raise LedgerCorrupt("a signed head has another number or hash than its row", row=min(head.seq, row.seq))
+            raise LedgerCorrupt("a signed head has another row number or hash than its row", row=min(head.seq, row.seq))
         if head.public_key != self.books.key.at(row.seq):
-            raise LedgerCorrupt("the head names another key than the ledger's signing key at this row", row=row.seq)
+            raise LedgerCorrupt(
+                "the signed head names another key than the one that signed the ledger at this row", row=row.seq
+            )
         if not head.is_genuine():
-            raise LedgerCorrupt("the head's signature is wrong", row=row.seq)
+            raise LedgerCorrupt("the signature of the head of this row is wrong", row=row.seq)
         self.signatures += 1
         self.head = head
 
@@ -388,7 +392,7 @@ class _Check:
         self.problems += sorted(bad, key=lambda problem: problem.row or 0)[:20]
 
     def _rosters(self) -> None:
-        """Check that every draw's masks were those of exactly the sites that were charged for it."""
+        """Check for every draw that the sites with mask keys are exactly the sites that were charged."""
         if not isinstance(self.books, Books):
             return
         found: dict[str, MaskedRoster | None] = {}
@@ -413,7 +417,7 @@ class _Check:
         return roster
 
     def _charged(self) -> Iterator[tuple[str, int, str, int | None]]:
-        """Yield the key, row, hash and size of every payload; the size is None if the hash is of a text."""
+        """Yield the key, row, hash and size in bytes of every stored value; the size is None if it is not fixed."""
         if isinstance(self.books, Books):
             for release in self.books.releases.of_queries():
                 if release.answer is not None:

@@ -1,4 +1,4 @@
-"""Writes a study's terms in words: what the consortium sees, and what a hospital reads before it consents.
+"""Writes a study's terms in words: the plan for the consortium, and the text a hospital reads before it consents.
 
 `consilium study show`, the site's consent sheet and the dashboard use it. Every ε is stated with its accountant, δ,
 unit and relation.
@@ -45,7 +45,7 @@ _SEEN_SEALED = """\
 
 @dataclass(frozen=True, slots=True)
 class BatchRoster:
-    """Who took part in one release.
+    """The sites that took part in one release.
 
     Attributes:
         batch: Id of the batch.
@@ -65,7 +65,7 @@ def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
         answers: The stored answers, in the order of their rows.
 
     Returns:
-        One entry for each release; a batch answered in two runs with different sites counts as two.
+        One entry for each release. If a batch was answered in two runs with different sites, it counts as two releases.
     """
     found: list[BatchRoster] = []
     for answer in answers:
@@ -83,7 +83,7 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
     Args:
         study: The study.
         sites: Number of sites that may answer.
-        spending: What was spent, if there is a ledger.
+        spending: The spending so far, if there is a ledger; by default nothing is spent.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     mechanism = study_mechanism(study, dimension=1)
@@ -123,14 +123,16 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
 
 
 def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:
-    """Return which ε of a sealed study holds against whom, for rosters from the quorum to ``sites``.
+    """Return the ε of a sealed study against a server that knows the noise of no site, of t sites, and of t + 1 sites.
 
-    It is stated for the whole budget, or for what was spent if that is more, and includes the largest roster so far.
+    A site that colludes with the server tells it its share of the noise, so ε grows with the number of such sites. The
+    values hold for rosters from the quorum up to ``sites`` or the largest roster so far. They are for the whole budget,
+    or for the spending if more was spent.
 
     Args:
-        study: A sealed study.
+        study: A sealed study; t is its number of colluders.
         sites: Number of sites that may answer.
-        spending: What was spent, if there is a ledger.
+        spending: The spending so far, if there is a ledger.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
@@ -202,7 +204,7 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
 
     Args:
         study: A study with a gate.
-        yours: Address the reader's own site.
+        yours: Write "your site" in place of "a hospital".
     """
     needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
     return (
@@ -218,7 +220,7 @@ def start_sentence(study: Study, *, yours: bool = False) -> str:
 
     Args:
         study: A study with a section [start].
-        yours: Address the reader's own site.
+        yours: Write "your teachers" in place of "teachers".
 
     Returns:
         The sentences.

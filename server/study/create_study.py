@@ -1,9 +1,11 @@
 """Creates a study at the server: its directory, keys, ledger, public volumes, codec and sites.
 
-`consilium study init` and `publish`, `codec fit` and `provision` call it. The first study of a consortium begins its
-ledger. Later studies share it, so that a patient pool has one total over all of them. It refuses a directory that
-already holds a study, a public volume that cannot be read on the study's grid, a label map known to be of a private or
-test case, a site registered twice, and a known pool with another site ledger.
+`consilium study init` and `publish`, `codec fit` and `provision` call it. The first study of a consortium creates a
+ledger. Later studies share it, so that the spending of a patient pool is added up over all of them.
+
+It refuses a directory that already holds a study, a public volume that cannot be read on the study's grid, a label map
+known to be of a private or test case, and a site registered twice. It also refuses a known pool whose site shows
+another site ledger than before.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class ServerKeys:
     """The server's public keys in hexadecimal, for the sites' startup kits.
 
     Attributes:
-        sealing_key: Seals codes to the core.
-        signing_key: Verifies the ledger's signatures.
+        sealing_key: Public key to which sites encrypt their codes; only the core can decrypt them.
+        signing_key: Public key that verifies the ledger's signatures.
     """
 
     sealing_key: str
@@ -65,21 +67,28 @@ def create_study(
         workspace: The new directory.
         study: The terms.
         ledger: Directory or ledger file of a study whose ledger and signing key to share; the sealing key is always
-            new. By default a ledger is begun.
-        standing: File on another disk for a new ledger's standing.
+            new. By default a new ledger is created.
+        standing: File on another disk for a new ledger's standing, the small file that records its newest row.
         start: Weights that the study's section [start] names, which become a public object.
 
     Raises:
-        InvalidInput: If the directory holds a study, the ledger cannot be shared, every pool of it is spent, or no
-            release can keep the budget.
+        InvalidInput: If the directory holds a study, if the ledger cannot be shared, if none of its pools can pay for a
+            query, or if the budget is too small for any release.
     """
     if workspace.study_file.exists():
-        raise InvalidInput("directory already holds a study", value=str(workspace.root), remedy="choose another one")
+        raise InvalidInput(
+            "directory already holds a study", value=str(workspace.root), remedy="choose another directory"
+        )
     shared = None if ledger is None else Workspace(ledger if ledger.is_dir() else ledger.parent)
     if shared is not None and not shared.ledger_file.is_file():
         raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
     if shared is not None and standing is not None:
-        raise InvalidInput("standing of a shared ledger", value=str(standing), limit="where it has been kept so far")
+        raise InvalidInput(
+            "--standing for a shared ledger",
+            value=str(standing),
+            limit="only for a new ledger; a shared ledger's standing file stays in its place",
+            remedy="leave out --standing",
+        )
     check_study(study)
     if start is not None or study.start.weights:
         from server.study.start import check_fits  # torch
@@ -177,7 +186,7 @@ def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> N
         raise InvalidInput(
             "paired public volumes",
             limit="no volume that hospitals are asked about",
-            remedy="publish it as one or the other",
+            remedy="publish the volume with its label map (--paired), or as one that hospitals are asked about",
         )
 
 
@@ -209,14 +218,14 @@ def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]
         raise InvalidInput(
             "public volumes with the added ones",
             value=len(volumes),
-            limit=f"the {agenda.asks} planned queries, for which the noise was set",
+            limit=f"at most the {agenda.asks} planned queries, for which the noise was set",
             remedy=_NEXT_STUDY,
         )
     workspace.save_volumes(volumes)
     return volumes
 
 
-_NEXT_STUDY = "make the next study on the same books: `consilium study init --ledger STUDY --start STUDY/bundle`"
+_NEXT_STUDY = "create another study on the same ledger: `consilium study init --ledger STUDY --start STUDY/bundle`"
 
 
 def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
@@ -230,7 +239,7 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
         Number of cases.
 
     Raises:
-        InvalidInput: If there are none, or the study learns from one of them.
+        InvalidInput: If no case has a label map, or the study learns from one of the cases.
     """
     cases = _keep(workspace, workspace.study(), dataset)
     learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
@@ -239,7 +248,7 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
             "validation cases",
             value=len(cases),
             limit="at least one with a label map, and none that the study learns from",
-            remedy="give labelled public cases of other people",
+            remedy="give labelled public cases of people who are in none of the study's public volumes",
         )
     workspace.save_validation(cases)
     return len(cases)
@@ -251,8 +260,8 @@ def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) ->
         raise InvalidInput(
             "paired public volumes",
             value=len(cases),
-            limit=f"{study.codec.paired}, as codec.paired says",
-            remedy="give them with --paired, or another number to `study init`",
+            limit=f"exactly {study.codec.paired}, the number that codec.paired of the study states",
+            remedy="give them with --paired, or create the study with another number",
         )
     return () if paired is None else _keep(workspace, study, paired)
 
@@ -356,8 +365,8 @@ def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
         raise InvalidInput(
             f"{what} of a study that has answers",
             value=f"{answers} answers",
-            limit="the value with which they were asked",
-            remedy="make another study that shares the ledger: `consilium study init --ledger`",
+            limit=f"no change of the {what} after the first answer, because the stored answers need it",
+            remedy="create another study that shares the ledger: `consilium study init --ledger`",
         )
 
 
@@ -388,19 +397,19 @@ def studies_beside(directory: Path) -> tuple[Path, ...]:
 
 
 _REMEDY = (
-    "the site joins with the books it has (`consilium site join --from`), or carries them over to its new machine: "
-    "docs/deployment.md"
+    "the site must join with the site ledger that it has for this pool (`consilium site join --from`), or move that "
+    "ledger to its new machine (docs/deployment.md)"
 )
 
 
 def pool_to_declare(
     workspace: Workspace, site: str, pool: str, *, books: StatedBooks | None, pool_epsilon: float | None
 ) -> PoolDeclaration:
-    """Return the declaration under which a site with this pool may be admitted.
+    """Return the declaration of a site's patient pool, with its lifetime budget, for admitting the site.
 
-    A pool's lifetime budget is set when it is first declared: the study's (``[pool]``), or ``pool_epsilon`` at its δ.
-    Later studies leave it, unless a ``pool_epsilon`` makes it tighter. A known pool keeps its total, so the site must
-    bring the site ledger that keeps the pool's budget.
+    A pool's lifetime budget is set when it is first declared: to that in the study's section [pool], or to
+    ``pool_epsilon`` at the same δ. Later studies do not change it, unless ``pool_epsilon`` makes it tighter. A known
+    pool keeps its spending, so its site must join with the site ledger that keeps the pool's budget.
 
     Args:
         workspace: The study.
@@ -424,14 +433,21 @@ def pool_to_declare(
             f"patient pool of site {site}", value=pool, limit=f"{other}, as in the ledger", remedy=_REMEDY
         )
     if owner != pool:
-        raise InvalidInput(f"books of pool {owner}, named for pool {pool}", limit="one ledger for each pool")
+        raise InvalidInput(
+            f"site ledger of pool {owner}, named for pool {pool}", limit="one ledger for each pool", remedy=_REMEDY
+        )
     if pool not in known:
         study = workspace.study()
         protection = study.privacy.protection if books is None else books.protection
         declared = PoolDeclaration(pool, site, study.pool_budget, study.privacy.accountant, protection)
         return _tightened(declared, pool_epsilon)
     if known[pool].site != site:
-        raise InvalidInput(f"site of pool {pool}", value=site, limit=f"{known[pool].site}, as first declared")
+        raise InvalidInput(
+            f"site of pool {pool}",
+            value=site,
+            limit=f"{known[pool].site}, as first declared",
+            remedy="have the site join under this name, or with another pool",
+        )
     _check_books(pool, books, recorded=recorded, spent=spent)
     if pool_epsilon is not None and pool_epsilon > known[pool].budget.epsilon:
         raise InvalidInput(
@@ -444,22 +460,24 @@ def pool_to_declare(
 
 
 def _check_books(pool: str, books: StatedBooks | None, *, recorded: str | None, spent: Spend) -> None:
-    """Raise InvalidInput unless this is a known pool's site ledger on record, and it shows everything that was
-    charged.
+    """Raise InvalidInput unless a join request names a known pool's site ledger on record.
+
+    That site ledger must also show at least the spending that the server's ledger charged to the pool.
     """
     if books is None or books.ledger_id != (recorded or books.ledger_id):
         raise InvalidInput(
-            f"books of pool {pool}, which this ledger knows",
+            f"site ledger of pool {pool}, which this ledger knows",
             value="none named" if books is None else books.ledger_id,
-            limit=recorded or "the site ledger that keeps them",
+            limit=f"the site ledger {recorded}" if recorded else "the site ledger that keeps the pool's budget",
             remedy=_REMEDY,
         )
     if books.mu_squared < spent.mu_squared:
         raise InvalidInput(
-            f"books of pool {pool} show less than this ledger charged",
+            f"site ledger of pool {pool} shows less than the server's ledger charged",
             value=f"Σμ² = {float(books.mu_squared):g}",
             limit=f"at least {float(spent.mu_squared):g}",
-            remedy=f"{_REMEDY}; for an older copy of them `consilium site recover --own-ledger`, then a new request",
+            remedy=f"{_REMEDY}; if its ledger is an older copy, the site runs `consilium site recover --own-ledger`, "
+            "then sends a new request",
         )
 
 
@@ -498,7 +516,7 @@ def _open_ledger(workspace: Workspace) -> Ledger:
 def write_kit(
     workspace: Workspace, directory: Path, *, site: str, superlink: str, objects_url: str, authority: Path
 ) -> None:
-    """Write a site's startup kit; nothing in it is secret.
+    """Write a site's startup kit, the files with which a hospital asks to join; nothing in it is secret.
 
     It holds ``kit.json`` (name, public keys, addresses), ``ca.crt``, ``study.toml`` and ``consortium.pem``, the public
     signing key in the form that openssl needs to verify the offline bundle. If the study has a public start and its

@@ -1,8 +1,8 @@
 """Reads a study file that a person wrote, and fills in omitted settings as `consilium study init` does.
 
-The commands that create a study call it. A file of an existing study is read elsewhere: there, a missing
-``privacy.aggregation`` still means an open study. It refuses a file in which the section [privacy] cannot be located to
-add a setting.
+The commands that create a study call it. The file of an existing study is read by ``common.config``, where a missing
+``privacy.aggregation`` means an open study. If ``aggregation`` is missing and the file has no line ``[privacy]`` below
+which to add it, the file is refused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def parse_draft(text: str) -> Draft:
         usual = usual_aggregation(quorum)
         if not _PRIVACY.search(text):
             raise InvalidInput(
-                "privacy.aggregation", limit="a value stated in the study file", remedy=f'aggregation = "{usual}"'
+                "privacy.aggregation is missing",
+                limit="a value stated in the study file",
+                remedy=f'add aggregation = "{usual}" to the privacy settings of the file',
             )
         text = _PRIVACY.sub(lambda found: f'{found[0]}\naggregation = "{usual}"', text, count=1)
         said.append(f"aggregation: {usual}, as is usual for a quorum of {quorum}; the study file does not say")
@@ -76,7 +78,9 @@ def parse_draft(text: str) -> Draft:
     if "gate" not in document and study.privacy.sealed:
         verdicts = usual_verdicts(study.privacy.quorum, sealed=True)
         study = replace(study, gate=GateConfig(verdicts))
-        said.append(f"verdicts that release the student: {verdicts}, most of the quorum; the study file does not say")
+        said.append(
+            f"verdicts that release the student: {verdicts}, a majority of the quorum; the study file does not say"
+        )
     if "pool" not in document:
         study = replace(study, pool=PoolConfig(usual_pool_epsilon(study.privacy.accountant, study.privacy.budget)))
         said.append(f"{pool_sentence(study)} The study file does not say")

@@ -1,8 +1,8 @@
 """Collects the figures of the student that hospitals measured and consented to send, and summarises them.
 
-`consilium study evaluate` calls it. Sites that sent none are named beside those that did, because a mean over the sites
-that sent figures is no mean over the study. It refuses figures of another student or of a site that is not admitted,
-and figures older than the stored ones.
+`consilium study evaluate` calls it. The summary also names the sites that sent no figures, because the means leave
+these sites out. It refuses figures of another student or of a site that is not admitted, and figures older than the
+stored ones.
 """
 
 from __future__ import annotations
@@ -105,13 +105,15 @@ def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
         data: The signed figures.
 
     Raises:
-        InvalidInput: If they are of another student, site or structures, older than the stored ones, or if there is no
-            student.
+        InvalidInput: If the figures are of another student, of a site that is not admitted, of structures that the
+            study does not have, or older than the stored ones; or if no student is exported.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if statement is None:
         raise InvalidInput(
-            "student that was measured", value=str(workspace.bundle_dir), remedy="`consilium student export`"
+            "this study has no exported student to which the figures could belong",
+            value=str(workspace.bundle_dir),
+            remedy="run `consilium student export`",
         )
     figures = SiteFigures.parse(data)
     figures.check_is_of(site_keys(workspace), study=study.id, bundle=statement.bundle, structures=study.data.structures)

@@ -1,8 +1,8 @@
-"""Stores the masked codes that sites signed in sealed sums, as evidence in a dispute: one folder a draw, one file a
-site.
+"""Stores the masked codes that sites signed in sealed sums, as evidence in a dispute.
 
-The aggregator writes them, `consilium dispute` reads them. Without the masks, masked codes are uniformly distributed,
-so a stolen folder reveals no code. Signatures were checked before.
+Each draw, one attempt at a sealed sum, has a folder with one file for each site. The aggregator checks the signatures
+and writes the files; `consilium dispute` reads them. Without the masks, masked codes are uniformly distributed, so a
+stolen folder reveals no code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from server.study.workspace import Workspace
 def keep_words(folder: Path, words: SiteWords) -> None:
     """Store one site's signed masked codes of a draw.
 
-    If they cannot be written the run ends, because a draw without evidence must not be added up.
+    If they cannot be written, the error ends the run, because masked codes without evidence must not be added up.
 
     Args:
         folder: The study's ``evidence/``.
@@ -30,11 +30,16 @@ def keep_words(folder: Path, words: SiteWords) -> None:
 
 
 def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
-    """Return everything that an auditor needs of one draw besides the sites' disclosures.
+    """Return what the server knows of one draw, for an auditor who finds out which site spoiled it.
+
+    The auditor also needs the sites' disclosures, their private mask keys for this draw, from the sites themselves.
 
     Args:
         workspace: The study.
         draw: The roster's id, or at least its first twelve digits.
+
+    Returns:
+        The roster, the queries and the sites' signed masked codes.
 
     Raises:
         InvalidInput: If there is no such draw, or no site's masked codes of it are stored.

@@ -1,9 +1,9 @@
 """Collects the verdicts that hospitals signed, and decides whether a student may be released.
 
-The bundle, the commands and the dashboard use it. If a study asks for verdicts, its student is exported and may be
-fetched for evaluation, but it is not released before enough hospitals found it better than public data alone. It
-refuses a verdict on another student or by a site that is not admitted, and an older verdict in place of a newer one.
-Verdicts of revoked sites do not count.
+A *verdict* is one signed word of a hospital: whether the student is better, not better or worse, on the hospital's own
+cases, than a network trained on public data alone. If a study has a gate, sites may fetch the exported student only for
+evaluation until enough of them found it better. It refuses a verdict on another student or by a site that is not
+admitted, and an older verdict in place of a newer one. Verdicts of revoked sites do not count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GateState:
 
     @property
     def words(self) -> str:
-        """The state for a reader; empty without a gate."""
+        """The verdicts and the number needed, as a sentence; empty if the study has no gate."""
         return in_words(self.verdicts, needed=self.needed) if self.needed else ""
 
 
@@ -106,7 +106,11 @@ def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
     if not study.gate.verdicts:
         raise InvalidInput("gate.verdicts", value=0, limit="1 or more in study.toml: this study asks for no verdict")
     if statement is None:
-        raise InvalidInput("student to judge", value=str(workspace.bundle_dir), remedy="`consilium student export`")
+        raise InvalidInput(
+            "this study has no exported student on which there could be a verdict",
+            value=str(workspace.bundle_dir),
+            remedy="run `consilium student export`",
+        )
     verdict = SiteVerdict.parse(data)
     verdict.check_is_of(site_keys(workspace), study=study.id, bundle=statement.bundle)
     keep_newest(workspace.verdicts_dir, verdict, SiteVerdict.parse, what="verdict")
@@ -120,10 +124,10 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
         folder: The folder.
         said: The statement.
         parse: Parses a stored statement.
-        what: What it is, for the error.
+        what: Name of this kind of statement, for the error: ``verdict`` or ``figures``.
 
     Raises:
-        InvalidInput: If a newer one about the same student is stored.
+        InvalidInput: If a newer statement of the site about the same student is stored.
     """
     path = folder / f"{said.site.replace('/', '%2f')}.json"
     if path.exists():
@@ -133,7 +137,10 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
             kept = None
         if kept is not None and kept.bundle == said.bundle and kept.time_utc > said.time_utc:
             raise InvalidInput(
-                f"{what} of {said.site}", value=said.time_utc, limit=f"{what} signed after {kept.time_utc}"
+                f"{what} of {said.site}",
+                value=said.time_utc,
+                limit=f"{what} signed after {kept.time_utc}, when the stored file was signed",
+                remedy=f"keep the stored file, or give the newest {what} of this site",
             )
     write_atomically(path, said.render())
 

@@ -1,6 +1,6 @@
-"""Provides files that one process holds exclusively while it works on a study; the kernel frees them when it ends.
+"""Locks files, so that only one process at a time works on a study. The kernel frees a lock when its process ends.
 
-The workspace and the supervisor use it. It refuses a file that another process holds.
+The workspace and the supervisor use it. Locking a file that another process has locked is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def held_alone(path: Path, *, busy: str) -> Iterator[None]:
 
     Args:
         path: The file.
-        busy: Text of the error.
+        busy: Text of the error if another process holds the file.
 
     Raises:
         StudyBusy: If another process holds it.

@@ -43,15 +43,15 @@ class Room:
 
     @property
     def sentence(self) -> str:
-        """The same as a sentence."""
+        """How much of the study the pool can pay for, as a sentence."""
         if not self.wanted:
-            return f"pool {self.pool} of {self.site}: what this study may spend of it is spent"
+            return f"pool {self.pool} of {self.site}: this study's budget for it is spent"
         share = f"room for {self.releases} of the {self.wanted} releases that this study may need"
         return f"pool {self.pool} of {self.site}: {share if self.releases else 'its budget for life is spent'}"
 
 
 def rooms(ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None) -> tuple[Room, ...]:
-    """Return for pools of the ledger how much of the study they can pay for. It charges nothing.
+    """Return, for each pool, the number of the study's releases that it can pay for. Nothing is charged.
 
     Args:
         ledger: The server's ledger.
@@ -93,7 +93,7 @@ def check_shared(ledger: Ledger, study: Study) -> None:
         raise InvalidInput(
             "pools of the shared ledger",
             value="; ".join(short(found)),
-            limit="at least one with room for a query of this study",
+            limit="at least one pool that can pay for a query of this study",
             remedy=_REMEDY,
         )
 

@@ -1,7 +1,7 @@
 """Reads a study's facts from its directory: its ledger, and the report of its student's scores.
 
-The status, the commands and the dashboard use it. A ledger that is damaged or older than its standing is reported as a
-doubt about what was spent. A report that is invalid, or of another study, counts as no measurement.
+The status, the commands and the dashboard use it. If the ledger is damaged or an older copy, the facts state this as a
+``doubt`` about the spending. A report that is invalid, or of another study, counts as no measurement.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def facts_of(workspace: Workspace) -> StudyFacts:
         workspace: The study's directory.
 
     Returns:
-        The figures. Nothing is spent if there is neither a ledger nor the standing, which the server keeps
-        beside it. If the ledger cannot be read, or is missing although its standing exists, the spending is 0 and
-        ``doubt`` is the reason.
+        The figures. The spending is 0 if there is neither a ledger nor its standing (the small file beside a ledger
+        that records its newest row). If the ledger cannot be read, or is missing although its standing exists, the
+        spending is 0 and ``doubt`` is the reason.
     """
     try:
         if workspace.ledger_file.exists() or standing_path(workspace.ledger_file).exists():
@@ -119,5 +119,5 @@ def _measured(report: dict[str, Any]) -> Measured | None:
 
 def _dice(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InvalidInput("Dice of a report", limit="a number from 0 to 1")
+        raise InvalidInput("Dice in the study's report.json", limit="a number from 0 to 1")
     return float(value)

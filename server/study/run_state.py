@@ -1,7 +1,7 @@
 """Determines the state of a study's newest run, from its locks and its event log.
 
 The status commands and the dashboard use it. A run is running while a process holds its locks; otherwise the log tells
-how it ended. A run that began, logged no end and holds no lock has died. The number of answers is not used.
+how it ended. A run that logged its start but no end, and whose locks are free, has died.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server.study.workspace import RUN_LOCK, Workspace
 SUPERVISED = "supervised.lock"
 """Lock of the process that submits the run again if it dies."""
 TURNS = ("run-started", "stop-requested", "run-finished", "run-failed")
-DIED = "the run died, and nobody is there to submit it again; to fix: `consilium study resume` goes on from the ledger"
+DIED = "the run died, and nobody is there to submit it again; to fix: `consilium study resume` continues it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RunState:
     reason: str = ""
 
     def after(self, event: Mapping[str, Any]) -> RunState:
-        """Return the state after one more event of the log; no event shows that a run died.
+        """Return the state after one more event of the log; it is never ``died``, because a dying run logs nothing.
 
         Args:
             event: The event.

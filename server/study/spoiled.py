@@ -48,7 +48,9 @@ def budget_state(ledger: Ledger, study: Study) -> str:
 
 
 def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
-    """Return what a person must decide before the study may continue; None if no spoiled draw awaits a decision.
+    """Return, as text, the decision that a person must take before the study continues.
+
+    The text is None if no spoiled draw awaits a decision.
 
     Args:
         ledger: The server's ledger.
@@ -62,10 +64,10 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
     last = spoiled[-1]
     return (
         f"a site of the roster {', '.join(last.sites)} sent a value that no honest site can send: "
-        f"{len(last.query_ids)} sums of draw {last.masks[:16]} are spoiled, charged to all of them and not released. "
-        f"A sum cannot show who it was; {budget_state(ledger, study)}; to fix: have the sites disclose the draw to an "
-        "auditor (`consilium dispute evidence`), or `consilium provision revoke` the one in doubt; then, or knowing "
-        f"that a site may spoil what is left: `{GO_ON}`"
+        f"{len(last.query_ids)} sums of draw {last.masks[:16]} are spoiled, charged to all these sites and not "
+        f"released. A sum cannot show which site; {budget_state(ledger, study)}; to fix: have the sites disclose the "
+        "draw to an auditor (`consilium dispute evidence`), or revoke the suspected site (`consilium provision "
+        f"revoke`). Then, or if you accept that a site may spoil the remaining budget: `{GO_ON}`"
     )
 
 

@@ -82,7 +82,7 @@ class GivenStart:
             return ""
         return (
             f"warning: the given network was trained at {self.spacing_mm} mm, and this study's volumes have "
-            f"{data.student.spacing_mm} mm; it may find less than it did there"
+            f"{data.student.spacing_mm} mm; it may segment these less well"
         )
 
 
@@ -94,17 +94,18 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
         data: The study's labels and channels.
 
     Returns:
-        The network; :func:`check_fits` says whether its weights are the student's network's.
+        The network. Whether its weights fit the student's network is checked later, by :func:`check_fits`.
 
     Raises:
-        InvalidInput: As the module says.
+        InvalidInput: If the network was adapted to a hospital's patients, or has other labels or channels than the
+            study.
     """
     if path.is_file():
         content = read_regular(path, most_bytes=MAX_OBJECT_BYTES)
         return GivenStart(StartConfig(sha256_bytes(content), path.name[:MAX_NAME]), content)
     if (path / SEEN_WEIGHTS).exists():
         raise InvalidInput(
-            "the given network has seen a hospital's patients and must not leave it",
+            "the given network has seen a hospital's patients and must not leave that hospital",
             value=str(path),
             limit="a public network, or a student that a study released",
         )
@@ -118,7 +119,7 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
             raise InvalidInput(
                 f"{what} of the given network",
                 value=found,
-                limit=f"the study's, {wanted}",
+                limit=f"those of the study, {wanted}",
                 remedy="give a network for this study's labels and channels, or leave --start out",
             )
     content = read_regular(path / WEIGHTS, most_bytes=MAX_OBJECT_BYTES)
@@ -129,14 +130,15 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
 
 
 def check_fits(study: Study, weights: bytes | None) -> None:
-    """Check the weights that a study is made with.
+    """Check that the given initial weights are those that the study file names, and fit the student's network.
 
     Args:
         study: The study, whose section [start] may name weights.
-        weights: The weights' bytes; None where none are given.
+        weights: The weights' bytes; None if none are given.
 
     Raises:
-        InvalidInput: If the study names weights that are not given, or others, or weights of another network.
+        InvalidInput: If the given weights, or their absence, contradict the study file; or if they do not fit the
+            student's network.
     """
     named = study.start.weights
     found = "" if weights is None else sha256_bytes(weights)
@@ -158,12 +160,13 @@ def check_fits(study: Study, weights: bytes | None) -> None:
             value=study.start.name,
             limit=f"weights of the network {recipe.network} with channels {recipe.channels}, "
             f"{len(study.data.channels)} input channel(s) and {len(study.data.labels)} labels",
-            remedy="give such a network, name its own in [student] and [teacher] of a study file, or leave --start out",
+            remedy="give a network with these properties; or set network and channels in [student] and [teacher] of "
+            "the study file to those of the given network; or leave --start out",
         ) from error
 
 
 def _study_of(bundle: Path) -> str:
-    """Id of the study whose student a bundle is; empty for any other network."""
+    """Return the id of the study that released this bundle as its student; empty for any other network."""
     try:
         return check_hash(json.loads((bundle / PRIVACY).read_text(encoding="utf-8"))["study"])
     except (OSError, ValueError, KeyError, TypeError, InvalidInput):

@@ -38,8 +38,8 @@ class SiteStatus:
         batches: Number of releases it took part in.
         answers: Number of answers it took part in.
         newest: The last event about it: kind, time and reason.
-        charged: In a sealed study, number of draws charged to it.
-        spoiled: Of these, number of draws that a site of their roster spoiled, which may be this one.
+        charged: In a sealed study, number of charges to its pool: one for each query of each draw.
+        spoiled: Number of these charges whose sum was spoiled by some site of the roster, possibly by this one.
         refused: Number of its codes that were refused and counted as zero.
     """
 
@@ -90,7 +90,7 @@ class StudyStatus:
         facts: Answers, lost draws, spending and gain.
         sites: The sites' parts, by name.
         batches: The releases so far.
-        answers_weighed: The newest comparison of answers with expectations, if any.
+        answers_weighed: The newest test whether the answers are as large as expected; None before the first.
         warnings: Warnings for the operator.
         ledger_head: Hash of the ledger's newest row.
     """
@@ -190,7 +190,7 @@ class StudyStatus:
 
 
 def _spending_lines(found: Spending) -> list[str]:
-    """Return what is guaranteed and what was spent, every ε with its accountant, δ, unit and relation."""
+    """Return lines with the guaranteed and the spent ε, each with its accountant, δ, unit and relation."""
     protection = found.protection
     stated = f"δ = {delta_text(found.budget.delta)}, unit {protection.unit}, relation {protection.relation}"
     spent = ", ".join(f"ε = {epsilon_text(one.epsilon)} ({name})" for name, one in found.readings().items())
@@ -242,7 +242,10 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
 
 
 def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> str:
-    """Return a study's state in a word or two; the state of its run takes precedence over the number of answers."""
+    """Return a study's state in a word or two.
+
+    An active, dead, failed or stopped run decides; otherwise the number of answers does.
+    """
     if run.name in ("running", "died", "failed", "stopped"):
         return run.name
     if done:
@@ -257,7 +260,7 @@ def ledger_problem(workspace: Workspace) -> str | None:
         workspace: The study's directory.
 
     Returns:
-        The reason; None if there is none, or if this user may not read the ledger, as in the network part of a server.
+        The reason; None if there is none, or if this process may not read the ledger, as the network processes may not.
     """
     if not os.access(workspace.ledger_file, os.R_OK):
         return None
@@ -271,7 +274,8 @@ def ledger_problem(workspace: Workspace) -> str | None:
 def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
     """Return why the exported bundle understates what was spent; None if it does not, or if there is no bundle.
 
-    Charges that were recovered after the export may exceed what the bundle states. A ledger in doubt is a problem too.
+    Charges that were recovered after the export may exceed the ε that the bundle states. If the ledger may be an older
+    copy (``doubt``), that is the reason returned.
 
     Args:
         workspace: The study.

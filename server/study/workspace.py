@@ -133,7 +133,7 @@ class Workspace:
         path = self.root / LEDGER_RECORD
         if not path.exists():
             return self.root
-        record = self._read(LEDGER_RECORD, remedy="restore it: it says where the consortium's ledger lies")
+        record = self._read(LEDGER_RECORD, remedy="restore it from a backup: it names the folder of the shared ledger")
         return self.root / SharedLedger.from_json(record).directory
 
     def share_ledger(self, directory: Path) -> None:
@@ -165,7 +165,7 @@ class Workspace:
 
     @property
     def flower_dir(self) -> Path:
-        """Folder of SuperLink and SuperExec."""
+        """Folder that Flower's SuperLink and SuperExec use."""
         return self.root / "flower"
 
     @property
@@ -174,12 +174,12 @@ class Workspace:
 
     @property
     def dashboard_tls_dir(self) -> Path:
-        """Certificate and key of the dashboard's own port, the only secret that the dashboard holds."""
+        """Certificate and private key of the dashboard's own port; the dashboard holds no other secret."""
         return self.root / "dashboard-tls"
 
     @property
     def authority_dir(self) -> Path:
-        """The consortium's certificate authority; only renewing needs it, so it is best kept elsewhere."""
+        """The consortium's certificate authority. Only renewing certificates needs it, so it is best kept elsewhere."""
         return self.tls_dir / "authority"
 
     @property
@@ -189,7 +189,7 @@ class Workspace:
 
     @property
     def fleet_dir(self) -> Path:
-        """Folder of the Unix socket by which the gateway reaches SuperLink's fleet routes."""
+        """Folder of the Unix socket by which the gateway reaches SuperLink's interface for sites (its fleet API)."""
         return self.gateway_dir / "run"
 
     @property
@@ -226,7 +226,7 @@ class Workspace:
 
     @property
     def decisions_file(self) -> Path:
-        """Decisions about labels that training follows, copied from the dashboard's own file."""
+        """Decisions to reject or accept labels, copied from the dashboard's own file; training follows them."""
         return self.root / "decisions.jsonl"
 
     @property
@@ -256,7 +256,7 @@ class Workspace:
 
     @property
     def spoils_file(self) -> Path:
-        """Row of the newest spoiled draw after which somebody chose to continue."""
+        """File with the row hash of the newest spoiled draw after which a person chose to continue the study."""
         return self.root / "spoiled-draw-accepted"
 
     @property
@@ -281,7 +281,7 @@ class Workspace:
         return load_study(self.study_file)
 
     def public(self, *, codec: CodecRecord | None = None) -> Public:
-        """Return what is public of the study.
+        """Return the study's public material: its terms, codec, public volumes and paired cases.
 
         Args:
             codec: The codec; by default the fitted one.
@@ -307,10 +307,10 @@ class Workspace:
         return self.sites() if (self.root / "sites.json").exists() else ()
 
     def admitted(self) -> tuple[Site, ...]:
-        """Return the registered sites without the revoked ones, which are neither awaited nor counted.
+        """Return the registered sites that are not revoked.
 
-        All registered sites are returned if there is no list of keys, as in a study that was never set up for a
-        network.
+        All registered sites are returned if there is no list of admitted nodes, as in a study that was never set up for
+        a network.
         """
         if not self.nodes_file.exists():
             return self.sites()
@@ -339,13 +339,15 @@ class Workspace:
             sites: The sites.
 
         Raises:
-            InvalidInput: If two have.
+            InvalidInput: If two sites share one of these.
         """
         for field in ("name", "pool", "node_id"):
             values = [getattr(site, field) for site in sites]
             if len(set(values)) != len(values):
                 raise InvalidInput(
-                    f"two sites have the same {field}", value=sorted(map(str, values)), limit="each value once"
+                    f"two sites have the same {field}",
+                    value=sorted(map(str, values)),
+                    limit=f"a different {field} for each site",
                 )
 
     def left(self) -> tuple[LeftSite, ...]:
@@ -459,7 +461,7 @@ class Workspace:
         return Workspace(self.root / behind) if behind else self
 
     def copy_endpoint(self) -> None:
-        """Write the server's address into ``flower/`` too, for the network's part."""
+        """Copy the server's address into ``flower/``, the only folder of the study that its network processes see."""
         self._write("flower/endpoint.json", self.endpoint().to_json())
 
     def run_id(self) -> int | None:
@@ -482,10 +484,10 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study's lock; the kernel frees it when the process ends, however it ends.
+        """Hold the study's lock inside the block; the kernel frees it when the process ends, however it ends.
 
-        Files created meanwhile are closed to other users, and so are files that earlier versions left open, because
-        events name hospitals and labels exist for each public volume. If the study's folder belongs to a group, the
+        Other users cannot read files that are created meanwhile, and lose access to event log, labels, student, bundle,
+        evidence and site reports that earlier versions left readable. If the study's folder belongs to a group, the
         group keeps its access.
 
         Raises:
@@ -510,7 +512,10 @@ class Workspace:
 
     @contextmanager
     def changing_sites(self) -> Iterator[None]:
-        """Wait for the lock of the lists of sites and hold it, so that concurrent changes are not lost."""
+        """Hold the lock of the lists of sites inside the block, so that concurrent changes are not lost.
+
+        It waits while another process holds the lock.
+        """
         self._check_there()
         with (self.root / "sites.lock").open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)

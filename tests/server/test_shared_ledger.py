@@ -267,7 +267,7 @@ def test_books_that_show_less_than_the_ledger_charged_are_refused(
     approve(first, request, node_id=8)
     spend_in(first, first.study(), Federation(tmp_path / "fed", study=first.study()), 0)
     _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
-    with pytest.raises(InvalidInput, match="show less"):
+    with pytest.raises(InvalidInput, match="shows less"):
         approve(second, joined)
     with ledger_of(first) as ledger:
         spent = ledger.spent("north").mu_squared

@@ -175,7 +175,7 @@ def test_every_pool_of_the_roster_must_have_room(world: World) -> None:
 
 def test_a_release_below_quorum_leaves_no_row(world: World) -> None:
     rows = world.ledger.row_count
-    with pytest.raises(QuorumNotReached, match="quorum is 2"):
+    with pytest.raises(QuorumNotReached, match="needs at least 2"):
         world.release(queries(1), sites=("aachen",))
     assert world.ledger.row_count == rows
     assert world.answers.drawn == []
