@@ -1,1 +1,1 @@
-"""Holds the server's half of the query protocols: what is asked, how answers are read, how the student is trained."""
+"""The server's half of the query protocols: makes queries, turns answers into labels, and trains the student."""

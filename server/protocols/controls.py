@@ -3,17 +3,17 @@
 The protocols call it. A control has the same seed, volumes, network, steps and augmentation as the student. Only its
 labels differ:
 
-* ``zero_code``: every answer is replaced by the zero code, decoded for the same voters and noise. The result is what
-  the decoder gives without any answer: in the per-volume protocol the public mean shape, in a joint query the public
-  start's shape.
+* ``zero_code``: every answer is replaced by the zero code, decoded for the same voters and noise. The labels then
+  contain nothing from hospitals: in the per-volume protocol they are the public mean shape, in a joint query the
+  decoded codes of the public start.
 * ``shuffled_codes``: each volume gets another volume's answer, by a fixed derangement. The set of codes and the noise
   stay the same; only the link from volume to code is broken. It is left out if there is only one labelled volume.
 * ``public_only``: self-training on public data, which a consortium can do without asking anyone. It is usually the
   control with the highest Dice. It depends on the protocol:
 
   * per volume: a fresh student learns the soft labels that the student of ``zero_code`` predicts;
-  * joint query: the student of ``zero_code`` itself; with paired public cases, the public start trained on those cases
-    alone (the student's and other controls' weights are kept near this network);
+  * joint query: the same network as ``zero_code``; with paired public cases, the public start trained on those cases
+    alone (the weights of the student and the other controls are kept near this network);
   * appearance query: with a public start, the start trained on its own codes; without one, as per volume.
 
 A study that begins from a given network (``[start]``) has a fourth control:
@@ -67,7 +67,7 @@ def controls_of(study: Study) -> tuple[str, ...]:
 
 
 def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
-    """Return how a control is made: by the study's protocol, or without any training for ``public_network``.
+    """Return the training of a control, by the study's protocol; for ``public_network`` it returns the given network.
 
     Args:
         lesson: What may be learnt from.

@@ -1,7 +1,7 @@
-"""Holds paired public cases: volumes published with their label maps, which start, student and controls all learn from.
+"""Holds paired public cases: public volumes that are published together with their label maps.
 
-The joint query uses them. Hospitals are not asked about them. A control is trained on them alone, so that their
-contribution is not mistaken for that of the hospitals' answers.
+The joint query uses them: public start, student and controls all learn from them, and hospitals are not asked about
+them. A control is trained on them alone, so that their contribution is not mistaken for that of the hospitals' answers.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from common.models.fit import OnStep
 
 CACHE_BYTES = 1 << 29
-"""Bytes of volumes and labels held in memory while a student is trained; the rest is kept in files."""
+"""Bytes of volumes and labels kept in memory while a student is trained; the others are read from files."""
 
 Labels = Mapping[str, Float[np.ndarray, "c x y z"]]
 
@@ -126,10 +126,10 @@ class SaidOfEach(Said):
             yield Label(volume, answer.query.id, decoded(answer, codec, answer.noisy_sum))
 
     def weighed(self) -> Plausible | None:
-        """Compare the answers with the variance that the codec's coordinates have over public shapes.
+        """Test whether the answers are as large as expected.
 
-        The decoder shrinks the answers by the same variances. The structures' volumes are compared with those of the
-        mean shape.
+        The expected variance of each coordinate is that of the codec over public shapes, plus the noise. The size of
+        each structure in the labels is compared with its size in the public mean shape, too.
 
         Returns:
             The comparison; None if no answer has a linear codec.
@@ -150,10 +150,10 @@ class SaidOfEach(Said):
         return Plausible(surprise, dimension, silence, shares(names, ours.tolist(), shapes.tolist()))
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """Yield how uncertain each volume's label is, from samples of its code.
+        """Yield how uncertain each volume's label is, from samples of the volume's code.
 
-        The samples are from the posterior of the coordinates if the codec is linear; otherwise fresh noise is added to
-        the answer.
+        With a linear codec the samples are from the posterior of the code, given the answer. With another codec they
+        are the answer plus fresh noise.
 
         Args:
             draws: Number of samples.
@@ -174,7 +174,7 @@ class SaidOfEach(Said):
 
 
 def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c x y z"]]:
-    """Return a control's labels, float16 like the student's own.
+    """Return the labels that a control is trained on, rounded to float16 as the student's labels are.
 
     Args:
         lesson: What may be learnt from.
@@ -227,7 +227,7 @@ class Codecs:
 
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
-    """Decode a noisy sum with the number of voters and the noise of an answer.
+    """Decode a noisy sum, using the number of voters and the noise of an answer.
 
     Args:
         answer: The answer.
@@ -277,7 +277,10 @@ def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
 
 
 def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
-    """Return the training by the study's student recipe on these labels, of a fresh network or of the given one."""
+    """Return the training of a network on these labels by the study's student recipe.
+
+    The network begins from the study's given network if there is one, otherwise from random weights.
+    """
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.public_start import given_model

@@ -1,4 +1,4 @@
-"""Tests whether a study's released answers are as large as expected; for the operator, at no privacy cost.
+"""Tests whether a study's released answers are as large as expected, to warn the operator, at no privacy cost.
 
 The protocols compute it, and the dashboard shows it. It uses only stored noisy answers and public values, so it also
 works if the server never sees a single code. The privacy guarantee itself limits its power: noise that hides one
@@ -24,23 +24,23 @@ FALSE_ALARMS = 0.01
 """Largest share of honest studies that get a warning: half of it for answers too small, half for answers too large."""
 
 HONEST = (0.25, 2.5)
-"""Smallest and largest ratio of the variance of honest offsets to the variance that frames expect.
+"""Range of the ratio between the true variance of honest hospitals' codes and the variance that the test expects.
 
-Frames expect the same variance for every task, while what hospitals know beyond public data differs. Measured ratios
-were .5 to 1.1 (docs/lab/utility-measured.md).
+The expected variance is computed from public data, but how much hospitals know beyond public data differs from task to
+task. Measured ratios were .5 to 1.1 (docs/lab/utility-measured.md).
 """
 
 CHANGED = 3.0
-"""A warning is given if a structure's volumes in the labels and in the mean shape differ by more than this factor."""
+"""Operators are warned if a structure's volume in the labels and in the public mean shape differ by a larger factor."""
 
 REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the student."
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The contribution of noise alone to the expected squared answers, summed over all coordinates of the answers.
+    """The part of the answers' expected squared size that is due to noise alone, summed over all coordinates.
 
-    For each coordinate, w = noise variance / (expected variance + noise variance).
+    For each coordinate this part is w = noise variance / (expected variance + noise variance).
 
     Attributes:
         shares: Σ w.
@@ -68,13 +68,13 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Plausible:
-    """The test of one study's answers.
+    """The result of testing whether one study's answers are as large as expected.
 
     Attributes:
         surprise: Sum over all coordinates of the squared answer divided by its expected variance
             (:meth:`~common.protocols.frame.Frame.surprise`), about χ² for honest sites.
         dimension: Number of coordinates, its degrees of freedom.
-        silence: Contribution of noise alone to it.
+        silence: The contribution of noise alone to ``surprise``.
         volumes: Each structure's voxels in the labels, divided by those in the public mean shape.
     """
 
@@ -87,9 +87,10 @@ class Plausible:
     def chance(self) -> float:
         """Upper bound on the probability that an honest study has a value as extreme as ``surprise``, two-sided.
 
-        Honest offsets have c times the expected variance, with c in :data:`HONEST`. Small values are compared with the
-        smallest c, large ones with the largest. For a given c the value is a sum of scaled χ² variables, whose
-        distribution is approximated by the gamma distribution of the same mean and variance (Satterthwaite 1946).
+        The codes of honest hospitals have c times the expected variance, for some c in the range :data:`HONEST`. The
+        lower tail is computed with the smallest c, the upper tail with the largest. For a given c, ``surprise`` is a
+        sum of scaled χ² variables. Its distribution is approximated by the gamma distribution of the same mean and
+        variance (Satterthwaite 1946).
         """
         least, most = HONEST
         shape, scale = self._law(least)
@@ -98,7 +99,7 @@ class Plausible:
         return min(1.0, 2 * min(low, float(gammaincc(shape, self.surprise / scale))))
 
     def _law(self, size: float) -> tuple[float, float]:
-        """Return the gamma distribution's shape and scale if offsets have ``size`` times the expected variance."""
+        """Return shape and scale of the gamma distribution if codes have ``size`` times the expected variance."""
         heard = self.dimension - self.silence.shares  # Σ (1 − w), and below it Σ (w + size (1 − w))²
         squares = self.silence.squares
         mean = self.silence.shares + size * heard
@@ -140,13 +141,13 @@ class Plausible:
 
 
 def shares(names: Iterable[str], labels: Iterable[int], shapes: Iterable[float]) -> tuple[tuple[str, float], ...]:
-    """Return each structure's voxels in the label maps, divided by its voxels in as many public mean shapes.
+    """Return each structure's volume in the label maps, divided by its volume in the public mean shape.
 
     Args:
-        names: The structures.
-        labels: Voxels of each in the label maps.
-        shapes: Sums of its probabilities in the mean shapes. A structure that is the most probable in no voxel still
-            has a volume by this measure.
+        names: Names of the structures.
+        labels: For each structure, the number of its voxels in all label maps together.
+        shapes: For each structure, the sum of its probabilities over as many copies of the mean shape. It is above 0
+            even if the structure is the most probable one in no voxel.
 
     Returns:
         Name and ratio; the ratio is infinite if only the label maps contain the structure.

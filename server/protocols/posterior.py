@@ -1,7 +1,7 @@
 """Measures how uncertain labels are, by samples from their posterior given the answers and the known noise.
 
-The protocols and the dashboard use it. A voxel's *doubt* is the share of samples in which it has another label. It
-depends only on the answers, the codec and the noise. A student is not used for it, since it was trained on these
+The protocols and the dashboard use it. A voxel's *doubt* is the share of samples in which the voxel has another label.
+It depends only on the answers, the codec and the noise. No student is used, because students are trained on these
 labels. This is post-processing and does not import torch.
 """
 
@@ -20,7 +20,7 @@ DRAW_SEED = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Doubt:
-    """How certain a volume's label is.
+    """How uncertain a volume's label is.
 
     Attributes:
         volume: The volume's hash.

@@ -1,11 +1,11 @@
 """Trains the public start, a network of public data alone, and the student that continues from it.
 
 The joint and the appearance query call it. Everything here is post-processing: it uses public images and label maps,
-the codec, and stored answers. The student is trained in passes. In the first pass a volume's label is its decoded code,
-which is all that the codec can express. In later passes it is the student's own prediction, moved to where the released
-code places the structures. Details that the codec cannot express then come from the network, while the answers correct
-errors of position. With paired public cases the moved prediction is used from the first pass. It refuses a recipe with
-fewer steps than passes.
+the codec, and stored answers. The student is trained in passes. In the first pass a volume's label is its decoded code.
+In later passes the label is the student's own prediction, shifted to where the released code places the structures.
+Details that the codec cannot express then come from the network, while the answers correct errors of position. With
+paired public cases the shifted prediction is used from the first pass. It refuses a recipe with fewer steps than
+passes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ PUBLIC_PASSES = 3
 """Number of passes of self-training of the public start."""
 
 SPREAD = 0.5
-"""In self-training, the variance of a network's codes over volumes is raised to this share of the public maps' one."""
+"""In self-training, the variance of a network's codes over the volumes is raised to at least this share of the variance
+of the public label maps' codes.
+"""
 
 SPREAD_COORDINATES = 16
-"""Number of leading coordinates on which the variances are compared."""
+"""Number of leading code coordinates in which the variances of :data:`SPREAD` are compared."""
 
 STUDENT_PASSES = 3
-"""Number of passes of a student's training: the first on decoded codes, the others on its own moved predictions."""
+"""Number of passes of a student's training: the first on decoded codes, the others on its own shifted predictions."""
 
 RESIDUAL = 0.45
-"""Share of the shapes' variance that the public start is expected not to explain."""
+"""Share of the variance of public shapes' codes that the public start is expected to leave unexplained."""
 
 _FLOOR = 1e-6
 
@@ -94,16 +96,16 @@ def public_start(
     given: torch.nn.Module | None = None,
     on_step: OnStep | None = None,
 ) -> Start:
-    """Train a network without any answer.
+    """Train a network on public data, without any answer of a hospital.
 
-    With paired cases it is trained on those alone. Otherwise it is first trained on the public mean shape, then on its
-    own predictions. A network that learnt one blurred shape for all volumes still follows each image, but its
-    predictions vary too little. Each pass therefore enlarges the offsets of its codes from their mean, until their
+    With paired cases the network is trained on those alone. Otherwise it is first trained on the public mean shape,
+    then in passes on its own predictions. After the mean shape, the predictions follow each image but vary too little
+    between images. Each pass therefore enlarges the offsets of the network's codes from their mean, until their
     variance is ``spread`` times that of the public label maps' codes, and trains on the result. ``recipe.steps`` is
     split evenly over the mean shape and the passes.
 
-    If a network is given, it is the start, unchanged, because training it on the mean shape would destroy what it
-    knows. With paired cases, it is trained further on those.
+    If a network is given, it is returned unchanged as the start, because training on the mean shape would destroy what
+    it has learnt. With paired cases, the given network is trained further on those.
 
     Args:
         images: Public volumes, float [n, c, x, y, z].
@@ -151,7 +153,7 @@ def public_start(
 def keep_start(
     public: Public, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage | None = None
 ) -> Start:
-    """Make the public start, from the given network if there is one; store its weights and publish them as an object.
+    """Make the public start with :func:`public_start`, store its weights, and publish them as a public object.
 
     Args:
         public: What is public of the study.
@@ -266,14 +268,15 @@ def refine(
     """Train the student: a copy of ``start``, trained on labels decoded from the volumes' codes.
 
     ``recipe.steps`` is split evenly over the passes. The first pass learns from the decoded codes. Each later pass
-    learns from the predictions of the pass before, moved to the same codes (:func:`moved`), because a network that has
-    seen all volumes places the ends of a structure more finely than a code can.
+    learns from the predictions of the pass before, shifted to the same codes (:func:`moved`), because a network that
+    has seen all volumes places the ends of a structure more finely than a code can.
 
-    With paired cases there is one pass, on the paired cases and on moved labels of the other volumes. Then the weights
-    are interpolated: :data:`~common.models.fit.NEAR` of the way from the network of the paired cases alone to the
-    trained weights. Without this step, the student would lose some of what that network knows.
+    With paired cases there is one pass, on the paired cases and on the start's shifted predictions for the other
+    volumes. The result is then a weighted mean of two networks: the trained one has weight
+    :data:`~common.models.fit.NEAR`, the network trained on the paired cases alone has the rest. Without this step, the
+    student would lose some of what the latter has learnt.
 
-    If ``codes`` are those of the start itself, this is self-training, which gives a control.
+    If ``codes`` are the start's own codes, this is self-training without hospitals' answers, which gives a control.
 
     Args:
         start: The public start.
@@ -325,8 +328,9 @@ def refine_finer(
 ) -> torch.nn.Module:
     """Train the student as :func:`refine` does, but on a finer grid than that of the study's queries.
 
-    There is one pass, because predictions on the finer grid cannot be encoded, hence not moved. Volumes that do not fit
-    into the memory of :class:`~common.data.volume_cache.VolumeCache` are kept in files beside ``checkpoint``.
+    There is one pass, because predictions on the finer grid cannot be encoded and therefore not be shifted. Volumes
+    that do not fit into the memory of :class:`~common.data.volume_cache.VolumeCache` are kept in files beside
+    ``checkpoint``.
 
     Args:
         start: The public start.
@@ -385,10 +389,10 @@ def refine_paired(
 def moved(
     start: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, codes: Float[np.ndarray, "n l"]
 ) -> Float[np.ndarray, "n k x y z"]:
-    """Return a network's own sharpened predictions p, moved from their own codes to ``codes``.
+    """Return a network's sharpened predictions p, shifted so that they agree with the given codes.
 
-    In every voxel the result is p · d(code) / d(own code), normalised, with d the codec's decoding. It is p if the code
-    is the prediction's own.
+    In every voxel the result is p · d(code) / d(own code), normalised. Here d is the codec's decoding and the own code
+    is the code of p. If both codes are equal, the result is p.
 
     Args:
         start: The network.
@@ -426,7 +430,7 @@ def codes_of(
 
 
 def counted_on(on_step: OnStep | None, steps: int) -> OnStep | None:
-    """Return a callback that counts on from the steps of an earlier part of a training.
+    """Return a callback that adds the steps of an earlier part of a training to the step that it reports.
 
     Args:
         on_step: The callback to pass the sum on to.

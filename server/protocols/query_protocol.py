@@ -8,9 +8,9 @@
 
 Steps 2 to 4 correspond to a Flower strategy's ``initialize_parameters``, ``configure_train`` and ``aggregate_train``.
 The site's half is :mod:`common.protocols.site_protocol`; protocols are registered in :mod:`common.protocol_terms`.
-Everything after an answer is post-processing of what the ledger stores. The functions take values (what is public of a
-study, its answers, its labels) and do not read the study's directory. No protocol imports torch before a network is to
-be trained, because queries are made while the ledger is open.
+Everything after an answer is post-processing of the stored answers. The functions take values (a study's public
+material, its answers, its labels) and do not read the study's directory. No protocol imports torch before a network is
+to be trained, because queries are made while the ledger is open.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class Agenda:
         plan: The plan in words, for the consortium.
         which: Words for the public volumes that a site's teachers segment, such as ``up to 80``.
         each: Words for the volumes about which a site sends one sum, such as ``each``.
-        asks: Number of public volumes asked about, which are the first ones; None if every query is about all volumes.
-        an_answer: Number of volumes that get a label with each answer; None for all of them.
+        asks: Number of public volumes that are asked about, one query each, beginning with the first; None if every
+            query is about all volumes.
+        an_answer: Number of volumes that get a label with each answer; None if every answer labels all volumes.
     """
 
     plan: str
@@ -181,7 +182,9 @@ class FitFiles:
 
 
 def _untrained(name: str) -> torch.nn.Module:
-    raise InvalidInput("a control that another one needs", value=name, limit="a control that was trained before it")
+    raise InvalidInput(
+        "control that is not trained yet, but needed to train another one", value=name, limit="controls trained before"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class NetworkTraining:
         inputs: Digest of everything that determines the result.
         train: Trains the network. It writes checkpoints to the given files; with None it writes nothing and cannot be
             resumed.
-        steps: Number of steps that it reports.
+        steps: Number of training steps, for the progress display.
         passes: The last step of each pass, if passes learn from different labels; empty if there is one pass.
     """
 
@@ -228,22 +231,22 @@ class NetworkTraining:
 
 
 class Said(Protocol):
-    """What is computed on request from a study's stored answers. This is post-processing."""
+    """Computes labels and checks from a study's stored answers, on request. This is post-processing."""
 
     def labels(self) -> Iterator[Label]:
         """Yield the label of each volume that has one."""
         ...
 
     def weighed(self) -> Plausible | None:
-        """Compare the size of the answers with the expected size.
+        """Test whether the answers are as large as expected.
 
         Returns:
-            The comparison; None before the first answer, or if the protocol defines no expected size.
+            The result; None before the first answer, or if the protocol defines no expected size.
         """
         ...
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """Yield each volume's label before the answers, and how uncertain its label after them is because of the noise.
+        """Yield, for each volume, the label before any answer and how uncertain the noise makes the label afterwards.
 
         Args:
             draws: Number of samples.
@@ -280,11 +283,11 @@ class QueryProtocol(Protocol):
         ...
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        """Yield groups of queries that may be asked together, each based on the answers to the groups before (step 3).
+        """Yield groups of queries that may be asked together (step 3).
 
-        The same answers must always give the same queries, because a query with another id is charged again. The
-        iteration ends if the next group depends on answers that are missing. A group that is answered already may be
-        yielded again, so that sites get receipts they lack.
+        A group may depend on the answers to the groups before it. The same answers must always give the same queries,
+        because a query with another id is charged again. The iteration ends if the next group depends on answers that
+        are missing. A group that is answered already may be yielded again, so that sites get receipts they lack.
 
         Args:
             public: What is public of the study.
@@ -364,7 +367,7 @@ def query_about(
 
 
 def check_study(study: Study) -> None:
-    """Refuse terms that the study's protocol cannot run; called before the study is created.
+    """Check, before a study is created, that its protocol can run with these terms.
 
     Args:
         study: The terms.

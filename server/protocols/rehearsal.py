@@ -1,9 +1,9 @@
 """Rehearses a study on public cases: measures how much teachers of few patients exceed a network of public data alone.
 
-`consilium plan --cases` and the dashboard call it. Stand-in teachers are trained, as a voter's teachers are, on some
-public cases with labels and scored on others. A control is scored on the same cases; it is trained without any
-hospital's answer. If the stand-in teachers do not exceed the control, no budget can bring a gain. It charges nothing
-and reads no private case. It refuses fewer than four cases.
+`consilium plan --cases` and the dashboard call it. Stand-in teachers are trained, like a hospital's teachers, on some
+public cases with labels and scored on others. A control, trained without any hospital's answer, is scored on the same
+cases. If the stand-in teachers do not exceed the control, no budget can bring a gain. A rehearsal charges nothing and
+reads no private case. Fewer than four cases are refused.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def rehearse(
         protocol: Name of the protocol.
         patients: Cases that each stand-in teacher learns from, at most half of all.
         recipes: Training recipes of a teacher and of a student.
-        paired: True if the study itself learns from these cases. Half of them are then used for the public start; of
-            the rest, one half trains stand-in teachers that are scored on the other half. This start knows less than
-            the study's, so the stand-in teachers appear better than the real ones will be.
+        paired: True if the study itself learns from these cases. Half of them then train the public start. Of the rest,
+            one half trains stand-in teachers that are scored on the other half. This start has fewer cases than the
+            study's start, so the gain of the stand-in teachers appears larger than that of the real ones will be.
         given: The network that the study begins from, if any. Start and stand-in teachers begin from it. The control is
             then the better of two networks: the given one, and a student trained from it without answers.
         on_training: Called with what is trained next.
@@ -134,7 +134,11 @@ def rehearse(
 
 
 def _begin(protocol: str) -> Begin:
-    """Return the function that makes a protocol's public start and control; InvalidInput if it cannot be rehearsed."""
+    """Return the function that makes a protocol's public start and control.
+
+    Raises:
+        InvalidInput: If the planner cannot recommend the protocol, and it can therefore not be rehearsed.
+    """
     prospects = terms_of(protocol).prospects
     if prospects is None:
         raise InvalidInput("protocol to rehearse", value=protocol, limit="a protocol that the planner can recommend")

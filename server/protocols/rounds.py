@@ -2,9 +2,9 @@
 
 The joint and the appearance query build on it. A *frame* is the centre, axes and weights relative to which a round's
 codes are computed. Each round's frame is computed from the frame and the stored answer of the round before, which is
-post-processing. The frame's hash is part of the query's id, so another frame would be charged again. The frame is
-therefore computed once and stored before anything is asked, so that a resumed run makes the same query. This module
-does not import torch, because it runs while the ledger is open. It refuses a codec that is not linear.
+post-processing. The frame's hash is part of the query's id, and a query with another id is charged anew. The frame is
+therefore computed once and stored before anything is asked, so that a resumed run asks the same query. This module does
+not import torch, because it runs while the ledger is open. It refuses a codec that is not linear.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class InRounds(QueryProtocol):
 
 
 def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-    """Yield the query of each round in turn, until all are asked or one remains without an answer.
+    """Yield the query of each round in turn, until all rounds are answered or a query gets no answer.
 
-    If all are answered already, the last is yielded again, because sites may lack its receipts.
+    If all rounds are answered already, the last query is yielded again, because sites may lack its receipts.
 
     Args:
         public: What is public of the study.
@@ -179,7 +179,7 @@ def frame_of(public: Public, answer: Answer) -> Frame:
 
 
 def observation(answer: Answer, frame: Frame) -> Observation:
-    """Return the offsets along a frame's directions that an answer measures, with their noise.
+    """Turn an answer into measured offsets along its frame's directions, each with the variance of its noise.
 
     Args:
         answer: The stored answer.
@@ -193,10 +193,10 @@ def observation(answer: Answer, frame: Frame) -> Observation:
 
 
 def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Silence]:
-    """Compare the squared norm of the answers with what was expected before them.
+    """Compare the squared size of the answers with the size that their frames expect.
 
-    A round's frame is centred on the estimate from the rounds before, so the rounds' figures are independent and add
-    up.
+    A round's frame is centred on the estimate from the rounds before, so the values of the rounds are independent and
+    can be added.
 
     Args:
         public: What is public of the study.
@@ -248,7 +248,7 @@ def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
 
 
 def _next(public: Public, answer: Answer) -> Frame:
-    """Return the frame of the next round, for as many voters as the last round had."""
+    """Return the frame of the next round. Its weights assume that as many voters answer as in the last round."""
     study, frame = public.study, frame_of(public, answer)
     noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=answer.voters)
     return frame.after(observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)

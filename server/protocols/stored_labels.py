@@ -68,7 +68,7 @@ class Labels(Mapping[str, Float[np.ndarray, "c x y z"]]):
 
 
 class LabelsInMemory(Labels):
-    """Decoded labels that are lost with the process."""
+    """Decoded labels in memory, not stored in files."""
 
     def __init__(self, probabilities: Mapping[str, Float[np.ndarray, "c x y z"]]) -> None:
         self._labels = {volume: as_stored(label) for volume, label in probabilities.items()}

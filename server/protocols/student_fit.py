@@ -37,7 +37,7 @@ def train_student(
         pseudo_labels: Float32 probabilities [n, k, x, y, z], background first.
         recipe: The training recipe.
         seed: Seed of initial weights and batches.
-        weights: Weight of each volume in the loss, float [n].
+        weights: Weight of each volume in the loss, float [n]; by default all are equal.
         start: A network of the same recipe to continue from; by default the weights are random.
         checkpoint: File to resume from; deleted at the end.
         on_step: Called with step and loss.

@@ -1,11 +1,11 @@
 """Computes labels of public volumes from how structures look.
 
-The appearance query calls it. A voxel's label is proportional to the public atlas at this voxel, times the likelihood
-of its values for each structure, smoothed over its neighbours by a mean field. In each pass the atlas is shifted as a
-whole to where the structures were found, and a bias gives the structures the mean size of public shapes. If there is a
-public start, a network trained on public data alone, its prediction is a further factor. Controls use the same
-function, with the appearance that is assumed before any answer. This is post-processing, and imports torch only to
-measure how far public shapes overlap.
+The appearance query calls it. A voxel's probability for a structure is proportional to two factors: the public atlas at
+this voxel, and the likelihood of the voxel's values for the structure. A mean field smooths it over the neighbours. In
+each pass the atlas is shifted as a whole to where the structures were found, and a bias gives the structures the mean
+size of public shapes. If there is a public start, a network trained on public data alone, its prediction is a further
+factor. Controls use the same function, with the appearance that is assumed before any answer. This is post-processing,
+and imports torch only to measure how far public shapes overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARPNESS = 1.6
 """Exponent of the likelihood of a voxel's values."""
 
 FAR = 8.0
-"""Largest log-likelihood ratio that a voxel's values may contribute against a class."""
+"""Largest log-likelihood ratio by which a voxel's values may speak against a class."""
 
 COUPLING = 3.0
 """Weight of the neighbours' labels in the mean field."""
@@ -48,7 +48,7 @@ PLACED = 0.15
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
 LABELS = (SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
-"""All constants of this module that change labels; they enter the digest of networks trained on the labels."""
+"""All constants of this module that change labels. The digest of a network trained on the labels includes them."""
 
 
 def drawn_shapes(codec: LinearCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
@@ -127,7 +127,7 @@ def labelled(
 
 
 def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Return the logarithm of the public start's prediction, blurred by a voxel as its boundaries are uncertain."""
+    """Return the logarithm of the public start's prediction, blurred by one voxel because its edges are uncertain."""
     result: np.ndarray = np.log(_normal(np.stack([gaussian_filter(one, NEAR) for one in start]) + FLOOR))
     return result
 
@@ -156,7 +156,7 @@ def _evidence(
 def _moved(atlas: Float[np.ndarray, "k x y z"], label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
     """Return the atlas shifted by 80 % of the way to the label's structures.
 
-    The label's voxels are weighted by the atlas, so structures found far from where it expects them count little.
+    The label's voxels are weighted by the atlas, so structures that the atlas does not expect there count little.
     """
     expected = 1 - atlas[0]
     seen = (1 - label[0]) ** 2 * np.maximum(expected, 20 * FLOOR)

@@ -19,16 +19,17 @@ from server.protocols.rounds import frame_of, observation
 from server.public.material import Public
 
 MEAN_STD = 1.6
-"""Prior standard deviation of a structure's mean, in spreads of its surroundings.
+"""Prior standard deviation of a structure's mean value. The unit is the spread of the values around the structure.
 
-A narrower prior would clip every voter's code in every round: tumours differ by two spreads in each of four contrasts.
+It is wide because tumours differ from their surroundings by two spreads in each of four contrasts. Under a narrower
+prior, every voter's code would be clipped in every round.
 """
 
 LOG_STD = -0.4
-"""Prior mean of the logarithm of a structure's spread divided by its volume's spread."""
+"""Prior mean of log(spread of a structure's values / spread of all values of the volume)."""
 
 LOG_STD_STD = 0.35
-"""Prior standard deviation of that logarithm."""
+"""Prior standard deviation of the logarithm whose prior mean is :data:`LOG_STD`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,9 @@ class Look:
 
 
 def unasked(*, structures: int, channels: int) -> Look:
-    """Return the prior. It needs no data, because values are relative to a structure's surroundings.
+    """Return the look of structures that is assumed before any answer (the prior).
+
+    It needs no data, because values are relative to a structure's surroundings.
 
     Args:
         structures: Number of structures J, without the background.

@@ -1,10 +1,10 @@
 """Runs the appearance query at the server: a few rounds about how structures look, then labels and a student.
 
-``protocol_of`` creates it by name. It takes many numbers to describe where a structure is in every volume, but only a
-few to describe its intensities, so that the noise changes these less. Frames and rounds are those of a joint query.
-Everything after an answer is post-processing. If public shapes overlap enough, a joint query's public start contributes
-to the labels, and the student starts from it. Controls are trained by the student's recipe, with the appearance assumed
-before any answer. It refuses to train without an answer or a label.
+``protocol_of`` creates it by name. To describe where a structure is in every volume takes many numbers; to describe its
+intensities takes few, and the noise changes few numbers less. Frames and rounds are those of a joint query. Everything
+after an answer is post-processing. If public shapes overlap enough, a public start as in a joint query contributes to
+the labels, and the student's training begins from it. Controls are trained by the student's recipe, with the appearance
+assumed before any answer. It refuses to train without an answer or a label.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Appearance(InRounds):
         rejected. The controls are:
 
         * ``zero_code``: trained on labels computed from the appearance assumed before any answer;
-        * ``public_only``: with a public start, the start trained on its own codes; else a network trained on labels
-          that the ``zero_code`` network predicts;
+        * ``public_only``: with a public start, the start trained on its own codes; without one, a network trained on
+          labels that the ``zero_code`` network predicts;
         * ``shuffled_codes``: trained on the student's labels, each given to another volume.
 
         Args:
@@ -193,7 +193,12 @@ def _look(lesson: Lesson, *, after: bool) -> Look:
     if not rounds:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
     if not lesson.labels:
-        raise InvalidInput("labels that are not rejected", value=0, limit="at least one")
+        raise InvalidInput(
+            "labels that are not rejected",
+            value=0,
+            limit="at least one",
+            remedy="accept a label again on the dashboard's page Labels",
+        )
     return looks(lesson.public, rounds)[after]
 
 

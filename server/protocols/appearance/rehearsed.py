@@ -1,6 +1,7 @@
-"""Rehearses an appearance query: trains its public start, if any, and the student of the prior appearance.
+"""Trains, for a rehearsal of an appearance query, its public start, if any, and the student without any answer.
 
-The rehearsal calls it. The prior is the appearance assumed before any hospital answers.
+:mod:`server.protocols.rehearsal` calls it. The student learns from labels computed with the prior: the appearance of
+structures that is assumed before any hospital answers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def begin(
     pairs: np.ndarray | None,
     given: torch.nn.Module | None = None,
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-    """Begin an appearance query on public cases; see :class:`~server.protocols.rehearsal.Begin`.
+    """Train the public start and the control of an appearance query; see :class:`~server.protocols.rehearsal.Begin`.
 
     Args:
         cases: The public cases.

@@ -1,6 +1,5 @@
 """The joint query, which asks about all public volumes at once.
 
-It consists of a network trained on public data (the start), the tangent kernel of that network, rounds that each ask in
-a basis of their own (the frame), and a student that is trained on from the start.
-
+It uses a network trained on public data (the start) and the tangent kernel of that network. It asks in rounds; each
+round's codes are relative to a centre and directions of its own (the frame). The student is the start, trained further.
 """

@@ -22,11 +22,11 @@ from server.public.material import Public
 
 
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
-    """Return the volumes' codes of the public start, and the estimates after these answers.
+    """Return the volumes' codes by the public start alone, and the codes estimated from these answers.
 
-    The last frame is centred on the estimate of the rounds before, so only the last answer has to be added. With paired
-    cases, voters stay near what the start knows and may have nothing to add. The estimated offset is then scaled by
-    :func:`heard`, so that noise alone moves no label.
+    The last round's frame is centred on the estimate after the rounds before, so only the last answer has to be added.
+    With paired cases, the teachers' weights stay near the start, so their codes may contribute nothing new. The
+    estimated offset is then multiplied by :func:`heard`, so that noise alone changes no label.
 
     Args:
         public: What is public of the study.
@@ -41,10 +41,10 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
 
 
 def heard(public: Public, answers: Sequence[Answer]) -> float:
-    """Estimate the ratio of the offsets' variance to the variance that the frames expect.
+    """Estimate how large the volumes' offsets are: their variance, divided by the variance that the frames expect.
 
-    The mean square of an answer is the noise variance plus the offsets' variance, so the noise variance is subtracted.
-    The estimate is unbiased before it is clipped to the range from 0 to 1.
+    An answer's mean square is the noise variance plus the offsets' variance, so the noise variance is subtracted. The
+    estimate is unbiased before it is clipped to the range from 0 to 1.
 
     Args:
         public: What is public of the study.
@@ -63,7 +63,7 @@ def heard(public: Public, answers: Sequence[Answer]) -> float:
 
 
 def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:
-    """Sample the volumes' codes [n, l] from their posterior along the last frame.
+    """Sample the volumes' codes from their posterior. The samples vary only along the directions of the last frame.
 
     Args:
         public: What is public of the study.

@@ -1,10 +1,10 @@
 """Computes how the codes of all public volumes move together when a network learns: its empirical tangent kernel.
 
 ``joint.prepare`` calls it. A teacher is the public start trained for a few steps, so its codes differ from the start's
-mostly along the leading directions of the kernel K = J D⁻¹ Jᵀ, with J the Jacobian of the codes by the weights (Jacot
-et al. 2018) and D the scale by which an Adam step divides. Few numbers therefore suffice to describe what teachers can
-contribute. The kernel depends only on public data: the start, the images and the codec. It refuses a network with
-layers other than ``build_unet`` makes.
+mostly along the leading directions of the kernel K = J D⁻¹ Jᵀ. Here J is the Jacobian of the codes with respect to the
+weights (Jacot et al. 2018), and D is the scale by which an Adam step divides. Few numbers therefore suffice to describe
+what teachers can contribute. The kernel depends only on public data: the start, the images and the codec. It refuses a
+network with layers other than those that ``build_unet`` makes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Each row costs a backward pass, and the decomposition costs the cube of the numb
 """
 
 MAX_WEIGHTS = 1 << 15
-"""Largest number of weights used; from a larger network, this many are drawn at random."""
+"""Largest number of weights that the kernel uses; of a larger network, this many weights are chosen at random."""
 
 _DRAW = 0
 
@@ -99,7 +99,7 @@ def coordinates(dimension: int, *, volumes: int) -> int:
 def _slopes(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: LinearCodec, *, size: int, temperature: float
 ) -> Float[torch.Tensor, "m k x y z"]:
-    """Return the derivatives by the logits of the first ``size`` code coordinates of the sharpened prediction."""
+    """Differentiate the first ``size`` coordinates of the sharpened prediction's code with respect to the logits."""
     scale = np.sqrt(codec.powers / codec.variances)[:size]
     rows = codec.basis[:size].astype(np.float64) * codec.metric * scale.reshape(-1, 1, 1, 1, 1)
     factor = codec.grid[0] // codec.metric.shape[0]
@@ -116,10 +116,11 @@ def _slopes(
 def weight_gradients(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], slopes: Float[torch.Tensor, "r k x y z"]
 ) -> dict[torch.nn.Parameter, Float[torch.Tensor, "r w"]]:
-    """Return the gradients of all weights for each of r gradients of the logits, as r backward passes would.
+    """Propagate each of r gradients of the logits back to all weights, as r backward passes would.
 
-    Each convolution is run forward once, because all r rows have the same image. Backward, the r gradients are
-    processed together, with one matrix product for a layer's weights (``make bench PARTS=kernel`` measures the gain).
+    Each convolution is run forward once, because all r rows have the same image. In the backward pass the r gradients
+    are processed together, with one matrix product for a layer's weights (``make bench PARTS=kernel`` measures the
+    gain).
 
     Args:
         model: The network.
@@ -211,7 +212,7 @@ def _windows(volumes: Float[torch.Tensor, "n c x y z"], layer: Convolution) -> F
 
 
 def drawn_weights(count: int) -> torch.Tensor:
-    """Return the indices of the weights that the kernel uses: all of them, or a fixed draw.
+    """Return the indices of the weights that the kernel uses: all of them, or a fixed random choice.
 
     Args:
         count: Number of the network's weights.

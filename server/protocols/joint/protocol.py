@@ -47,8 +47,9 @@ class Joint(InRounds):
     def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
         """Return the training of the student or a control.
 
-        The student is the public start, trained on the codes estimated after all rounds, for volumes whose labels are
-        not rejected. A control is trained on the codes that :func:`~server.protocols.joint.belief.control` returns.
+        The student is the public start, trained further on the codes estimated after all rounds. Volumes whose labels
+        were rejected are left out. A control is trained on the codes that
+        :func:`~server.protocols.joint.belief.control` returns.
 
         Args:
             lesson: What may be learnt from.
@@ -107,7 +108,12 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     volumes = rounds[-1].query.volumes
     kept = [row for row, volume in enumerate(volumes) if volume in lesson.labels]
     if not kept:
-        raise InvalidInput("labels that are not rejected", value=0, limit="at least one")
+        raise InvalidInput(
+            "labels that are not rejected",
+            value=0,
+            limit="at least one",
+            remedy="accept a label again on the dashboard's page Labels",
+        )
     start = public.kept.read(START_FILE)
     if start is None:
         raise InvalidInput(
@@ -127,7 +133,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
         if study.data.finer > 1:
             if files is None:
                 raise InvalidInput(
-                    "data.finer", value=study.data.finer, limit="1 for a study in memory, which keeps no files"
+                    "data.finer", value=study.data.finer, limit="1 in a study in memory, because it stores no files"
                 )
             return refine_finer(
                 read_start(start, study),
@@ -156,9 +162,9 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
 
 
 def _passes(lesson: Lesson, trainings: int) -> tuple[int, ...]:
-    """Return the last step of each pass of a training.
+    """Return the last step of each pass of a training; empty if it has one pass.
 
-    If the network of the paired cases is trained first, the two trainings are the passes.
+    If a network of the paired cases alone is trained first, each of the two trainings counts as a pass.
     """
     from server.protocols.public_start import pass_ends
 
@@ -191,11 +197,9 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
 
 
 def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
-    """Return the public cases that have an image and a label map, with the network trained on these alone.
+    """Return the study's paired public cases and a network trained on these cases alone; None if it has none.
 
-    None if there are no such cases.
-
-    The network is trained once for the student and all controls.
+    The network is trained once, for the student and all controls.
     """
     from server.protocols.public_start import Beside, read_start, refine_paired
 

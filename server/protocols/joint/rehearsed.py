@@ -1,6 +1,6 @@
-"""Rehearses a joint query: trains its public start, and the student without any hospital's answer.
+"""Trains, for a rehearsal of a joint query, its public start and the student without any hospital's answer.
 
-The rehearsal calls it.
+:mod:`server.protocols.rehearsal` calls it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def begin(
     pairs: np.ndarray | None,
     given: torch.nn.Module | None = None,
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-    """Begin a joint query on public cases; see :class:`~server.protocols.rehearsal.Begin`.
+    """Train the public start and the control of a joint query; see :class:`~server.protocols.rehearsal.Begin`.
 
-    The control is the start trained on its own codes or, with pairs, the start itself, which is trained on the pairs.
+    With pairs, the start is trained on them and is itself the control. Without pairs, the control is the start trained
+    on its own codes.
 
     Args:
         cases: The public cases.
