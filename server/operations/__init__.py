@@ -1,1 +1,1 @@
-"""Runs the server's daemons, the one port that sites reach, and the admission of sites."""
+"""Starts the server's daemons, serves the one port that sites reach, and admits sites."""

@@ -1,9 +1,9 @@
 """Describes how SuperLink and SuperExec are started, and sends commands to SuperLink.
 
-``supervisor`` starts the daemons and submits runs through it; `consilium provision` registers nodes. Flower is driven
-through its command line in separate processes; this module imports nothing of Flower. It never starts a daemon without
-TLS and node authentication, and builds an app without runtime dependencies. Keys and secrets are files of mode 0600 in
-the daemons' folder (0640 if the folder belongs to a group), never command-line arguments.
+``supervisor`` starts the daemons and submits runs through it; `consilium provision` registers nodes. Flower's commands
+run in separate processes, and this module imports nothing of Flower. It never starts a daemon without TLS and node
+authentication, and the app it builds has no runtime dependencies. Keys and secrets are files of mode 0600 in the
+daemons' folder (0640 if the folder belongs to a group), never command-line arguments.
 
 SuperLink listens on loopback. There, :mod:`server.operations.superlink` requires the operators' secret for control
 routes, because Flower 1.41 alone would accept code from every user of this machine. Flower's own client reads the
@@ -47,7 +47,7 @@ CONNECTION = "consilium"
 """Name of the connection in Flower's ``config.toml``."""
 
 APP_PACKAGES = ("client", "common", "server")
-"""The packages that files of the app bundle come from, as this interpreter imports them."""
+"""The packages from which files are copied into the app bundle; they are the ones that this interpreter imports."""
 
 APP_NAME = "consilium"
 _COMPONENTS = ("server.app", "client.app")
@@ -87,12 +87,12 @@ class FlowerServer:
 
     @property
     def database(self) -> Path:
-        """SuperLink's SQLite file. The messages in it are sealed."""
+        """SuperLink's SQLite file. The codes in the messages that it stores are encrypted."""
         return self.folder / "superlink.db"
 
     @property
     def secret(self) -> Path:
-        """File of the secret shared by SuperLink and SuperExec, so that no other program receives ServerApp tasks."""
+        """File of the secret that SuperLink and SuperExec share, so that only SuperExec receives ServerApp tasks."""
         return self.folder / "superexec.secret"
 
     @property
@@ -149,12 +149,12 @@ class RunStatus:
 
 
 def prepare(server: FlowerServer) -> None:
-    """Write what the daemons and Flower's client need: folders, Flower's ``config.toml`` and the secrets.
+    """Create the folders, Flower's ``config.toml`` and the secrets that the daemons and Flower's client need.
 
     Calling it again keeps existing secrets.
 
     Args:
-        server: Where to write. If its folder belongs to a group, the group may read the secrets.
+        server: The server's Flower side. If its folder belongs to a group, the group may read the secrets.
     """
     given = shared(server.folder)
     for folder in (server.folder, server.home, server.logs):
@@ -198,16 +198,20 @@ def write_credentials(server: FlowerServer) -> Path:
 
 
 def superlink(server: FlowerServer) -> DaemonSpec:
-    """Describe how to start SuperLink: TLS, node authentication, database on disk, ServerApps in separate processes.
+    """Describe how to start SuperLink: with TLS, node authentication, and a database on disk.
 
-    It counts as ready once it answers and has refused a control call without the operators' secret.
+    ServerApps run in separate processes. SuperLink counts as ready once it answers and has refused a control call
+    without the operators' secret.
 
     Flower cannot use a database whose creation was interrupted. A marker file is therefore created before the first
     start and deleted once SuperLink has answered. A database found with its marker cannot hold any message yet, and is
     deleted.
 
     Args:
-        server: The server's Flower side, already prepared.
+        server: The server's Flower side, after :func:`prepare`.
+
+    Returns:
+        The daemon's description.
     """
     unborn = server.database.with_name("superlink.db.unborn")
     if unborn.exists():
@@ -244,12 +248,12 @@ def superlink(server: FlowerServer) -> DaemonSpec:
 
 
 def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
-    """Describe how to start SuperExec, which starts ServerApps. Start it after SuperLink.
+    """Describe how to start SuperExec, Flower's daemon that starts ServerApps. Start it after SuperLink.
 
     It counts as ready once its health port accepts connections.
 
     Args:
-        server: The server's Flower side, already prepared.
+        server: The server's Flower side, after :func:`prepare`.
         relay: Folder of the core's socket, passed to each ServerApp in an environment variable.
     """
     port = free_port()
@@ -302,9 +306,9 @@ def _status(server: FlowerServer, request: urllib.request.Request) -> int:
 
 
 def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
-    """Admit the holder of a node key at SuperLink.
+    """Register a site's node key at SuperLink.
 
-    A key that SuperLink knows from an interrupted approval keeps its node.
+    If an interrupted approval registered the key already, its node id is returned again.
 
     Args:
         server: The SuperLink.
@@ -316,7 +320,8 @@ def register_node(server: FlowerServer, public_key: Path, *, name: str) -> int:
 
     Raises:
         InvalidInput: If the file is not a P-384 OpenSSH public key.
-        DaemonFailed: With Flower's message otherwise, also for a key that was withdrawn.
+        DaemonFailed: With Flower's message, if SuperLink does not answer or refuses the key, for instance because the
+            key was withdrawn.
     """
     read_node_public_key(public_key)
     try:
@@ -354,12 +359,14 @@ def list_nodes(server: FlowerServer) -> tuple[Node, ...]:
         Every node with its status, ordered by node id.
 
     Raises:
-        DaemonFailed: If SuperLink does not answer, or not with a list of nodes.
+        DaemonFailed: If SuperLink does not answer, or the answer contains no list of nodes.
     """
     answer = _flwr(server, "supernode", "list", CONNECTION)
     rows = answer.get("nodes")
     if not isinstance(rows, list):
-        raise DaemonFailed(f"flwr supernode list answered without nodes: {sorted(answer)}")
+        raise DaemonFailed(
+            f"the answer of `flwr supernode list` contains no nodes, only {sorted(answer)}; to fix: install Flower 1.41"
+        )
     nodes = [Node(node_id=int(_text(row, "node-id")), status=_text(row, "status")) for row in rows]
     return tuple(sorted(nodes, key=lambda node: node.node_id))
 
@@ -370,7 +377,7 @@ def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int |
     Args:
         server: The SuperLink.
         app: Folder of the app, as :func:`app_dir` writes it.
-        run_config: Overrides; only keys that the app declares are allowed.
+        run_config: Values of the run's configuration that replace the app's; only keys that the app declares.
 
     Returns:
         Flower's id of the run.
@@ -401,7 +408,7 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
     answer = _flwr(server, "list", CONNECTION, "--run-id", str(run_id))
     rows = answer.get("runs")
     if not isinstance(rows, list) or len(rows) != 1:
-        raise DaemonFailed(f"SuperLink does not know run {run_id}")
+        raise DaemonFailed(f"SuperLink does not know run {run_id}; to fix: `consilium study resume` submits a new run")
     status, _, outcome = _text(rows[0], "status").partition(":")
     return RunStatus(
         run_id=run_id,
@@ -428,8 +435,9 @@ def stop_run(server: FlowerServer, run_id: int) -> None:
 def app_dir(folder: Path) -> Path:
     """Write the Flower app into ``folder`` from the packages that this interpreter imports.
 
-    The folder holds a ``pyproject.toml`` without dependencies, so that none can be installed, and :func:`app_files`.
-    The same code gives the same bundle hash from a clone and from an installed wheel.
+    The folder then contains the source files that :func:`app_files` returns, and a ``pyproject.toml`` without
+    dependencies, so that Flower installs none. The same code gives the same bundle hash from a clone and from an
+    installed wheel.
 
     Args:
         folder: Empty or absent.
@@ -442,7 +450,7 @@ def app_dir(folder: Path) -> Path:
         DaemonFailed: If a package is not installed.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise InvalidInput("folder for the app", value=str(folder), limit="empty or absent")
+        raise InvalidInput("folder for the Flower app", value=str(folder), limit="an empty folder, or none yet")
     files = app_files()
     for name, content in files.items():
         path = folder / name
@@ -472,7 +480,7 @@ def app_dir(folder: Path) -> Path:
 def app_files() -> dict[str, bytes]:
     """Return the source files that the app's two components import, by their path in the bundle, sorted.
 
-    Every node receives the bundle before it can answer. So a file that neither component imports is left out.
+    Other source files are left out, because every node receives the bundle before it can answer.
 
     Raises:
         DaemonFailed: If a package is not installed.
@@ -492,12 +500,12 @@ def app_files() -> dict[str, bytes]:
 def _root(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise DaemonFailed(f"the package {package!r} is not installed; to fix: install Consilium anew")
+        raise DaemonFailed(f"the package {package!r} is not installed; to fix: install Consilium again")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _source(module: str) -> PurePosixPath | None:
-    """Return the path of a module of ours in the bundle; None for another's, and for a name that is no module."""
+    """Return the path in the bundle of a module of :data:`APP_PACKAGES`; None for any other name."""
     package, *inner = module.split(".")
     if package not in APP_PACKAGES:
         return None
@@ -506,7 +514,10 @@ def _source(module: str) -> PurePosixPath | None:
 
 
 def _imported(source: bytes) -> list[str]:
-    """Return every module that a source file imports, anywhere in it; a name imported from a package may be one."""
+    """Return the modules that a source file imports, anywhere in it.
+
+    For ``from a import b``, both ``a`` and ``a.b`` are returned, because ``b`` may be a module or a name in one.
+    """
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -517,15 +528,19 @@ def _imported(source: bytes) -> list[str]:
 
 
 def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> dict[str, object]:
-    """Run one ``flwr`` command, or ``script`` in its place, and return its JSON answer; DaemonFailed if it fails."""
+    """Run one ``flwr`` command, or ``script`` in its place, and return its JSON answer.
+
+    Raises:
+        DaemonFailed: If the command fails, does not answer in JSON, or SuperLink does not answer.
+    """
     if not accepts(HOST, server.port):
-        raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up`")
+        raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up` starts it")
     ours = script and [sys.executable, str(script), *arguments]
     out = _command(ours or [executable("flwr"), *arguments, "--format", "json"], home=server.client, cwd=server.client)
     try:
         answer = json.loads(out[out.index("{") :])
     except ValueError as error:
-        raise DaemonFailed(f"flwr {arguments[0]} did not answer in JSON: {out[:200]!r}") from error
+        raise DaemonFailed(f"`flwr {arguments[0]}` did not answer in JSON: {out[:200]!r}") from error
     if not isinstance(answer, dict) or answer.get("success") is False:
         said = answer.get("error-message", answer) if isinstance(answer, dict) else answer
         raise DaemonFailed(f"flwr {' '.join(arguments[:2])}: {said}")
@@ -559,7 +574,7 @@ def _command(command: list[str], *, home: Path, cwd: Path) -> str:
 
 def _text(row: object, key: str) -> str:
     if not isinstance(row, dict) or key not in row:
-        raise DaemonFailed(f"Flower's answer lacks {key!r}; is another version than 1.41 installed?")
+        raise DaemonFailed(f"Flower's answer lacks {key!r}; to fix: install Flower 1.41")
     return str(row[key])
 
 

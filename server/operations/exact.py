@@ -1,8 +1,8 @@
-"""ASGI middleware that refuses requests which two readers could understand differently.
+"""ASGI middleware that refuses requests which two programs could understand differently.
 
 The gateway, the fleet proxy and the dashboard put it in front of their applications. It refuses a Host header that does
-not name this server, a path that can be read in two ways, and a body whose length is stated twice. Applications behind
-it must not use ``request.url``, because Starlette builds that from the Host header, which the sender controls.
+not name this server, a path that can be parsed in two ways, and a body whose length is stated twice. The applications
+must not use ``request.url``, because Starlette builds it from the Host header, which the sender controls.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OneLength:
 
 
 class ExactPaths:
-    """Middleware that answers 404 unless the path is of plain segments without a query.
+    """Middleware that answers 404 unless the path consists of plain segments and there is no query string.
 
     Percent escapes, segments that begin with a dot and empty segments are refused.
     """
@@ -117,7 +117,7 @@ def sent_path(scope: Scope) -> str:
 class CertificateHosts:
     """Callable that returns the host names in a certificate (:data:`Hosts`); reads the file again when it changes.
 
-    While the file cannot be read, for instance during a renewal, the names read last stay in force.
+    While the file cannot be read, for instance during a renewal, the names that were read last are returned.
     """
 
     def __init__(self, certificate: Path) -> None:

@@ -1,8 +1,9 @@
-"""Proxies the ten SuperLink routes that a SuperNode needs on a Unix socket, and nothing else.
+"""Proxy on a Unix socket for the ten SuperLink routes that a SuperNode needs.
 
-SuperLink answers sites, operators and ServerApps on one port, so it listens on loopback, where neither the gateway's
-container nor a network reaches it. The gateway reaches only this proxy. It passes on the ten routes of :data:`ROUTES`
-in their one spelling (``server.operations.exact``), and refuses every other path and a body over its route's limit.
+SuperLink answers sites, operators and ServerApps on one port. It therefore listens on loopback, where neither the
+gateway's container nor a network reaches it, and the gateway reaches only this proxy. The proxy passes on the routes in
+:data:`ROUTES`, each by its exact path (``server.operations.exact``). It refuses every other path, and a body over the
+limit of its route.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ ROUTES = (
     "pull-object",
     "confirm-message-received",
 )
-"""The routes a SuperNode calls. ``register-node`` and ``unregister-node`` are left to the operator."""
+"""The routes that a SuperNode calls. ``register-node`` and ``unregister-node`` are missing: only operators use them."""
 
 PATHS = tuple(f"/v1/fleet/{name}" for name in ROUTES)
 MAX_BODY_BYTES = {"/v1/fleet/push-object": 65 << 20, "/v1/fleet/push-messages": 64 << 10}
-"""Limits that differ from the default. An announcement is a message without its content, or an error's text."""
+"""By route, the limit of a body in bytes, if it differs from the default. ``push-messages`` carries no content: only a
+message's metadata and the names of its objects, or an error's text.
+"""
 DEFAULT_MAX_BODY_BYTES = 1 << 20
 UPSTREAM_TIMEOUT_S = 60.0
 UPSTREAM_CONNECTIONS = 512
@@ -190,7 +193,7 @@ async def serve(path: Path, *, superlink: str, superlink_ca: Path) -> None:
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT: ``python -m server.operations.fleet``."""
+    """Run the proxy until SIGTERM or SIGINT: ``python -m server.operations.fleet``."""
     parser = argparse.ArgumentParser(description="SuperLink's fleet routes on a Unix socket")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--superlink", required=True, help="host:port")

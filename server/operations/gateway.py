@@ -2,13 +2,14 @@
 
 ``supervisor.gateway_daemon`` starts it. A request passes these steps in order; the code repeats their numbers:
 
-1. TLS ends here. Connections are bounded (``listener``).
+1. The gateway ends TLS, and limits the number of connections (``listener``).
 2. The request must name this server (``exact``) and be signed by a node key that the consortium admitted. An unsigned,
    unknown, late or repeated request is answered 401 with one word, before any of its body is read.
 3. The route must be one of the ten that a SuperNode needs (``fleet``), or a public object (``objects_app``). Control,
    runtime, documentation, registration and health cannot be reached from here.
-4. What a site pushes must be its own node's replies, each of one shape (``sender``).
-5. The site must be within its share of the server (``shares``). Objects and answers are passed on as they arrive.
+4. A message that a site pushes must be a reply of its own node, and have the one allowed structure (``sender``).
+5. The site's requests in progress must be within its limits (``shares``). Objects and answers are passed on as they
+   arrive.
 
 The certificate and the list of admitted nodes are read again when their files change, so renewing and revoking need no
 restart. Several studies may share the port (``one_port``).
@@ -58,12 +59,12 @@ ACTIVATION_FAILED = 2004
 BODY_PAUSE_S = 15.0
 """Longest wait for the next part of a body."""
 BODY_GRACE_S = 20.0
-"""Time every body may take, whatever its length."""
+"""Seconds that every body may take, in addition to the time for its length."""
 BODY_BYTES_PER_S = 32 << 10
-"""Slowest allowed rate of a body after its grace."""
+"""Slowest allowed rate of a body, after the first :data:`BODY_GRACE_S` seconds."""
 _SIGNED = ("flwr-", "consilium-")
 _STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
-"""HTTP status for an admitted site's request that the server cannot accept now or at all."""
+"""By reason, the HTTP status of the answer to an admitted site's request that exceeds a limit of rate, size or number."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def gateway_app(
     keys: Gatekeeper | None = None,
     clock: Clock = lambda: datetime.now(UTC),
 ) -> Starlette:
-    """Return the ASGI application of one study behind the public port.
+    """Return the ASGI application that serves one study at the public port.
 
     Args:
         files: The study's files.
@@ -125,7 +126,7 @@ def gateway_app(
 
 
 class _SignedCall:
-    """Middleware that passes on a request signed by an admitted site, within the site's share (steps 2 and 5).
+    """Middleware that passes on requests signed by an admitted site, within the site's limits (steps 2 and 5).
 
     Of an unsigned request only the headers are read.
     """
@@ -162,10 +163,10 @@ class _SignedCall:
 
 
 class _Fleet:
-    """One of Flower's routes: passes the body to SuperLink and the answer back.
+    """One of Flower's routes: passes the request's body to SuperLink and the answer back.
 
-    The body of a route in ``sender.NODE_OF`` is held until its sender has been checked; other bodies, and the answer,
-    are passed on as they arrive.
+    On a route in ``sender.NODE_OF``, the body is read as a whole and its sender checked before it is passed on. Other
+    bodies and all answers are passed on as they arrive.
     """
 
     def __init__(self, upstream: httpx.AsyncClient, path: str) -> None:
@@ -195,7 +196,11 @@ class _Fleet:
 
 
 async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
-    """Yield the whole body once its sender has been checked; Refused if it speaks for a node that did not sign it."""
+    """Read the whole body, check its sender, and yield it in one part.
+
+    Raises:
+        Refused: If the body names another node than the one that signed the request.
+    """
     async with contextlib.aclosing(body):
         whole = b"".join([part async for part in body])
     check_sender(route, whole, node_id=node_id)
@@ -207,7 +212,7 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
 
     Raises:
         fleet.TooLarge: As soon as the body exceeds ``limit`` bytes.
-        Refused: ``too-slow`` if it stalls, ``busy`` if it exceeds the site's share.
+        Refused: ``too-slow`` if the body arrives too slowly, ``busy`` if the site has too many bytes in transit.
     """
     started, size = time.monotonic(), 0
     parts = request.stream()
@@ -232,13 +237,16 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
 
 
 class _Said:
-    """Logs each kind of refusal at most once a second for each admitted site, with the number left out since."""
+    """Logs refusals, at most one a second for each reason and admitted site.
+
+    A line states how many refusals of its kind were left out since the line before.
+    """
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def refused(self, scope: Scope, reason: str, *, site: str = "") -> None:
-        """Log a refusal unless the same kind was logged within the last second.
+        """Log a refusal unless one with the same reason and site was logged within the last second.
 
         Args:
             scope: The request's ASGI scope.
@@ -260,7 +268,11 @@ class _Said:
 
 
 def _once_each(scope: Scope) -> Headers:
-    """Return the request's headers; Refused if a header that authenticates the request is repeated."""
+    """Return the request's headers.
+
+    Raises:
+        Refused: If a header that authenticates the request is repeated.
+    """
     names = [name.decode("latin-1") for name, _ in scope["headers"]]
     signed = [name for name in names if name.startswith(_SIGNED)]
     if len(set(signed)) != len(signed):
@@ -269,18 +281,18 @@ def _once_each(scope: Scope) -> Headers:
 
 
 def _later(cause: str) -> Response:
-    """Answer 503, so that a SuperNode tries again.
+    """Return an answer with status 503, after which a SuperNode tries again.
 
-    Any other 5xx status ends a SuperNode's heartbeat for good, and it stays offline without noticing.
+    After any other 5xx status a SuperNode stops its heartbeat for good, and stays offline without reporting an error.
     """
     log.warning("event=superlink-away cause=%s", cause)
     return PlainTextResponse("the server is busy or starting\n", status_code=503)
 
 
 def _refusal(scope: Scope, reason: str) -> Response:
-    """Answer a refusal with its one word.
+    """Return the answer to a refused request: the reason in one word.
 
-    A SuperNode that asks to be activated is answered in Flower's own format, because it logs that.
+    A SuperNode that asks to be activated gets the reason in Flower's own format, because it writes this to its log.
     """
     if reason in _STATUS:
         return PlainTextResponse(f"{reason}\n", status_code=_STATUS[reason])
@@ -297,7 +309,7 @@ async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> N
         files: The host study's files, and the port's certificate.
         bind: The address to listen on.
         port: The port to listen on.
-        socket: Unix socket of the host study's fleet proxy. This process reaches nothing else of a SuperLink.
+        socket: Unix socket of the host study's fleet proxy, the only way by which this process reaches a SuperLink.
 
     Raises:
         DaemonFailed: If the port is taken.
@@ -344,7 +356,10 @@ def _upstream(socket: str) -> httpx.AsyncClient:
 
 
 async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> None:
-    """Load a changed certificate for new handshakes; log an unusable pair of files and keep the old one."""
+    """Watch the certificate's file, and use a changed certificate for new handshakes.
+
+    If certificate and key do not fit, this is logged and the old certificate stays in use.
+    """
     known = files.certificate.stat().st_mtime_ns
     while True:
         await asyncio.sleep(1.0)
@@ -359,7 +374,7 @@ async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> Non
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT: ``python -m server.operations.gateway``."""
+    """Run the gateway until SIGTERM or SIGINT: ``python -m server.operations.gateway``."""
     parser = argparse.ArgumentParser(description="The one port that sites reach")
     for name in ("--objects", "--nodes", "--certificate", "--key", "--fleet"):
         parser.add_argument(name, type=Path, required=True)

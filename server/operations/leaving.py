@@ -1,8 +1,8 @@
-"""Deletes what the server holds of a hospital that has left, and states what must stay and why.
+"""Deletes a hospital that has left from the server's files, and states which facts about it must stay and why.
 
-`consilium provision forget` calls it. It refuses a site that is still admitted, and it refuses while a run or the
-server's daemons could write about the site again. It deletes nothing from the ledger, because the other hospitals'
-receipts refer to its rows.
+`consilium provision forget` calls it. It refuses a site that is still admitted. It also refuses while a run or the
+server's daemons are active, because they could write about the site again. Nothing is deleted from the ledger, because
+the other hospitals' receipts refer to its rows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import LeftSite, Workspace
 
 STAYS = (
-    "its name, its patient pool and what it was charged, in the ledger: each row is in other hospitals' receipts, and "
-    "none holds anything of a patient",
-    "the released sums, labels and student: its part was added to the others' under noise and cannot be taken out; "
-    "the guarantee it was given goes on to hold",
+    "its name, its patient pool and what it was charged, in the ledger: other hospitals' receipts contain each row, "
+    "and no row contains patient data",
+    "the released sums, labels and student: its part was added to the others' with noise and cannot be taken out; the "
+    "guarantee for its patients still holds",
     "its name and the hash of its node key, so that neither is admitted again",
     "in SuperLink's database the number of its node and sealed messages, until `flower/` is deleted with the study",
 )
@@ -35,7 +35,7 @@ STAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was deleted of a site, and what still names it.
+    """The result of deleting a site's data.
 
     Attributes:
         deleted: One phrase for each thing that was deleted.
@@ -63,16 +63,23 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
     workspace.study()  # raises, with a remedy, if the directory holds no study
     site = next((one for one in workspace.registered() if one.name == name), None)
     if site is None:
-        raise InvalidInput("no such site", value=name, remedy="`consilium provision list`")
+        raise InvalidInput(
+            "no such site", value=name, limit="name of a registered site", remedy="see `consilium provision list`"
+        )
     if name in {node.site for node in read_admitted(workspace.nodes_file)}:
-        raise InvalidInput("site is admitted still", value=name, remedy=f"`consilium provision revoke` {name} first")
+        raise InvalidInput(
+            "site is still admitted",
+            value=name,
+            limit="a revoked site",
+            remedy=f"revoke {name} first with `consilium provision revoke`",
+        )
     folders = (workspace.root / "logs", workspace.flower_dir / "logs")
     try:
         with workspace.locked(), workspace.changing_sites(), keeping(folders[0]), keeping(folders[1]):
             deleted = list(_delete(workspace, name))
     except DaemonFailed as error:
         raise DaemonFailed(
-            "the server's daemons run and write logs that name it; to fix: end `server up` first"
+            "the server's daemons are running and write logs that name the site; to fix: end `server up` first"
         ) from error
     for folder in folders:
         if folder.is_dir():
@@ -84,7 +91,7 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
 
 
 def _delete(workspace: Workspace, name: str) -> Iterator[str]:
-    """Delete everything of the site but the ledger's rows and the logs; yield a phrase for each deletion."""
+    """Delete the site's data, except the ledger's rows and the logs; yield a phrase for each deletion."""
     key = workspace.node_keys_dir / f"{name}.pub"
     hashed = sha256_bytes(read_node_public_key(key).encode()) if key.exists() else ""
     workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first: it is never admitted again
@@ -92,7 +99,7 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     yield "its entry in sites.json, with the key of its replies and its node's number"
     for path, what in (
         (key, "its public node key"),
-        (workspace.root / "site-reports" / f"{name}.json", "the report it handed over"),
+        (workspace.root / "site-reports" / f"{name}.json", "the report about itself that it sent"),
     ):
         if path.exists():
             path.unlink()
@@ -101,15 +108,15 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     for path in words:
         path.unlink()
     if words:
-        yield f"what it signed in {len(words)} draws of sealed sums, which no dispute can be about any more"
+        yield f"its signed masked codes of {len(words)} draws of sealed sums, so no dispute can be held about these"
     if gone := _forget_events(workspace.events_file, name):
         yield f"{gone} events about it alone: what it answered or declined, and when"
 
 
 def _forget_events(path: Path, name: str) -> int:
-    """Drop one site's events, and its name from the lists in others; return how many were dropped.
+    """Delete one site's events, and its name from lists in other events; return the number of deleted events.
 
-    The other events are numbered anew.
+    The remaining events are renumbered.
     """
     events = list(read_events(path))
     kept = [event for event in events if event.get("site") != name]

@@ -1,9 +1,9 @@
-"""The HTTP server of the public port: limits which connections a stranger may keep open, and for how long.
+"""The HTTP server of the public port: limits how many connections clients may keep open, and for how long.
 
-The gateway runs it. TLS handshakes, request heads and answers have deadlines. At most :data:`MAX_STRANGERS` connections
-may be open on which no admitted site has signed a request; a further one closes the oldest, so that idle strangers
-cannot keep an admitted site out. An admitted site has at most :data:`MAX_PER_SITE` connections. It builds on uvicorn's
-h11 protocol, which refuses ambiguous requests.
+The gateway runs it. TLS handshakes, request heads and answers have deadlines. A connection is a *stranger's* until an
+admitted site signs a request on it. At most :data:`MAX_STRANGERS` such connections may be open. A further one closes
+the oldest, so that idle strangers cannot keep an admitted site out. An admitted site has at most :data:`MAX_PER_SITE`
+connections. The server builds on uvicorn's h11 protocol, which refuses ambiguous requests.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from common.errors import DaemonFailed
 from common.plain import OnceASecond
 
 HANDSHAKE_S = 5.0
-"""Deadline of the TLS handshake, and of closing TLS."""
+"""Seconds allowed for the TLS handshake, and for closing TLS."""
 
 HEAD_S = 10.0
 """Time from connecting, or from the last answer, to the end of a request's head."""
 
 STALLED_S = 30.0
-"""How long an answer may wait for a client that reads nothing."""
+"""Seconds that an answer may wait for a client that reads nothing; then the connection is closed."""
 
 MAX_STRANGERS = 512
-"""Open connections on which no admitted site has signed a request yet."""
+"""Largest number of open connections on which no admitted site has signed a request yet."""
 
 MAX_PER_SITE = 32
-"""Open connections of one admitted site."""
+"""Largest number of open connections of one admitted site."""
 OPEN_FILES = 4096
-"""All connections together, including unfinished handshakes; further ones wait in the kernel's queue."""
+"""Largest number of all connections together, including unfinished handshakes; others wait in the kernel's queue."""
 
 TLS_BUFFER_BYTES = 32 << 10
-"""TLS buffer per connection. With asyncio's default, every stranger would take 256 KiB before sending anything."""
+"""TLS buffer per connection. With asyncio's default, each connection would take 256 KiB before it sends anything."""
 
 
 class Connections:
-    """The open connections: strangers in the order they came, and those of each admitted site."""
+    """The open connections: strangers' in the order they came, and the connections of each admitted site."""
 
     def __init__(self) -> None:
         self._strangers: dict[GuardedProtocol, None] = {}
         self._sites: dict[str, dict[GuardedProtocol, None]] = {}
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Count a new connection as a stranger's, and close the oldest stranger's if there are too many.
+        """Count a new connection as a stranger's. If there are too many of these, close the oldest one.
 
         Args:
             connection: The connection.
@@ -92,7 +92,7 @@ def _bound(connections: dict[GuardedProtocol, None], most: int) -> None:
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection with deadlines. A request finds it as ``scope["state"]["connection"]``.
+    """One connection with deadlines. Applications find it as ``scope["state"]["connection"]`` of a request.
 
     Args:
         connections: The counts of open connections.
@@ -170,7 +170,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server over guarded connections.
+    """uvicorn's server, with :class:`GuardedProtocol` for each connection.
 
     Raises:
         DaemonFailed: From ``startup``, if the port cannot be bound.
@@ -232,16 +232,19 @@ def cannot_listen(error: OSError, host: str, port: int, *, option: str = "--port
                 f"end that program, or choose another port: `consilium provision server` with {option}",
             )
         case errno.EACCES:
-            why, remedy = "this user may not", "choose a port above 1023 and forward to it, or CAP_NET_BIND_SERVICE"
+            why, remedy = (
+                "this user may not use a port below 1024",
+                "choose a port above 1023 and forward the other to it, or give the process CAP_NET_BIND_SERVICE",
+            )
         case errno.EADDRNOTAVAIL:
             why, remedy = "the address is not this machine's", "give --bind an address of this machine"
         case _:
-            why, remedy = str(error.strerror or error), "see the address and the port"
+            why, remedy = str(error.strerror or error), "check the address and the port"
     return f"cannot listen on {host}:{port}: {why}; to fix: {remedy}"
 
 
 def bound_resources() -> None:
-    """Bound the open files and the TLS memory per connection that this process may use."""
+    """Limit the number of open files of this process, and the TLS memory of each connection."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     with contextlib.suppress(ValueError, OSError):

@@ -1,9 +1,9 @@
 """Serves a study's public files: ``GET /public/<sha256>``, ``/public/students/<study id>``, ``/public/peers/<study
 id>``.
 
-The gateway mounts it behind TLS and node keys. It refuses every other path and method. An object named by its hash
-never changes, so an interrupted download can be continued (``Range``). The two statements about a study may change: the
-signed statement that names its student's bundle, and the list of its sites with their keys.
+The gateway serves it over TLS, to requests signed by admitted node keys. It refuses every other path and method. An
+object named by its hash never changes, so an interrupted download can be continued (``Range``). Two files about a study
+may change: the signed statement that names its student's bundle, and the list of its sites with their keys.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Serves several studies behind one port: a request goes to the study that admitted the key which signed it.
+"""Serves several studies at one port: a request goes to the study that admitted the key which signed it.
 
-The gateway of one study, the *host*, listens. Beside its list of nodes is a folder with one small file for each study
-behind the port. Every study keeps its own SuperLink, core, ledger, objects and list of admitted nodes, so that a site
-of one study reaches nothing of another. A request signed by an unknown key goes to the host's study, which refuses it.
-A file that cannot be read is logged, and the studies served before stay served.
+The gateway of one study, the *host*, listens at the port. Beside its list of nodes is a folder with one small file for
+each further study that is served at the port. Every study keeps its own SuperLink, core, ledger, objects and list of
+admitted nodes, so a site of one study reaches nothing of another. A request signed by an unknown key goes to the host's
+study, which refuses it. If a file cannot be read, this is logged, and the studies served before are still served.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BehindPort(Document):
-    """A study behind the port: its id, its directory, and what the gateway needs of it.
+    """A study that is served at the port, with the paths that the gateway needs. All paths are absolute.
 
     Attributes:
         study: The study's id, 64 hexadecimal digits; empty for the host's own study.
         directory: The study's directory.
         objects: Folder of its object store.
         nodes: File that lists its admitted nodes.
-        fleet: Unix socket of its fleet proxy. All paths are absolute.
+        fleet: Unix socket of its fleet proxy, by which the gateway reaches the study's SuperLink.
     """
 
     study: str
@@ -67,10 +67,13 @@ def read_behind(folder: Path) -> tuple[BehindPort, ...]:
     """Return the studies listed behind a port, ordered by study id.
 
     Args:
-        folder: The folder that the host's gateway reads; a missing folder lists none.
+        folder: The folder that the host's gateway reads; it may be missing.
+
+    Returns:
+        The studies; none if the folder is missing.
 
     Raises:
-        InvalidInput: If a file in it cannot be read as such an entry.
+        InvalidInput: If a file in the folder is not a valid entry.
     """
     return tuple(
         BehindPort.from_json(parse_json(path.read_bytes(), what="study behind the port", value=str(path)))
@@ -100,10 +103,10 @@ class OnePort:
     """The ASGI application of the port.
 
     Args:
-        own: The host's study: what the gateway read when it started.
-        folder: Where the other studies are listed; it is read again whenever it changes.
-        serve: Makes the application of one study, which admits the keys it is given, and the client by which it reaches
-            that study's SuperLink.
+        own: The host's study.
+        folder: Folder that lists the other studies; it is read again whenever it changes.
+        serve: Makes the application of one study, given the study and its admitted keys. It also returns the HTTP
+            client by which the application reaches that study's SuperLink.
     """
 
     def __init__(self, own: BehindPort, *, folder: Path, serve: Serve) -> None:
@@ -123,7 +126,7 @@ class OnePort:
         await _of(scope, served).app(scope, receive, send)
 
     def _all(self) -> list[_Served]:
-        """Return every study that is served now, the host's first; reads the folder again if it has changed."""
+        """Read the folder again if it has changed, and return every study that is served now, the host's first."""
         version = self._folder.stat().st_mtime_ns if self._folder.is_dir() else 0  # entries are renamed into place
         if version != self._version:
             self._version = version
@@ -139,7 +142,7 @@ class OnePort:
         return list(self._served.values())
 
     def _begin(self, entry: BehindPort) -> _Served | None:
-        """Start serving a study; return None, and try again at the next request, if its directory is not there."""
+        """Start serving a study. If its directory is not there, return None; the next request tries again."""
         keys = Gatekeeper(Path(entry.nodes))
         try:
             app, upstream = self._serve(entry, keys)

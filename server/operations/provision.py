@@ -3,9 +3,9 @@
 `consilium provision` calls it. Admitting binds a site's name to its node key and to the Flower node id of that key.
 Revoking takes effect at the gateway at once.
 
-Before anything is written, it refuses a join request of another study, one whose fingerprint differs from the one read
-out, one for another site or pool than the operator named, and a name, pool or key that is or was ever taken. It also
-refuses to revoke a site that is not admitted.
+Before anything is written, a join request is refused if it is of another study, if its fingerprint differs from the one
+that the site reads out, if it is for another site or pool than the operator named, or if its name, pool or key belongs
+or belonged to another site. Revoking a site that is not admitted is refused, too.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
-"""Validity of the certificates used between the server's own processes, which are on no public port."""
+"""Validity in days of the certificates that only the server's own processes use among themselves."""
 
 RENEW_DAYS = 21
-"""The operator is told to renew the public port's certificate when it has fewer days left."""
+"""If the public port's certificate has fewer days left than this, the operator is told to renew it."""
 
 Register = Callable[[Path, str], int]
 """Registers a node key with SuperLink, given the key's file and the site's name; returns the node id."""
@@ -78,7 +78,7 @@ def set_up_server(
 ) -> datetime:
     """Create the consortium's CA and the certificates of the public port, of SuperLink and of the dashboard.
 
-    Calling it again keeps what is valid.
+    Calling it again keeps certificates that are still valid.
 
     Args:
         workspace: The study.
@@ -102,16 +102,16 @@ def set_up_server(
 
 
 def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
-    """Choose SuperLink's port on loopback for a study that was given none.
+    """Choose SuperLink's port on loopback for a study whose operator named none.
 
     Args:
         workspace: The study.
         port: The public port, which is not available.
 
     Returns:
-        The port, and the name of the study that holds the default port, or an empty string. The port is the study's
-        earlier one, if it was set up before. Otherwise it is the first from :data:`INTERNAL_PORT` on that is free among
-        the studies in the same folder and the study whose ledger it shares.
+        The port, and the name of the other study that has the default port; an empty name if none has. If the study was
+        set up before, it keeps its port. Otherwise the port is the first from :data:`INTERNAL_PORT` on that no study in
+        the same folder has, nor the study whose ledger it shares.
     """
     if (workspace.root / "endpoint.json").exists():
         return workspace.endpoint().internal_port, ""
@@ -127,12 +127,12 @@ def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
 def set_up_behind(
     workspace: Workspace, keeper: Workspace, *, internal_port: int, now: datetime | None = None
 ) -> datetime:
-    """Put a study behind the port of another study, with that study's certificate authority.
+    """Let the gateway of another study serve this study, too, with that study's certificate authority.
 
     The study keeps a SuperLink, a core and a ledger of its own. Calling it again changes nothing.
 
     Args:
-        workspace: The study to put there. No site may have been admitted to it at another address.
+        workspace: The study to be served. No site may have been admitted to it at another address.
         keeper: The study whose gateway listens. It must be set up and have a gateway of its own.
         internal_port: The port of this study's SuperLink on loopback.
         now: The time, for tests.
@@ -141,8 +141,8 @@ def set_up_behind(
         When the port's certificate expires.
 
     Raises:
-        InvalidInput: If the keeper is itself behind another study's port, if a SuperLink of this deployment already has
-            the internal port, or if this study's sites know another address or authority.
+        InvalidInput: If the keeper has no gateway of its own or is this study, if a SuperLink of this deployment already
+            has the internal port, or if this study already has a certificate authority of its own.
     """
     at = keeper.endpoint()
     if at.behind:
@@ -167,7 +167,7 @@ def set_up_behind(
         raise InvalidInput(
             "--internal-port",
             value=internal_port,
-            limit=f"another one than that of {taken[internal_port]}",
+            limit=f"a port that no other study uses; {taken[internal_port]} uses this one",
             remedy=f"--internal-port {free}",
         )
     authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
@@ -176,8 +176,8 @@ def set_up_behind(
         raise InvalidInput(
             "this study has a certificate authority of its own",
             value=str(workspace.authority_dir),
-            limit="a study that was not set up yet",
-            remedy="leave it at its own port, or make the study anew",
+            limit="--behind only for a study that was not set up yet, because its sites would refuse another authority",
+            remedy="leave this study at its own port, or create another study and set that up with --behind",
         )
     internal = ["127.0.0.1", "localhost"]
     for folder in (workspace.flower_dir, workspace.dashboard_tls_dir):
@@ -196,7 +196,7 @@ def set_up_behind(
 def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None = None) -> datetime:
     """Issue a new certificate for the public port, by the same CA and with the same names.
 
-    The gateway loads it by itself within a second.
+    The running gateway loads the new certificate within a second.
 
     Args:
         workspace: The study, or a study behind its port.
@@ -236,7 +236,7 @@ class CertificateStanding:
 
 
 def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
-    """Return the state of the certificate that sites are shown.
+    """Return the state of the public port's certificate, which sites see when they connect.
 
     Args:
         workspace: The study.
@@ -283,8 +283,8 @@ def approve(
 ) -> Site:
     """Admit a site: register its key with SuperLink, its pool with the ledger and its name with the gateway.
 
-    A site that an earlier version admitted without a key for its replies is given the key in its new request. An
-    approval that was interrupted is finished by the same approval.
+    If an earlier version admitted the site without a key that verifies its replies, the key in the site's new request
+    is added. An interrupted approval is completed by repeating it.
 
     Args:
         workspace: The study.
@@ -299,7 +299,8 @@ def approve(
         The site's entry in the study.
 
     Raises:
-        InvalidInput: If the request is not the expected one, or if a name, pool or key in it is or was taken.
+        InvalidInput: If study, site, pool or fingerprint of the request are not the expected ones, or if a name, pool
+            or key in it belongs or belonged to another site.
         DaemonFailed: If SuperLink does not register the key.
     """
     books = _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
@@ -328,8 +329,9 @@ def _admit(
         raise InvalidInput(
             "site is registered already, and was revoked",
             value=request.site,
-            limit="a revoked site is never admitted to this study again, under any name, pool or key",
-            remedy="it can take part in a new study: `consilium site join` there, `study init` here",
+            limit="a site that was not revoked; a revoked one is never admitted to this study again, under any name, "
+            "pool or key",
+            remedy="create a new study here (`consilium study init`), which the site joins with `consilium site join`",
         )
     for what, value, taken in (
         ("site", request.site, entered),
@@ -338,7 +340,12 @@ def _admit(
         ("node key", request.node_key, {node.key for node in others} | _other_keys(workspace, request.site)),
     ):
         if value in taken:
-            raise InvalidInput(f"{what} is registered already", value=value[:64], remedy="`consilium provision list`")
+            raise InvalidInput(
+                f"{what} is registered already",
+                value=value[:64],
+                limit="a new name, pool and key; no site may use those of another one",
+                remedy="see `consilium provision list`",
+            )
     setup.pool_to_declare(workspace, request.site, request.pool, books=books, pool_epsilon=pool_epsilon)
     key_file = workspace.node_keys_dir / f"{request.site}.pub"
     write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
@@ -360,7 +367,11 @@ def _admit(
 
 
 def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> StatedBooks:
-    """Return the request's books; InvalidInput unless the request is the one that the operator means to admit."""
+    """Return what the request states of the site's ledger.
+
+    Raises:
+        InvalidInput: Unless the request is the one that the operator means to admit.
+    """
     for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
         if asked != meant:
             raise InvalidInput(
@@ -370,19 +381,24 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
                 remedy="admit nobody before you know who sent this request",
             )
     if request.study != workspace.study().id:
-        raise InvalidInput("study of the join request", value=request.study[:16], limit=workspace.study().id[:16])
+        raise InvalidInput(
+            "study of the join request",
+            value=request.study[:16],
+            limit=f"this study, {workspace.study().id[:16]}",
+            remedy="approve the request in the directory of its study, or have the site write one for this study",
+        )
     if not request.has_fingerprint(fingerprint):  # never print the right one: the operator would only copy it
         raise InvalidInput(
             "fingerprint of the join request",
             value=fingerprint[:80],
             limit="the one that the site reads out",
-            remedy="have the site read it out again; if it still differs, the request was exchanged on the way",
+            remedy="have the site read it out again; if it still differs, somebody replaced the request on its way",
         )
     if request.books is None:
         raise InvalidInput(
             "join request of an earlier version",
-            limit="one that names the site's books and the key of its replies",
-            remedy="upgrade Consilium at the site, and write it anew there with `consilium site request`",
+            limit="a request that names the site's ledger and the key that signs its replies",
+            remedy="upgrade Consilium at the site, and write a new request there with `consilium site request`",
         )
     return request.books
 
@@ -390,15 +406,15 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
 def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
     """Withdraw a site's admission, at the gateway at once and at SuperLink if it runs.
 
-    What the site contributed stays released and charged. Its key is never admitted again.
+    Answers to which the site contributed stay released and charged. Its key is never admitted again.
 
     Args:
         workspace: The study.
         name: The site's name.
-        unregister: Withdraws the node of this id at SuperLink.
+        unregister: Function that withdraws the node with the given id at SuperLink.
 
     Returns:
-        False if SuperLink could not be told.
+        True if SuperLink withdrew the node; False if SuperLink could not be reached.
 
     Raises:
         InvalidInput: If no such site is admitted.
@@ -406,7 +422,12 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
     with workspace.changing_sites():
         admitted = _admitted(workspace)
         if name not in {node.site for node in admitted}:
-            raise InvalidInput("no such site is admitted", value=name, remedy="`consilium provision list`")
+            raise InvalidInput(
+                "no such site is admitted",
+                value=name,
+                limit="name of an admitted site",
+                remedy="see `consilium provision list`",
+            )
         write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
         publish_peers(workspace)
     node_id = next(node.node_id for node in admitted if node.site == name)
@@ -418,13 +439,13 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
 
 
 def publish_peers(workspace: Workspace) -> Peers:
-    """Publish the admitted sites with their signing keys if the study aggregates by sealed sums.
+    """List the admitted sites with their signing keys; for a study with sealed sums, publish the list.
 
     Args:
         workspace: The study's directory.
 
     Returns:
-        The list of peers; it is returned, but not published, for other studies.
+        The list.
     """
     study, admitted = workspace.study(), {node.site for node in read_admitted(workspace.nodes_file)}
     sites = (site for site in workspace.registered() if site.name in admitted and site.answer_key)
@@ -471,7 +492,7 @@ def broken_off(workspace: Workspace) -> list[str]:
 
 
 def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
-    """Return the list of admitted nodes on disk, with node ids that an earlier version did not store."""
+    """Return the admitted nodes. Node ids that an earlier version left out are added from the list of sites."""
     node_ids = {site.name: site.node_id for site in workspace.registered()}
     return tuple(
         replace(node, node_id=node.node_id or node_ids.get(node.site, 0))
@@ -480,10 +501,11 @@ def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
 
 
 def _other_keys(workspace: Workspace, site: str) -> set[str]:
-    """Return the keys that other sites of this study, and all sites of studies behind the same port, have or had.
+    """Return the node keys that a new site must not use.
 
-    A revoked key is never admitted again under another name. Studies behind one port must not share a key, because the
-    key alone decides which study a request goes to.
+    These are the keys that other sites of this study have or had, because a revoked key is never admitted again under
+    another name. For the other studies at the same port they are the keys of all sites, because the key alone decides
+    which study a request goes to.
     """
     keeper = workspace.port_keeper()
     roots = [keeper.root, *(Path(other.directory) for other in read_behind(keeper.gateway_dir / BEHIND))]

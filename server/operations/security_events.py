@@ -1,8 +1,9 @@
 """Turns the server's records into security events, and sends them to log targets when run as a program.
 
 The records are the ledger's rows, the event log, requests that the gateway refused, and the starts and ends of daemons.
-An event takes over only fields that its schema has (:mod:`common.security_log.events`). The program follows a study's
-directory; ``supervisor.serve`` starts it if log targets are given. It needs to read the ledger and needs no key.
+An event contains only fields that its schema defines (:mod:`common.security_log.events`). The program follows a study's
+directory; ``supervisor.serve`` starts it if log targets are given. It must be able to read the ledger, and needs no
+key.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from common.supervision import FACTS
 from server.study.workspace import Workspace
 
 SILENT = frozenset({"roster"})
-"""Kinds of ledger rows that are no security event. The sites of a roster are counted in each of its charges."""
+"""Kinds of ledger rows that give no security event. The event of each charge states the number of its sites."""
 
 NOT_LOGGED = frozenset(
     {
@@ -54,7 +55,7 @@ NOT_LOGGED = frozenset(
         "control-trained",
     }
 )
-"""Kinds in the event log that only report progress, or that a ledger row reports too."""
+"""Kinds of events in the event log that give no security event: they report progress, or a ledger row reports them."""
 
 _FIELDS: dict[str, dict[str, str]] = {
     "run-started": {"run": "run"},
@@ -71,7 +72,9 @@ _FIELDS: dict[str, dict[str, str]] = {
     "bundle-exported": {"bundle": "sha256"},
     "verdict-taken": {"site": "site", "word": "word", "bundle": "bundle"},
 }
-"""Kinds in the event log that keep their name: each security event's field, and the log's field it is taken from."""
+"""By kind of event in the event log, which is also the security event's name: the security event's fields, each with
+the field of the event log that it is copied from.
+"""
 
 _LINES: Known = {
     ("server.operations.gateway", "refused"): (

@@ -1,13 +1,13 @@
-"""Checks that a fleet request speaks for the node whose key signed it.
+"""Checks that a SuperNode's request, and each message in it, names as sender the node whose key signed the request.
 
-SuperLink checks that the node named in a request is the one whose key signed it, but it trusts the messages inside the
-request. This module reads the few fields of Flower's protobuf messages that state the sender, and the gateway calls it
-before it passes a request on. A node must push one message at a time. That message must come from that very node, be a
-reply and go to the server. Its objects must form one tree: Message, RecordDict and ConfigRecord nested in each other,
-the first named as the message; or a Message alone, which reports an error.
+SuperLink compares the node named in a request with the signing key, but it trusts the messages inside the request. The
+gateway therefore calls this module before it passes a request on. It reads the few fields of Flower's protobuf messages
+that state the sender. A node must push one message at a time. The message must be a reply from this node to the server.
+Its objects must form one tree: Message, RecordDict and ConfigRecord nested in each other, the first named as the
+message; or a Message alone, which reports an error.
 
-It refuses everything that two protobuf readers could read differently: a repeated field, a field of another wire type,
-a cut field, or a number in a longer encoding than needed.
+Every encoding that two protobuf parsers could read differently is refused: a repeated field, a field of another wire
+type, an incomplete field, or a number in a longer encoding than needed.
 
 Source: the protobuf encoding (protobuf.dev/programming-guides/encoding); fleet.proto, message.proto, node.proto of
 Flower 1.41.
@@ -34,29 +34,29 @@ NODE_OF = {
     "pull-object": (1, 1),
     "confirm-message-received": (1, 1),
 }
-"""Field numbers that lead to a request's node id: ``node_id`` itself, or ``node_id`` within ``node``.
+"""By route, the protobuf field numbers that lead to a request's node id: ``node_id``, or ``node_id`` within ``node``.
 
-``activate-node`` is absent because it names a key. ``push-object`` is absent because its body may be long; SuperLink
-alone reads its node.
+``activate-node`` is absent because it names a key in place of a node id. ``push-object`` is absent because its body may
+be long; there only SuperLink checks the node.
 """
 
 MAX_FIELDS = 1_000
-"""Fields read of one message. Flower writes about a dozen, and each field costs the gateway time."""
+"""Largest number of fields read of one message. Flower writes about a dozen, and each field costs the gateway time."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MESSAGES, _METADATA, _ID, _SRC, _DST, _REPLY_TO = 2, 1, 2, 3, 4, 5
 _TREES, _OBJECT, _CHILD = 3, 1, 2
 _DEPTHS = (1, 3)
-"""Allowed numbers of objects: an error alone, or the message, its record dictionary and its record."""
+"""Allowed numbers of objects of a message: 1 for an error; 3 for message, record dictionary and record."""
 _NAME = re.compile(rb"[0-9a-f]{64}")
 
 Field = int | bytes
 
 
 def check_sender(route: str, body: bytes, *, node_id: int) -> None:
-    """Refuse a request unless it, and the message it pushes, comes from the node whose key signed it.
+    """Refuse a request unless it, and any message that it pushes, names the node whose key signed the request.
 
-    A request that names no node is left to SuperLink to refuse, unless it pushes a message.
+    A request that names no node is passed on, and SuperLink refuses it; if it pushes a message, it is refused here.
 
     Args:
         route: Last segment of the path; routes not in :data:`NODE_OF` are not checked.
@@ -93,7 +93,11 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
 
 
 def _row(tree: bytes) -> list[bytes]:
-    """Return the names in a tree whose objects have at most one child each, from the root on; else Refused."""
+    """Return the names of the objects in a tree, from the root on.
+
+    Raises:
+        Refused: If an object has more than one child, if a name is repeated or invalid, or if the tree is too deep.
+    """
     names: list[bytes] = []
     while len(names) < max(_DEPTHS):
         names.append(_bytes(_only(tree, _OBJECT)))
@@ -126,7 +130,7 @@ def _bytes(field: Field) -> bytes:
 
 
 def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
-    """Return the one field of this number, or ``default``; Refused if it is repeated."""
+    """Return the value of the field with this number, or ``default`` if there is none; Refused if it is repeated."""
     found = [value for each, value in _fields(data) if each == number]
     if len(found) > 1:
         raise Refused("body")

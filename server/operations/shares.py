@@ -40,7 +40,7 @@ class Share:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until the site may be served another request, and hold that place until the block ends.
+        """Wait until fewer than :data:`AT_ONCE` requests of the site are served; count as one until the block ends.
 
         Raises:
             Refused: ``busy`` if :data:`WAITING` requests wait already, or after :data:`WAIT_S` of waiting.

@@ -12,12 +12,12 @@ threads also write to one SQLite file at the same time. A thread that has waited
    child.
 3. What a node has announced and stored is counted before it may add more: :data:`MAX_OBJECTS`, :data:`MAX_BYTES`.
 4. Replies that came too late to be fetched are deleted when their node announces another. All objects of a run are
-   deleted within :data:`SWEEP_S` of its end, as long as some node sends requests.
+   deleted within :data:`SWEEP_S` seconds of its end, provided that some node sends requests.
 5. Transactions run one after another, in the order in which they were asked for.
 
-A refusal is the same answer that Flower gives to a reply it rejects, so an honest SuperNode drops the reply and
-continues. If an object of a reply is refused for its shape or its size, the stored reply is overwritten with bytes that
-cannot be read. The run then reports the site at once and does not wait for the rest of its reply.
+A refusal looks like Flower's own answer to a rejected reply, so an honest SuperNode drops the reply and continues. If
+an object of a reply is refused for its shape or its size, the stored reply is overwritten with bytes that cannot be
+read. The run then reports the site at once and does not wait for the rest of its reply.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from common.errors import InvalidInput
 from common.wire import KINDS, check_object
 
 MAX_BYTES = 192 << 20
-"""Bytes one node may store: the reply to the current request and two late ones, each at most 64 MiB."""
+"""Bytes that one node may store: its reply to the current request and two late replies, each at most 64 MiB."""
 MAX_OBJECTS = 3_072
-"""Objects one node may announce: a thousand replies. Names take space even before any content is stored."""
+"""Objects that one node may announce, enough for a thousand replies. Names take space even without content."""
 SWEEP_S = 10.0
-"""Shortest time between two deletions of what finished runs left behind."""
+"""Shortest time in seconds between two deletions of the objects of finished runs."""
 
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS consilium_stored (object_id VARCHAR NOT NULL, node_id BIGINT NOT NULL, "
@@ -84,7 +84,7 @@ class _NotStored(Exception):
 
 
 def install() -> None:
-    """Wrap Flower's own handlers in the rules of this module.
+    """Replace Flower's handlers in this process by handlers that apply the rules of this module.
 
     Raises:
         AttributeError: If a later Flower has moved a handler.
@@ -204,7 +204,7 @@ class Storage:
             )
 
     def sweep(self, state: State) -> None:
-        """Delete what finished runs left behind, at most once every :data:`SWEEP_S`."""
+        """Delete the objects of finished runs, at most once every :data:`SWEEP_S` seconds."""
         if (now := time.monotonic()) - self._swept < SWEEP_S:
             return
         self._swept = now
@@ -223,7 +223,7 @@ class Storage:
                 session.execute(text("DELETE FROM message_res WHERE message_id = :id"), {"id": name})
 
     def _held(self, session: Any, node: int) -> tuple[int, int]:
-        """Return how many objects a node has announced that are not deleted yet, and their bytes."""
+        """Return the number and the bytes of the objects that a node has announced and that are not deleted yet."""
         self._prepare(session)
         row = {"node": uint64_to_int64(node)}
         session.execute(text(_GONE), row)
@@ -267,7 +267,7 @@ def announced(request: PushMessagesRequest) -> tuple[str, ...] | None:
 
 
 class Turns:
-    """A lock that is given in the order in which it was asked for."""
+    """A lock that threads get in the order in which they asked for it."""
 
     def __init__(self) -> None:
         self._waiting: deque[threading.Event] = deque()
@@ -296,7 +296,10 @@ def in_turn(session: Callable[[Any], Any], turns: Turns) -> Callable[[Any], Any]
 
     Args:
         session: Flower's context manager of a database session.
-        turns: The lock they wait for; sessions nested within one do not wait.
+        turns: The lock that an outermost session holds; a session nested within another does not wait for it.
+
+    Returns:
+        The wrapped context manager.
     """
     inside: ContextVar[bool] = ContextVar("inside", default=False)
 

@@ -1,8 +1,8 @@
 """Starts Flower's SuperLink with a shared secret for its control routes and a storage quota for each node.
 
-Flower 1.41 lets anyone who reaches its port list and register nodes and submit code. It offers a plug-in point for
-account authentication but ships no plug-in. This program adds one that asks for a secret, kept in a file that only its
-owner can read. It refuses to start without the secret.
+In Flower 1.41, anyone who reaches SuperLink's port can list and register nodes and submit code. Flower offers a plug-in
+point for account authentication but ships no plug-in. This program adds a plug-in that asks for a secret, which is kept
+in a file that only its owner can read. It refuses to start without the secret.
 
 Authentication is switched on before the plug-in is installed. If a later Flower moves the plug-in point, SuperLink
 therefore ends with an error and never serves unprotected routes. In addition, ``daemons.guarded`` tests from outside
@@ -51,15 +51,16 @@ class Operators:
 
     def __init__(self, secret: str) -> None:
         if len(secret) < MIN_SECRET:
-            raise InvalidInput("operators' secret", limit=f"{MIN_SECRET} characters at least")
+            raise InvalidInput("operators' secret", limit=f"at least {MIN_SECRET} characters")
         self._secret = secret.encode()
 
     def validate_tokens_in_metadata(
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[bool, AccountInfo | None]:
-        """Return whether the request carries the secret, and the account it then acts for.
+        """Check whether a request carries the secret. The comparison takes constant time.
 
-        The comparison takes constant time.
+        Returns:
+            True and Flower's only account if it does; otherwise False and None.
         """
         given = [value for name, value in metadata if name == ACCESS_TOKEN_KEY]
         if len(given) != 1:

@@ -1,9 +1,9 @@
 """Starts a study's daemons, submits its ServerApp, follows the run's events, and submits again if the ServerApp dies.
 
 `consilium server up`, `consilium study run` and the dashboard call it. Flower does not restart a ServerApp that was
-killed. Its death shows in the study's lock, which the kernel then frees, and the next run continues from the ledger. A
-run is not submitted again after :data:`RESTARTS` restarts, nor if it ended with a reason (budget, quorum, invalid
-input), which another attempt would not change.
+killed. When a run dies, the kernel frees its lock of the study; the supervisor sees this and submits another run, which
+continues from the ledger. A run is not submitted again after :data:`RESTARTS` restarts, nor if it reported an error
+(budget, quorum, invalid input), because another attempt would end in the same way.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from server.study.workspace import BUSY, Workspace
 
 START_TIMEOUT_S = 120.0
 START_LOOK_S = 15.0
-"""How often to ask SuperLink whether a run that has not begun has already ended."""
+"""Seconds between two questions to SuperLink whether a run that has not begun has already ended."""
 SUPERLINK_BACK_S = 60.0
 """How long to wait, before submitting a run, for a SuperLink that is being restarted."""
 RESTARTS = 3
@@ -72,8 +72,8 @@ class RunFailed(ConsiliumError):
 
     Args:
         reason: The error's text.
-        code: Exit code of the error that ended the run; anything but an integer from 1 to 127 is replaced by the
-            default.
+        code: Exit code of the error that ended the run. Any other value than an integer from 1 to 127 is replaced by
+            the default.
     """
 
     def __init__(self, reason: str, *, code: object = ConsiliumError.exit_code) -> None:
@@ -97,7 +97,7 @@ def flower_server(workspace: Workspace) -> FlowerServer:
 
 
 def prepare_network(workspace: Workspace) -> None:
-    """Write what SuperLink and the operator's commands need, and create the folders of the sockets.
+    """Write the files that SuperLink and the operator's commands need, and create the folders of the sockets.
 
     Calling it again changes nothing.
 
@@ -191,10 +191,12 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
 
 
 def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
-    """Describe how to start all daemons of a study behind this one's port, by `consilium server up`.
+    """Describe how to start all daemons of another study that is served at this study's port.
+
+    One process, `consilium server up`, starts them.
 
     Args:
-        root: That study's directory.
+        root: The other study's directory.
         log_to: Targets of its security events.
     """
     workspace = Workspace(root)
@@ -208,7 +210,7 @@ def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
 
 
 def gateway_answers(bind: str, port: int, authority: Path) -> bool:
-    """Return whether a gateway of this consortium listens there and refuses an unsigned request.
+    """Return whether a gateway of this consortium listens at an address and refuses an unsigned request.
 
     Args:
         bind: Address that the gateway listens on.
@@ -251,15 +253,17 @@ def serve(
 ) -> None:
     """Run a server's daemons until a signal arrives, and restart any that ends.
 
-    The core's part prepares the folders of the network's part and sends the security events. A study behind another
-    one's port starts no gateway. If both parts run here, the daemons of every study behind this one's port run too.
+    The part ``core`` prepares the folders of the part ``network`` and sends the security events. A study that is served
+    at another study's port starts no gateway. If both parts run here, the daemons of every study that is served at this
+    study's port run, too.
 
     Args:
         workspace: The study.
         bind: Address that the gateway listens on.
-        parts: ``core`` holds the keys and the ledger. ``network`` is SuperLink, its fleet proxy, SuperExec with the
-            ServerApp, and the gateway unless that runs elsewhere. Of the study's directory, ``network`` needs only
-            ``flower/``, ``relay/`` and ``gateway/run/``, and for the gateway ``gateway/`` and ``objects/``.
+        parts: The parts to run. ``core`` holds the keys and the ledger. ``network`` consists of SuperLink, its fleet
+            proxy, SuperExec with the ServerApp, and the gateway unless it runs elsewhere. Of the study's directory,
+            ``network`` needs only ``flower/``, ``relay/`` and ``gateway/run/``, and for the gateway ``gateway/`` and
+            ``objects/``.
         gateway: False if the gateway runs elsewhere.
         on_ready: Called once all daemons are ready.
         log_to: Targets of the security events.
@@ -313,7 +317,7 @@ def _kept(workspace: Workspace, daemon: str) -> bool:
 def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study, and record the run id.
 
-    If SuperLink is down but a supervisor restarts it, it is waited for up to :data:`SUPERLINK_BACK_S`.
+    If SuperLink is down and a supervisor restarts it, this waits for it up to :data:`SUPERLINK_BACK_S` seconds.
 
     Returns:
         Flower's id of the run.
@@ -332,25 +336,25 @@ def start_run(workspace: Workspace) -> int:
 
 
 def request_stop(workspace: Workspace, *, now: bool = False) -> None:
-    """Ask the run to stop at its next safe point. Answers that are stored stay stored.
+    """Ask the run to stop at its next safe point. Stored answers are kept.
 
     Args:
         workspace: The study.
-        now: Also tell Flower to end the ServerApp.
+        now: Also tell Flower to end the ServerApp at once.
 
     Raises:
         InvalidInput: If no run is active.
     """
     run_id = workspace.run_id()
     if not workspace.busy() and not _submitted(workspace, run_id):
-        raise InvalidInput("no run is active", value=str(workspace.root), remedy="`consilium study status` tells more")
+        raise InvalidInput("no run is active", value=str(workspace.root), remedy="see `consilium study status`")
     workspace.stop_file.touch()
     if now and run_id is not None:
         stop_run(flower_server(workspace), run_id)
 
 
 def _submitted(workspace: Workspace, run_id: int | None) -> bool:
-    """Return whether Flower has a run that has not ended; such a run may not hold the study's lock yet."""
+    """Return whether Flower has a run of the study that has not ended. Such a run may not hold the study's lock yet."""
     try:
         return run_id is not None and not run_status(flower_server(workspace), run_id).finished
     except (DaemonFailed, InvalidInput):
@@ -358,7 +362,7 @@ def _submitted(workspace: Workspace, run_id: int | None) -> bool:
 
 
 def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
-    """Follow the active run from its first event until it ends, or repeat the events of the last run if none is active.
+    """Follow the active run from its first event until it ends. If none is active, repeat the last run's events.
 
     It changes nothing.
 
@@ -374,7 +378,9 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
     events = list(tail.new())
     starts = [number for number, event in enumerate(events) if event["event"] == "run-started"]
     if not starts and not workspace.busy():
-        raise InvalidInput("no run to watch", value=str(workspace.root), remedy="`consilium study run`")
+        raise InvalidInput(
+            "no run to watch", value=str(workspace.root), remedy="start a run with `consilium study run`"
+        )
     alone = begun = False
     for event in itertools.chain(events[starts[-1] :] if starts else events, _tail(tail)):
         if event is not None:
@@ -394,12 +400,11 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
 
 
 def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
-    """Supervise a run in a session of its own, which survives the terminal; return once the run has begun.
+    """Start a process that supervises a run and survives the terminal; return once the run has begun.
 
     Args:
         workspace: The study.
-        command: Command that supervises the run; default: :func:`main` in a new process. Its output goes to
-            ``logs/run.log``.
+        command: Command of the process; by default it runs :func:`main`. Its output goes to ``logs/run.log``.
 
     Raises:
         DaemonFailed: With the command's output, if it fails before the run begins.
@@ -433,12 +438,13 @@ def supervise(
     on_event: OnEvent = lambda _event: None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the study to its end, and submit the ServerApp again when it dies.
+    """Run the study to its end. If the ServerApp dies, submit it again, at most :data:`RESTARTS` times.
 
     Args:
         workspace: The study.
         on_event: Called with each event, and with ``run-restarted`` at each new attempt.
-        check: Called often; it may raise to end the supervision, for instance when a daemon died.
+        check: Called several times a second. It may raise an error to end the supervision, for instance if a daemon
+            died.
 
     Raises:
         RunFailed: If the run ended with an error, or died on every attempt.
@@ -460,16 +466,21 @@ def supervise(
 
 @contextlib.contextmanager
 def _supervising(workspace: Workspace) -> Iterator[None]:
-    """Hold the lock that marks the run as supervised; StudyBusy if another process holds it."""
+    """Hold the lock that marks the run as supervised, inside the block.
+
+    Raises:
+        StudyBusy: If another process holds it.
+    """
     with held_alone(workspace.root / SUPERVISED, busy=BUSY.format(workspace.root)):
         yield
 
 
 def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnEvent, check: Callable[[], None]) -> str:
-    """Pass on events of this run until it ends.
+    """Pass the study's events to ``on_event`` until this run ends.
 
     Returns:
-        ``"run-finished"``; or ``"died"`` if it never began, or if it freed the study's lock without reporting an end.
+        ``"run-finished"``; or ``"died"`` if the run ended before it began, or freed the study's lock without reporting
+        an end.
 
     Raises:
         RunFailed: If the run reported an error.
@@ -507,7 +518,7 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
 
 
 def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
-    """Return whether SuperLink reports that a run has ended; a SuperLink that does not answer counts as no.
+    """Return whether SuperLink reports that a run has ended; False if SuperLink does not answer.
 
     Raises:
         DaemonFailed: If the run is ``late`` and SuperLink does not report its end.
@@ -532,7 +543,7 @@ def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:
 
 
 def main() -> None:
-    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``. An error is one line."""
+    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``. An error is one printed line."""
     try:
         supervise(Workspace(Path(sys.argv[1])))
     except ConsiliumError as error:
