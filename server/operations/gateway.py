@@ -64,7 +64,7 @@ BODY_BYTES_PER_S = 32 << 10
 """Slowest allowed rate of a body, after the first :data:`BODY_GRACE_S` seconds."""
 _SIGNED = ("flwr-", "consilium-")
 _STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
-"""By reason, the HTTP status of the answer to an admitted site's request that exceeds a limit of rate, size or number."""
+"""By reason, the HTTP status of the answer to an admitted site's request that exceeds one of the site's limits."""
 
 log = logging.getLogger(__name__)
 

@@ -141,8 +141,8 @@ def set_up_behind(
         When the port's certificate expires.
 
     Raises:
-        InvalidInput: If the keeper has no gateway of its own or is this study, if a SuperLink of this deployment already
-            has the internal port, or if this study already has a certificate authority of its own.
+        InvalidInput: If the keeper has no gateway of its own or is this study, if a SuperLink of this deployment
+            already has the internal port, or if this study already has a certificate authority of its own.
     """
     at = keeper.endpoint()
     if at.behind:

@@ -543,7 +543,7 @@ def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:
 
 
 def main() -> None:
-    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``. An error is one printed line."""
+    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``. An error is one line."""
     try:
         supervise(Workspace(Path(sys.argv[1])))
     except ConsiliumError as error:

@@ -106,7 +106,7 @@ def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the
     assert any(event.get("site") == name for event in read_events(workspace.events_file))
     before, head = verify(workspace.ledger_file), study_status(workspace).ledger_head
 
-    with pytest.raises(InvalidInput, match="admitted still"):
+    with pytest.raises(InvalidInput, match="still admitted"):
         forget(workspace, name)
     provision.revoke(workspace, name, unregister=lambda _node: None)
     with keeping(workspace.root / "logs"), pytest.raises(DaemonFailed, match="end `server up` first"):

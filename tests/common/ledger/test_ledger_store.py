@@ -391,7 +391,7 @@ def test_an_answer_of_fewer_sites_than_a_studys_quorum_is_not_reused_by_it(world
     larger = make_study("larger", quorum=3)
     world.ledger.register_study(larger)
     rows = world.ledger.row_count
-    with pytest.raises(QuorumNotReached, match="answered by 2 sites"):
+    with pytest.raises(QuorumNotReached, match="another study with 2 sites"):
         world.release(queries(1), study=larger.id)
     with pytest.raises(LedgerCorrupt, match="roster of a reused answer"), world.ledger._writing():
         write_raw(world.ledger, "reuse", ReuseRecord(larger.id, (queries(1)[0].id,)).to_json())
@@ -531,7 +531,7 @@ def test_a_rotated_key_takes_over_and_the_old_one_is_refused(world: World) -> No
     with Ledger.open(world.path, signing_key=old) as stale:
         world.ledger.rotate_key(new)
         world.release(queries(2), batch="b2")
-        with pytest.raises(InvalidInput, match="rotated"):
+        with pytest.raises(InvalidInput, match="replaced"):
             stale.note("by the old key")
     with pytest.raises(InvalidInput, match="signing key"):
         Ledger.open(world.path, signing_key=old)

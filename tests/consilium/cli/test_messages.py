@@ -74,7 +74,7 @@ def said(world: Path, command: str) -> str:
         ("study run @nowhere", "directory of a study: got|an existing directory"),
         ("study watch @nowhere", "directory of a study: got|an existing directory"),
         ("study stop @trial", "no run is active"),
-        ("study watch @trial", "no run to watch|to fix: `consilium study run`"),
+        ("study watch @trial", "no run to watch|to fix: start a run with `consilium study run`"),
         ("site init --kit @nowhere --data @empty --site-dir @site", "startup kit: got|to fix: unpack the kit"),
         ("site init --kit @kit --data @nowhere --site-dir @site", "folder of the dataset: got|to fix: check the path"),
         ("predict @nowhere --model @bundle --out @out", "images: got|an existing file or folder"),

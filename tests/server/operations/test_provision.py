@@ -220,7 +220,7 @@ def test_an_altered_request_is_refused(workspace: Workspace, tmp_path: Path, fie
 def test_a_request_that_was_exchanged_on_the_way_is_seen_by_its_fingerprint(workspace, tmp_path: Path) -> None:
     read_out = join(workspace, tmp_path / "a", "north").fingerprint
     exchanged = join(workspace, tmp_path / "b", "north")
-    with pytest.raises(InvalidInput, match="exchanged"):
+    with pytest.raises(InvalidInput, match="replaced the request"):
         approve(workspace, exchanged, fingerprint=read_out)
     assert workspace.registered() == read_admitted(workspace.nodes_file) == ()
 
