@@ -1,4 +1,4 @@
-"""Runs the queries of one study: offers batches to sites, opens and checks their codes, and releases aggregates.
+"""Runs the queries of one study: offers batches to sites, decrypts and checks their codes, and releases aggregates.
 
 ``pipeline.collect`` runs it. It imports neither Flower nor torch and opens no files: messages go through a
 :class:`Transport`, charges and noisy answers through the ledger, facts into the event log. Each batch takes these steps
@@ -6,7 +6,7 @@ in order; the code repeats their numbers:
 
 1. The batch is offered to the sites. Those that accept form its roster, which is fixed before any site computes.
 2. The sites on the roster are asked for their codes until all have answered or ``collection.patience_s`` has passed.
-3. Each code is opened, checked against its norm bound and added to a running sum.
+3. Each code is decrypted, checked against its norm bound and added to a running sum.
 4. The ledger charges the batch and only then stores the sums with noise: the release.
 
 A failure at a site after step 1 counts as the zero code and leaves the roster unchanged, so that participation reveals
@@ -65,7 +65,7 @@ class Aggregator:
         queries: The planned queries to answer.
         sites: Returns the sites registered now. It is called before every batch, so a site may join during a run.
         ledger: The study's ledger, with its signing key.
-        sealing_key: Keys that open the sites' sealed codes.
+        sealing_key: Private keys that decrypt the sites' codes.
         events: The event log.
         sampler: Draws the noise; the default draws Gaussian noise rounded to integers.
         clock: Returns seconds.
@@ -431,7 +431,7 @@ class Aggregator:
     ) -> None:
         """Refuse (``code-norm``) a site's code if its norm exceeds m·R, the bound for a sum of m codes of norm R."""
         if not within(code, bound_int=query.mechanism.site_radius_int):
-            raise Refused("code-norm")
+            raise Refused("code-norm", "the norm of the site's code exceeds the bound for honest voters")
 
     def _open_reply(
         self, message: CodesReply | None, problem: str, *, batch: Batch, attempt: int, site: Site

@@ -65,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The opened codes of one reply. # sensitive until noised
+    """The decrypted codes of one reply. # sensitive until noised
 
     Attributes:
         codes: Int64 code by query id; masked in a sealed study.

@@ -1,8 +1,8 @@
 """Runs the core: the daemon that alone opens a study's keys and ledger, and talks to sites through a ServerApp.
 
-``supervisor.core_daemon`` starts it. It listens on a Unix socket in the study's folder ``relay/``. Each ServerApp that
-connects starts or resumes the study, one at a time, in a process of its own. That process ends with the ServerApp, and
-the ServerApp ends with it.
+``supervisor.core_daemon`` starts it. It listens on a Unix socket in the study's folder ``relay/``. For each ServerApp
+that connects, one at a time, it starts a process that runs or resumes the study. That process ends with the ServerApp,
+and the ServerApp ends with it.
 
 It accepts connections only from processes of its own user, or of the group that ``relay/`` belongs to. A ServerApp can
 withhold or replace messages, as any network can. It cannot forge them, because they are signed, and it cannot read the

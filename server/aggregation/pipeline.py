@@ -115,7 +115,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
 
 
 def _check_answered(workspace: Workspace, study: Study) -> None:
-    """Raise PoolsSpent if too few answers are stored to continue, and too few pools can pay for one more query."""
+    """Raise PoolsSpent if the study has no answer, and too few pools can pay for a query."""
     with Ledger.open(workspace.ledger_file) as ledger:
         check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
 

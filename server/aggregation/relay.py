@@ -67,7 +67,7 @@ class RelayFrame:
     """One frame.
 
     Attributes:
-        kind: What it says or asks.
+        kind: The kind, which defines the meaning of number and body.
         number: A node id, a run id, milliseconds or a status, depending on the kind.
         body: Its bytes, at most :data:`MAX_BODY`.
     """

@@ -30,7 +30,9 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 ASKED = 3
-"""Number of times a site is asked in one round: for its signature, with the others' heads, with their signatures."""
+"""Number of times that a site is asked in one round: for its signature on the server's head, then with the other sites'
+heads, then with the signatures on these.
+"""
 DEADLINE_S = 30.0
 _SITES = "sites.json"
 

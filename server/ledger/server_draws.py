@@ -40,7 +40,7 @@ class StoredAnswer:
     """A released answer as stored in the ledger.
 
     Attributes:
-        query: What was asked.
+        query: The query that was asked.
         noisy_sum: Int64 array [l], read-only: the sum of all codes with noise.
         roster: The sites and pools that were charged.
         voters: Number K′ of codes in the sum.
@@ -424,7 +424,7 @@ def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) 
     """Return the answer of a release.
 
     Args:
-        query: What was asked.
+        query: The query that was asked.
         noisy: Int64 array [l] of the answer.
         release: The release, as the ledger's totals hold it.
 

@@ -67,7 +67,7 @@ class Candidate:
     """A query put forward for release.
 
     Attributes:
-        query: What is asked.
+        query: The query.
         make_answer: Draws the noisy sum. It is called at most once, after the query's charge was found to fit the
             budgets. It is not called if the query has a stored answer.
     """
@@ -91,8 +91,8 @@ class Ledger(AnswersQueries):
             path: The new file.
             signing_key: Key that signs the ledger's heads.
             clock: Returns the time written into rows.
-            standing: New file on another disk for the ledger's standing; the file beside the ledger is then a link to
-                it.
+            standing: New file on another disk for the ledger's standing, the small file that records its newest row;
+                the file beside the ledger is then a link to it.
 
         Returns:
             The open ledger.

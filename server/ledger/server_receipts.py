@@ -53,7 +53,7 @@ class _Transaction:
 
     @cached_property
     def entries(self) -> dict[str, RosterEntry]:
-        """The roster it released with, by site."""
+        """The roster of its releases, by site; empty if it contains none."""
         return {entry.site: entry for entry in self.released[0].roster} if self.released else {}
 
     @cached_property
@@ -184,7 +184,7 @@ class IssuesReceipts(ServerFile):
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 
     def _pools_of(self, transaction: _Transaction, site: str) -> Iterable[str]:
-        """Return the pools of one site that these releases charged."""
+        """Return the pools of one site that a transaction charged."""
         if transaction.one_roster:
             entry = transaction.entries.get(site)
             return () if entry is None else (entry.pool,)

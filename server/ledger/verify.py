@@ -69,7 +69,7 @@ class PoolTotal:
         pool: The pool's name.
         releases: Number of releases charged to it.
         share_spent: Share of its budget that is spent, by the accountant that decides on this budget.
-        guarantees: The guarantee by every accountant that a budget may be decided by.
+        guarantees: The guarantee by each of the accountants ``exact``, ``rdp`` and ``paper``.
     """
 
     pool: str
@@ -94,9 +94,9 @@ class VerifyReport:
         head: The newest signed head.
         anchored: True if the signatures were checked against a key that the caller knows. Otherwise they only show that
             the file is consistent with the key it names itself.
-        witnesses: Number of the heads that others kept, and the caller gave, that were found in the ledger.
+        witnesses: Number of the given heads (which others kept) that were found in the ledger.
         pools: Totals of every patient pool.
-        problems: What is wrong; empty if everything holds.
+        problems: The violations found; empty if there are none.
 
     >>> c.verify(ledger).problems
     ()

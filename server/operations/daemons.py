@@ -543,7 +543,7 @@ def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> 
         raise DaemonFailed(f"`flwr {arguments[0]}` did not answer in JSON: {out[:200]!r}") from error
     if not isinstance(answer, dict) or answer.get("success") is False:
         said = answer.get("error-message", answer) if isinstance(answer, dict) else answer
-        raise DaemonFailed(f"flwr {' '.join(arguments[:2])}: {said}")
+        raise DaemonFailed(f"`flwr {' '.join(arguments[:2])}` failed: {said}")
     return answer
 
 
@@ -563,12 +563,15 @@ def _command(command: list[str], *, home: Path, cwd: Path) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise DaemonFailed(f"{name} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
+            raise DaemonFailed(
+                f"the command {name} did not end within {COMMAND_TIMEOUT_S:g} s; to fix: see the log of SuperLink, "
+                "flower/logs/superlink.log"
+            ) from error
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and "{" not in out:
             errors.seek(0)
             said = (out + errors.read().decode("utf-8", "replace")).strip()[-800:]
-            raise DaemonFailed(f"{name} ended with status {done.returncode}: {said}")
+            raise DaemonFailed(f"the command {name} ended with status {done.returncode}: {said}")
     return out
 
 

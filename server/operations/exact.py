@@ -21,7 +21,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Host names that reach this machine from itself: health checks, or a browser on the server."""
 
 Hosts = Callable[[], Collection[str]]
-"""Returns the host names of a server, in lower case, IPv6 addresses in brackets. Called at every request."""
+"""Function that returns a server's host names: lower case, IPv6 addresses in brackets. Every request calls it."""
 
 _HOST = re.compile(rb"([a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _PATH = re.compile(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
@@ -33,7 +33,7 @@ class KnownHosts:
     WebSockets are closed.
 
     Args:
-        app: The application behind.
+        app: The application that gets the accepted requests.
         hosts: Returns the server's names; the names in :data:`LOOPBACK` are always accepted.
         on_refused: Called with the scope of each refused HTTP request.
     """

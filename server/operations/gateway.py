@@ -182,7 +182,7 @@ class _Fleet:
         except ClientDisconnect:
             return
         except fleet.TooLarge as error:
-            raise Refused("too-large") from error
+            raise Refused("too-large", "the request's body exceeds the limit of its route") from error
         except httpx.TransportError as error:
             await _later(type(error).__name__)(scope, receive, send)
             return
@@ -225,7 +225,7 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                raise Refused("too-slow") from error
+                raise Refused("too-slow", "the request's body arrives too slowly") from error
             if size + len(part) > limit:
                 raise fleet.TooLarge
             share.take(len(part))
@@ -276,7 +276,7 @@ def _once_each(scope: Scope) -> Headers:
     names = [name.decode("latin-1") for name, _ in scope["headers"]]
     signed = [name for name in names if name.startswith(_SIGNED)]
     if len(set(signed)) != len(signed):
-        raise Refused("unsigned")
+        raise Refused("unsigned", "a header that authenticates the request is repeated")
     return Headers(scope=scope)
 
 

@@ -45,7 +45,7 @@ RENEW_DAYS = 21
 """If the public port's certificate has fewer days left than this, the operator is told to renew it."""
 
 Register = Callable[[Path, str], int]
-"""Registers a node key with SuperLink, given the key's file and the site's name; returns the node id."""
+"""Function that registers a node key with SuperLink, given the key's file and the site's name; returns the node id."""
 
 
 @dataclass(frozen=True, slots=True)

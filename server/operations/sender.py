@@ -61,7 +61,8 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
     Args:
         route: Last segment of the path; routes not in :data:`NODE_OF` are not checked.
         body: The protobuf message.
-        node_id: Flower's id of the node whose key signed the request. 0 means unknown here; SuperLink then compares it.
+        node_id: Flower's id of the node whose key signed the request; 0 if the gateway does not know it, in which case
+            only SuperLink compares it.
 
     Raises:
         Refused: ``sender`` for another node, ``shape`` for a push that is not one message with its tree of objects,
@@ -71,25 +72,25 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
         return
     sender = _number(body, *NODE_OF[route])
     if sender and node_id not in (0, sender):
-        raise Refused("sender")
+        raise Refused("sender", "the request names another node than the one whose key signed it")
     if route != PUSH:
         return
     if sender == 0:
-        raise Refused("sender")
+        raise Refused("sender", "the request pushes a message and names no node")
     pushed = list(_fields(body))
     messages = [_bytes(value) for number, value in pushed if number == _MESSAGES]
     for message in messages:
         metadata = _bytes(_only(message, _METADATA))
         if _number(metadata, _SRC) != sender or _number(metadata, _DST) != SERVER_NODE_ID:
-            raise Refused("sender")
+            raise Refused("sender", "the pushed message is not from the signing node to the server")
         if not _bytes(_only(metadata, _REPLY_TO)):
-            raise Refused("sender")
+            raise Refused("sender", "the pushed message is not a reply")
     trees = [_bytes(value) for number, value in pushed if number == _TREES]
     if len(messages) != 1 or len(trees) != 1:
-        raise Refused("shape")
+        raise Refused("shape", "the request does not push exactly one message with one tree of objects")
     names = _row(trees[0])
     if len(names) not in _DEPTHS or names[0] != _bytes(_only(_bytes(_only(messages[0], _METADATA)), _ID)):
-        raise Refused("shape")
+        raise Refused("shape", "the objects of the pushed message are not one or three, the first named as the message")
 
 
 def _row(tree: bytes) -> list[bytes]:
@@ -106,9 +107,9 @@ def _row(tree: bytes) -> list[bytes]:
             break
         tree = children[0]
         if len(children) > 1 or len(names) == max(_DEPTHS):
-            raise Refused("shape")
+            raise Refused("shape", "an object of the pushed message has several children, or its tree is too deep")
     if len(set(names)) != len(names) or not all(map(_NAME.fullmatch, names)):
-        raise Refused("shape")
+        raise Refused("shape", "a name of an object is repeated or is not a SHA-256 in hexadecimal")
     return names
 
 

@@ -46,13 +46,15 @@ class Share:
             Refused: ``busy`` if :data:`WAITING` requests wait already, or after :data:`WAIT_S` of waiting.
         """
         if self._waiting >= WAITING:
-            raise Refused("busy")
+            raise Refused("busy", "the site is too busy: too many of its requests wait; it may try again later")
         self._waiting += 1
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._turns.acquire()
         except TimeoutError as error:
-            raise Refused("busy") from error
+            raise Refused(
+                "busy", "the site is too busy: its request waited too long; it may try again later"
+            ) from error
         finally:
             self._waiting -= 1
         try:
@@ -70,7 +72,9 @@ class Share:
             Refused: ``busy`` if the site's or the total limit would be exceeded; nothing is counted then.
         """
         if self._bytes + count > SITE_BODY_BYTES or self._shares.bytes + count > ALL_BODY_BYTES:
-            raise Refused("busy")
+            raise Refused(
+                "busy", "the server is too busy: too many body bytes are in transit; the site may try again later"
+            )
         self._bytes += count
         self._shares.bytes += count
 

@@ -6,8 +6,8 @@ whenever the message is repeated. It deletes them only when somebody asks about 
 threads also write to one SQLite file at the same time. A thread that has waited five seconds for the file fails with
 ``database is locked``, and that ends a ServerApp.
 
-1. A reply must be announced as the objects of one message: three nested ones beginning with ``message_id``, or one
-   alone. The announcement is stored as a whole or not at all.
+1. A reply must be announced as the objects of one message: three objects nested in each other, or a single object. The
+   outermost object must be named by ``message_id``. The announcement is stored as a whole or not at all.
 2. An object is accepted only from the node that announced it, and only if its header states the announced kind and
    child.
 3. What a node has announced and stored is counted before it may add more: :data:`MAX_OBJECTS`, :data:`MAX_BYTES`.

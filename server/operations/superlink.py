@@ -51,7 +51,11 @@ class Operators:
 
     def __init__(self, secret: str) -> None:
         if len(secret) < MIN_SECRET:
-            raise InvalidInput("operators' secret", limit=f"at least {MIN_SECRET} characters")
+            raise InvalidInput(
+                "operators' secret",
+                limit=f"at least {MIN_SECRET} characters",
+                remedy="delete the file operator.secret; `consilium server up` then writes a new one",
+            )
         self._secret = secret.encode()
 
     def validate_tokens_in_metadata(

@@ -530,7 +530,10 @@ def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
             raise
         return False
     if late and not state.finished:
-        raise DaemonFailed(f"run {run_id} did not start within {START_TIMEOUT_S:g} s; it is {state.status}")
+        raise DaemonFailed(
+            f"run {run_id} did not start within {START_TIMEOUT_S:g} s; its status is {state.status}; to fix: see the "
+            "log of SuperExec, flower/logs/superexec.log"
+        )
     return state.finished
 
 

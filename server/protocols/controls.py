@@ -70,7 +70,7 @@ def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
     """Return the training of a control, by the study's protocol; for ``public_network`` it returns the given network.
 
     Args:
-        lesson: What may be learnt from.
+        lesson: Public data and released labels to learn from.
         name: Name of the control.
 
     Returns:
@@ -145,7 +145,7 @@ def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
     """Return the soft predictions of the ``zero_code`` student for the student's volumes.
 
     Args:
-        lesson: What may be learnt from; it gives the volumes and the trained ``zero_code`` network.
+        lesson: Gives the volumes and the trained ``zero_code`` network.
 
     Returns:
         Probabilities [c, x, y, z] by volume hash, rounded as stored labels are.

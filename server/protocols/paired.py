@@ -46,7 +46,7 @@ def read_paired(public: Public) -> Paired | None:
     """Read a study's paired cases onto its grid.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
 
     Returns:
         The cases; None if the study has none.

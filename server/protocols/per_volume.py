@@ -86,7 +86,7 @@ class PerVolume(QueryProtocol):
         """Yield all queries at once, since no query depends on another query's answer.
 
         Args:
-            public: What is public of the study.
+            public: The study's public material (terms, codec, volumes).
             answer_of: Not used.
 
         Yields:
@@ -113,7 +113,7 @@ class SaidOfEach(Said):
     """Computes labels from answers that are about one volume each.
 
     Attributes:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers.
     """
 
@@ -177,7 +177,7 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c 
     """Return the labels that a control is trained on, rounded to float16 as the student's labels are.
 
     Args:
-        lesson: What may be learnt from.
+        lesson: Public data and released labels to learn from.
         name: One of :data:`~server.protocols.controls.CONTROLS`.
 
     Returns:

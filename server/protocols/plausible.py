@@ -146,8 +146,8 @@ def shares(names: Iterable[str], labels: Iterable[int], shapes: Iterable[float])
     Args:
         names: Names of the structures.
         labels: For each structure, the number of its voxels in all label maps together.
-        shapes: For each structure, the sum of its probabilities over as many copies of the mean shape. It is above 0
-            even if the structure is the most probable one in no voxel.
+        shapes: For each structure, the sum of its probabilities in the mean shape, counted once for each label map. It
+            is above 0 even if the structure is the most probable one in no voxel.
 
     Returns:
         Name and ratio; the ratio is infinite if only the label maps contain the structure.

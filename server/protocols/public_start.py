@@ -60,7 +60,7 @@ TEMPERATURE = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The public start.
+    """The public start, with its codes for the public volumes.
 
     Attributes:
         model: A network trained on public data alone.
@@ -156,7 +156,7 @@ def keep_start(
     """Make the public start with :func:`public_start`, store its weights, and publish them as a public object.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         codec: Its codec.
         images: The public volumes, float [n, c, x, y, z].
         on_stage: Called with the progress.
@@ -188,7 +188,7 @@ def images_of(public: Public) -> Float[np.ndarray, "n c x y z"]:
     """Return the public volumes' images on the study's grid.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
 
     Returns:
         Float array [n, c, x, y, z], in query order.
@@ -243,7 +243,7 @@ def given_model(public: Public) -> torch.nn.Module | None:
     """Return the network that the consortium gave the study to begin from.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
 
     Returns:
         The network in evaluation mode; None if none was given.

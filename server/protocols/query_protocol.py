@@ -51,7 +51,7 @@ class Answer(Protocol):
     """A released answer.
 
     Attributes:
-        query: What was asked.
+        query: The query that was asked.
         noisy_sum: Int64 array [d] in grid steps, with noise.
         voters: Number of voters whose codes it sums.
     """
@@ -70,7 +70,7 @@ AnswerOf = Callable[[str], Answer | None]
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What a study will ask.
+    """The plan of a study's queries, in words and numbers.
 
     Attributes:
         plan: The plan in words, for the consortium.
@@ -189,10 +189,10 @@ def _untrained(name: str) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a student may learn from: only public and released data.
+    """The data that a student may learn from: only public and released data.
 
     Attributes:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: Its stored answers.
         labels: Labels in query order, without the rejected ones.
         image: Returns a public volume's image on the student's grid.
@@ -258,7 +258,7 @@ class Said(Protocol):
 
 
 class QueryProtocol(Protocol):
-    """A protocol at the server. It is created without arguments and has no state."""
+    """The server's half of a query protocol: plans queries, reads answers, defines trainings. It has no state."""
 
     def agenda(self, study: Study) -> Agenda:
         """Return what the study will ask (step 1).
@@ -275,8 +275,8 @@ class QueryProtocol(Protocol):
         """Compute, store and publish what the first query needs besides the codec (step 2).
 
         Args:
-            public: Returns what is public of the study. A protocol that needs nothing does not call it, so that volumes
-                may be published later.
+            public: Returns the study's public material (terms, codec, volumes). A protocol that needs nothing does not
+                call it, so that volumes may be published later.
             sites: Number of sites expected to answer.
             on_stage: Called with the progress.
         """
@@ -290,7 +290,7 @@ class QueryProtocol(Protocol):
         are missing. A group that is answered already may be yielded again, so that sites get receipts they lack.
 
         Args:
-            public: What is public of the study.
+            public: The study's public material (terms, codec, volumes).
             answer_of: Returns the stored answer to a query id, or None.
 
         Yields:
@@ -302,7 +302,7 @@ class QueryProtocol(Protocol):
         """Return the labels and checks that follow from a study's stored answers (step 4).
 
         Args:
-            public: What is public of the study.
+            public: The study's public material (terms, codec, volumes).
             answers: The stored answers; may be empty.
 
         Returns:
@@ -314,7 +314,7 @@ class QueryProtocol(Protocol):
         """Return how a network is trained (step 5).
 
         Args:
-            lesson: What may be learnt from.
+            lesson: Public data and released labels to learn from.
             network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
 
         Returns:

@@ -40,7 +40,7 @@ class InRounds(QueryProtocol):
         """Yield the query of each round in turn; see :func:`ask_rounds`.
 
         Args:
-            public: What is public of the study.
+            public: The study's public material (terms, codec, volumes).
             answer_of: Returns the stored answer to a query id, or None.
 
         Yields:
@@ -55,7 +55,7 @@ def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec,
     If all rounds are answered already, the last query is yielded again, because sites may lack its receipts.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answer_of: Returns the stored answer to a query id, or None.
 
     Yields:
@@ -78,7 +78,7 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
     """Return the stored answers of the rounds so far, in order.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answer_of: Returns the stored answer to a query id, or None.
 
     Returns:
@@ -97,7 +97,7 @@ def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
     """Return the query of the next round; compute and store its frame if there is none yet.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers of all rounds so far, in order.
 
     Returns:
@@ -136,7 +136,7 @@ def frames(public: Public) -> tuple[CodecRecord, ...]:
     """Return hash and dimension of every round's frame so far.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
 
     Returns:
         One record for each round, in order.
@@ -152,7 +152,7 @@ def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) 
     """Store a round's frame as a public object.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         frame: The frame.
         after: Records of the frames of the rounds before it.
 
@@ -169,7 +169,7 @@ def frame_of(public: Public, answer: Answer) -> Frame:
     """Return the frame that an answer is relative to.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answer: The stored answer.
 
     Returns:
@@ -199,7 +199,7 @@ def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Sil
     can be added.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers, one a round.
 
     Returns:
@@ -219,7 +219,7 @@ def codec_of(public: Public) -> LinearCodec:
     """Return the study's codec, which must be linear.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
 
     Returns:
         The codec.
@@ -238,7 +238,7 @@ def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Return those of the study's stored answers that belong to its rounds, in order.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: Stored answers in any order.
 
     Returns:

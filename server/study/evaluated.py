@@ -1,4 +1,4 @@
-"""Collects the figures of the student that hospitals measured and consented to send, and summarises them.
+"""Collects the student's Dice that hospitals measured on their own cases and consented to send, and summarises it.
 
 `consilium study evaluate` calls it. The summary also names the sites that sent no figures, because the means leave
 these sites out. It refuses figures of another student or of a site that is not admitted, and figures older than the
@@ -43,12 +43,12 @@ class StructureAtSites:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The figures of the exported student.
+    """Summary of the exported student's Dice, as hospitals measured it.
 
     Attributes:
         bundle: SHA-256 of the student's bundle.
         gave: Sites that sent figures.
-        silent: Admitted sites that sent none.
+        silent: Admitted sites that sent no figures.
         structures: Summary of each structure.
     """
 

@@ -61,8 +61,8 @@ class Endpoint(Document):
         host: Name or address by which sites reach the gateway.
         port: Port of the gateway.
         internal_port: SuperLink's port on loopback.
-        behind: Directory of the study whose gateway listens there, relative to this study's directory; empty if this
-            study has a gateway of its own.
+        behind: Directory of the study whose gateway also serves this study, relative to this study's directory; empty
+            if this study has a gateway of its own.
 
     Raises:
         InvalidInput: If a port or the host is invalid.
@@ -155,7 +155,7 @@ class Workspace:
 
     @property
     def sealing_key_file(self) -> Path:
-        """Private key that opens the sites' sealed codes; each study has its own."""
+        """Private key that decrypts the sites' codes; each study has its own."""
         return self.root / "keys" / "sealing.key"
 
     @property
@@ -456,7 +456,7 @@ class Workspace:
         self._write("endpoint.json", endpoint.to_json())
 
     def port_keeper(self) -> Workspace:
-        """Return the study whose gateway this study's sites reach: itself, unless it is behind another study's port."""
+        """Return the study whose gateway this study's sites reach: this one, or another study that serves this one."""
         behind = (self.root / "endpoint.json").exists() and self.endpoint().behind
         return Workspace(self.root / behind) if behind else self
 

@@ -34,7 +34,7 @@ LOG_STD_STD = 0.35
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """How J structures look in C channels.
+    """The look of J structures in C channels: means and spreads of their values, with their uncertainty.
 
     Attributes:
         values: Means and logarithms of spreads, float [J, 2C].
@@ -114,7 +114,7 @@ def looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
     """Return how structures look before any answer, and after the answers of these rounds.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers, one a round, at least one.
 
     Returns:

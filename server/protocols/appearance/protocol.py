@@ -50,7 +50,7 @@ class Appearance(InRounds):
         study was given a network to begin from, that network is the public start, even if shapes do not overlap.
 
         Args:
-            public: Returns what is public of the study.
+            public: Returns the study's public material (terms, codec, volumes).
             sites: Number of sites expected to answer, which determines the noise on the mean code.
             on_stage: Called with the progress.
         """
@@ -79,7 +79,7 @@ class Appearance(InRounds):
         * ``shuffled_codes``: trained on the student's labels, each given to another volume.
 
         Args:
-            lesson: What may be learnt from.
+            lesson: Public data and released labels to learn from.
             network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
 
         Returns:
@@ -120,7 +120,7 @@ class SaidOfLooks(Said):
     """Computes from the answers of all rounds how structures look, and from that each volume's label.
 
     Attributes:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         rounds: The stored answers, one a round.
     """
 

@@ -29,7 +29,7 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
     estimated offset is then multiplied by :func:`heard`, so that noise alone changes no label.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers, one a round, at least one.
 
     Returns:
@@ -47,7 +47,7 @@ def heard(public: Public, answers: Sequence[Answer]) -> float:
     estimate is unbiased before it is clipped to the range from 0 to 1.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers, one a round.
 
     Returns:
@@ -66,7 +66,7 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
     """Sample the volumes' codes from their posterior. The samples vary only along the directions of the last frame.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         answers: The stored answers, one a round, at least one.
         count: Number of samples.
 
@@ -91,7 +91,7 @@ def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausibl
     The size is compared with its expected value, and each structure's volume with its volume in the public label maps.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         codec: Its codec.
         answers: The stored answers, one a round, at least one.
 

@@ -17,7 +17,7 @@ def prepare(public: Public, codec: LinearCodec, *, sites: int, on_stage: OnStage
     """Train and publish the public start, and store the first round's frame.
 
     Args:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         codec: Its codec.
         sites: Number of sites expected to answer, which determines the noise on the mean code.
         on_stage: Called with the progress.

@@ -52,7 +52,7 @@ class Joint(InRounds):
         :func:`~server.protocols.joint.belief.control` returns.
 
         Args:
-            lesson: What may be learnt from.
+            lesson: Public data and released labels to learn from.
             network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
 
         Returns:
@@ -74,7 +74,7 @@ class SaidTogether(Said):
     """Computes each volume's label and its uncertainty from the answers of all rounds of a joint query.
 
     Attributes:
-        public: What is public of the study.
+        public: The study's public material (terms, codec, volumes).
         rounds: The stored answers, one a round.
     """
 
