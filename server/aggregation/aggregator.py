@@ -238,8 +238,8 @@ class Aggregator:
                 raise LedgerCorrupt(self._receipts.contradiction())
             raise QuorumNotReached(
                 f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
-                f"{self._study.privacy.quorum}; nothing was dispatched or charged; to fix: see the sites' reasons in "
-                "`consilium study status`, then resume"
+                f"{self._study.privacy.quorum}; no code was requested and nothing was charged; to fix: see the sites' "
+                "reasons in `consilium study status`, then `consilium study resume`"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
 

@@ -1,5 +1,5 @@
-"""Runs the queries of a sealed study: adds up masked codes that it cannot read. Only the sum over a whole roster is
-free of masks.
+"""Runs the queries of a sealed study: adds up masked codes that it cannot read, and learns only the sum of a whole
+roster.
 
 ``pipeline.collect`` runs it for studies whose privacy is ``sealed``. A *draw* is one attempt at a batch of queries. It
 takes these steps in order; the code repeats their numbers:

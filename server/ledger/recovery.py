@@ -97,7 +97,7 @@ def recover_charges(
         missing = standing is None and kept_standing(ledger) is None
         if missing and opened.forgotten() is not None and not charge_all:
             raise InvalidInput(
-                "the standing file (the small file beside the lost ledger that counts its charges) is missing",
+                "missing standing file (the small file beside the lost ledger that counts its charges)",
                 value=str(ledger.with_suffix(".standing")),
                 limit="receipts together with this file; receipts alone lack answers whose receipts reached no site",
                 remedy="give it with --standing FILE; if it is lost, --charge-all counts all remaining budget as spent",

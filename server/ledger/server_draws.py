@@ -251,7 +251,7 @@ class AnswersQueries(IssuesReceipts):
         """
         with self._writing():
             if query_id not in self._books.releases:
-                raise InvalidInput("query", value=query_id, limit="a query with an open draw")
+                raise InvalidInput("query", value=query_id, limit="id of a query with a draw that has not ended")
             answer = checked_answer(noisy, dimension=self._books.releases[query_id].mechanism.dimension)
             data = answer.astype("<i8").tobytes()
             record = AnswerRecord(query_id, draw, sha256_bytes(data))
@@ -324,9 +324,7 @@ class AnswersQueries(IssuesReceipts):
             if release.study_id == study_id and release.masks and release.masks.startswith(masks):
                 found.setdefault(release.masks, []).append(release)
         if len(found) != 1 or len(masks) < 12:
-            raise InvalidInput(
-                "id of a draw", value=masks[:80], limit="the first 12 digits or more of a draw of this study"
-            )
+            raise InvalidInput("id of a draw", value=masks[:80], limit="at least the first 12 digits of one draw's id")
         ((of, releases),) = found.items()
         return self._draw(of, releases)
 
@@ -378,7 +376,7 @@ class AnswersQueries(IssuesReceipts):
 
     def _study(self, study_id: str) -> StudyTerms:
         if study_id not in self._books.studies:
-            raise InvalidInput("study", value=study_id, limit="a study registered in this ledger")
+            raise InvalidInput("study", value=study_id, limit="id of a study that is registered in this ledger")
         return self._books.studies[study_id]
 
     def _uses(self, study: StudyTerms, query_id: str) -> bool:

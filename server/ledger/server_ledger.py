@@ -359,7 +359,7 @@ class Ledger(AnswersQueries):
             return self._books.study_limit(study_id) - self._books.spent_in(study_id, pool).mu_squared
         except KeyError as error:
             raise InvalidInput(
-                "pool or study", value=error.args[0], limit="name of a declared pool, id of a registered study"
+                "pool or study", value=error.args[0], limit="name of a pool, or id of a study, of this ledger"
             ) from None
 
     def pools(self) -> tuple[PoolDeclaration, ...]:
@@ -431,5 +431,5 @@ class Ledger(AnswersQueries):
         """
         self._catch_up()
         if pool not in self._books.pools:
-            raise InvalidInput("pool", value=pool, limit="a declared pool")
+            raise InvalidInput("pool", value=pool, limit="name of a pool that this ledger declares")
         return of_pool(self._books, pool, doubt=self.standing_problem())

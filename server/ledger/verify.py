@@ -356,10 +356,12 @@ class _Check:
     def _check_head(self, values: tuple[int, str, str, str], row: Row) -> None:
         head = SignedHead(self.role, self.books.key.ledger_id, *values)
         if head.seq != row.seq or head.hash != row.hash:
-            raise LedgerCorrupt("a signed head has another row number or hash than its row", row=min(head.seq, row.seq))
+            raise LedgerCorrupt(
+                "a head (a row's signed hash) has another number or hash than its row", row=min(head.seq, row.seq)
+            )
         if head.public_key != self.books.key.at(row.seq):
             raise LedgerCorrupt(
-                "the signed head names another key than the one that signed the ledger at this row", row=row.seq
+                "the head (the row's signed hash) names another key than the ledger's key at this row", row=row.seq
             )
         if not head.is_genuine():
             raise LedgerCorrupt("the signature of the head of this row is wrong", row=row.seq)

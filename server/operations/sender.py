@@ -120,13 +120,13 @@ def _number(data: bytes, *path: int) -> int:
         data = _bytes(_only(data, number))
     found = _only(data, last, default=0)
     if not isinstance(found, int):
-        raise Refused("body")
+        raise Refused("body", "a protobuf field has another type than expected")
     return found
 
 
 def _bytes(field: Field) -> bytes:
     if not isinstance(field, bytes):
-        raise Refused("body")
+        raise Refused("body", "a protobuf field has another type than expected")
     return field
 
 
@@ -134,7 +134,7 @@ def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
     """Return the value of the field with this number, or ``default`` if there is none; Refused if it is repeated."""
     found = [value for each, value in _fields(data) if each == number]
     if len(found) > 1:
-        raise Refused("body")
+        raise Refused("body", "a protobuf field is repeated")
     return found[0] if found else default
 
 
@@ -143,11 +143,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
     place = fields = 0
     while place < len(data):
         if (fields := fields + 1) > MAX_FIELDS:
-            raise Refused("body")
+            raise Refused("body", "a protobuf message has too many fields")
         tag, place = _varint(data, place)
         number, kind = tag >> 3, tag & 7
         if not 1 <= number < 1 << 29:
-            raise Refused("body")
+            raise Refused("body", "a protobuf field number is outside its range")
         if kind == _VARINT:
             value, place = _varint(data, place)
             yield number, value
@@ -157,9 +157,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:  # a group, which Flower never writes
-            raise Refused("body")
+            raise Refused("body", "a protobuf field has an unknown wire type")
         if size > len(data) - place:
-            raise Refused("body")
+            raise Refused("body", "a protobuf field is cut off")
         yield number, data[place : place + size]
         place += size
 
@@ -175,4 +175,4 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             if value >= 1 << 64 or (index and not byte):  # a needlessly long number: readers differ on such a tag
                 break
             return value, place + index + 1
-    raise Refused("body")
+    raise Refused("body", "a protobuf number is cut off, too large or needlessly long")

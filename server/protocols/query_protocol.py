@@ -379,7 +379,7 @@ def check_study(study: Study) -> None:
         return
     if math.prod(study.data.grid) > WHOLE_VOXELS:
         raise InvalidInput(
-            "voxels of the volumes of one query",
+            "voxels of each volume in a query about all volumes",
             value=math.prod(study.data.grid),
             limit=f"at most {WHOLE_VOXELS}",
             remedy="choose a coarser data.grid, with data.finer = 2 for the student, or one query per volume",

@@ -451,10 +451,10 @@ def pool_to_declare(
     _check_books(pool, books, recorded=recorded, spent=spent)
     if pool_epsilon is not None and pool_epsilon > known[pool].budget.epsilon:
         raise InvalidInput(
-            f"ε of pool {pool} for life",
+            f"lifetime ε of pool {pool}",
             value=pool_epsilon,
             limit=f"at most {epsilon_text(known[pool].budget.epsilon)}, as declared",
-            remedy="a pool's budget is for its whole life and can only be made tighter",
+            remedy="give at most this ε, because a pool's lifetime budget can only be made tighter",
         )
     return _tightened(known[pool], pool_epsilon)
 

@@ -527,7 +527,7 @@ class Workspace:
                 "directory of a study",
                 value=str(self.root),
                 limit="an existing directory",
-                remedy="`consilium study init`",
+                remedy="check the path, or create a study with `consilium study init`",
             )
 
     def _read(self, name: str, *, remedy: str) -> Any:

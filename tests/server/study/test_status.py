@@ -304,7 +304,7 @@ def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_it
 def test_a_joint_query_on_a_grid_that_is_too_fine_for_it_is_refused_when_the_study_is_made(tmp_path: Path) -> None:
     words = ["--name", "t", "--labels", "background,body", "--quorum", "5", "--queries", "4", "--grid", "200,200,200"]
     done = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--joint"])
-    assert "voxels of the volumes of one query" in str(done.exception)
+    assert "voxels of each volume in a query about all volumes" in str(done.exception)
     assert not (tmp_path / "joint").exists()
     assert CliRunner().invoke(study_app, ["init", str(tmp_path / "each"), *words]).exit_code == 0
 
