@@ -322,5 +322,5 @@ def test_a_sum_is_benched_with_its_noise_a_sealed_one_with_what_all_its_shares_a
 
 def test_a_joint_setting_on_a_grid_too_fine_for_it_is_refused_as_a_study_is() -> None:
     huge = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(256, 256, 256))
-    with pytest.raises(InvalidInput, match="voxels of the volumes of one query"):
+    with pytest.raises(InvalidInput, match="voxels of each volume"):
         study_of(replace(SETTING, recipe="joint"), huge)
