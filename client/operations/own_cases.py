@@ -31,7 +31,7 @@ from client.policy import SiteConfig
 from client.records.declared import DECLARED
 from client.records.served import retired_voters
 from client.site.books import read_books
-from client.site.deals import all_still_in, silent_voters, withdrawals, withdrawn
+from client.site.deals import all_still_in, read_withdrawn, silent_voters
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import Study
 from common.data.dataset import Case, Dataset
@@ -227,19 +227,8 @@ class OwnCases:
         )
 
     def _withdrawn(self, patients: set[str]) -> frozenset[str]:
-        books = self._config.books_dir
-        if not self._config.ledger_file.exists():
-            self._withdrawals = withdrawals(books, None)
-            return withdrawn(books, None, patients)
-        with read_books(self._config) as ledger:
-            if (lost := ledger.forgotten()) is not None:
-                raise InvalidInput(
-                    "withdrawals of patients may be missing from this site's ledger",
-                    value=lost,
-                    remedy="run `consilium site recover --own-ledger`",
-                )
-            self._withdrawals = withdrawals(books, ledger)
-            return withdrawn(books, ledger, patients)
+        gone, self._withdrawals = read_withdrawn(self._config, patients)
+        return gone
 
     def _forget(self, gone: frozenset[str], *, all_of_them: bool = False) -> None:
         if all_of_them or gone != self._gone:

@@ -20,7 +20,7 @@ from client.records.journal import begun_trainings
 from client.records.patient_deal import Slots, load_slots, save_slots
 from client.records.served import found_in, retired_voters
 from client.records.voter_files import voter_directory
-from client.site.books import deals, open_books, site_directories, slots_file
+from client.site.books import deals, open_books, read_books, site_directories, slots_file
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.site_deals import seats_digest
@@ -52,6 +52,37 @@ def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozense
         if path.exists():
             bring_up_to_date(path, ledger, names=patients)
     return left
+
+
+def read_withdrawn(
+    config: SiteConfig, patients: Collection[str]
+) -> tuple[frozenset[str], frozenset[tuple[str | None, str]]]:
+    """Read who was withdrawn from the pool. Nothing is written.
+
+    Every command that reads patients' cases without training calls it, so that a withdrawn patient is in no result.
+
+    Args:
+        config: The site's policy.
+        patients: Names of the patients in the dataset.
+
+    Returns:
+        Names of those who were withdrawn, and every withdrawal (:func:`withdrawals`).
+
+    Raises:
+        InvalidInput: If the ledger may lack withdrawals, or the slots file that identifies a withdrawn patient is
+            missing.
+    """
+    books = config.books_dir
+    if not config.ledger_file.exists():
+        return withdrawn(books, None, patients), withdrawals(books, None)
+    with read_books(config) as ledger:
+        if (lost := ledger.forgotten()) is not None:
+            raise InvalidInput(
+                "withdrawals of patients may be missing from this site's ledger",
+                value=lost,
+                remedy="run `consilium site recover --own-ledger`",
+            )
+        return withdrawn(books, ledger, patients), withdrawals(books, ledger)
 
 
 def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:

@@ -27,7 +27,7 @@ from client.data.layouts import open_for_training
 from client.policy import load_site
 from client.records.patient_deal import load_slots
 from client.site.books import read_books, slots_file
-from client.site.deals import as_on_record
+from client.site.deals import as_on_record, read_withdrawn
 from client.teachers.comparison import (
     ALL,
     OWN_TEACHERS,
@@ -115,6 +115,7 @@ class Evaluation:
         structures: Names of the structures.
         scores: Scores of the usable cases.
         problems: Cases that could not be used.
+        withdrawn: Number of labelled cases of withdrawn patients; they are not read.
         native: True if scored on each file's own voxels instead of the study's grid.
         gone: Structures that the student misses in most cases.
         comparisons: Comparisons with references.
@@ -127,6 +128,7 @@ class Evaluation:
     structures: tuple[str, ...]
     scores: tuple[CaseScore, ...]
     problems: tuple[Problem, ...]
+    withdrawn: int = 0
     native: bool = False
     gone: tuple[Gone, ...] = ()
     comparisons: tuple[CaseComparison, ...] = ()
@@ -218,6 +220,7 @@ class Evaluation:
             "headline": self.headline,
             "speaks_for": self.speaks_for,
             "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+            "withdrawn": self.withdrawn,
         }
 
     def to_csv(self) -> str:
@@ -262,12 +265,13 @@ def evaluate(
     bundle = load_bundle(folder_of_model, study.data.student)
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
-    cases = dataset.labelled
+    gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
+    cases = tuple(case for case in dataset.labelled if dataset.patient_of(case.id) not in gone_patients)
     found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
     answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
     answers |= {reference.name: reference.answer for reference in found}
     scores: dict[str, list[CaseScore]] = {name: [] for name in answers}
-    problems = list(dataset.problems)
+    problems = [one for one in dataset.problems if dataset.patient_of(one.case) not in gone_patients]
     for number, case in enumerate(cases, start=1):
         try:
             part, voter = parts.get(case.id, (PARTS[2], None))
@@ -299,6 +303,7 @@ def evaluate(
         gone=tuple(gone(structures, [score.dice for score in student])),
         comparisons=tuple(comparisons),
         missing=(*missing, *told_nothing),
+        withdrawn=len(dataset.labelled) - len(cases),
         reliability={
             name: sum((one.sure for one in each if name in public or one.part != PARTS[0]), NOTHING)
             for name, each in scores.items()
@@ -481,6 +486,8 @@ def table(result: Evaluation) -> str:
         lines.append(
             f"{missed} structure(s) are in only one of label map and prediction: their Dice is 0, without an HD95"
         )
+    if result.withdrawn:
+        lines.append(f"not scored: {result.withdrawn} case(s) of withdrawn patients")
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]

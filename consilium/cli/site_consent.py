@@ -70,18 +70,22 @@ YOUR SITE, HOW LONG IT LASTS AND HOW IT ENDS
   Duration                {queries} questions, then no more; asking takes hours to days once your teachers are trained.
   Withdrawal              `consilium site pause` at any time, `site withdraw` for good, `site withdraw-patient` for one
                           patient. What was released before stays released; it cannot be recalled.
-  Kept                    here: your ledger, for the life of the patient pool, because budgets add up. At the
-                          consortium: noisy releases, its signed ledger with your site's name, and the student;
-                          `consilium provision forget` deletes what else it holds of a site that left.
+  Kept                    here: your ledger, for the life of the patient pool, because budgets add up; teachers, logs
+                          and evaluations, until you delete them. At the consortium: noisy releases, its signed
+                          ledger with your site's name, and the student; `consilium provision forget` deletes
+                          what else it holds of a site that left.
 """
 
 
 def patients_of(config: SiteConfig, study: Study) -> int | None:
-    """Count the site's patients from the dataset's index; None if it cannot be read."""
+    """Count the site's patients from the dataset's index, without withdrawn ones; None if that cannot be known."""
     from client.data.layouts import indexed
+    from client.site.deals import read_withdrawn
 
     try:
         dataset = indexed(config.path(config.data), study.data, config.dataset)
+        patients = {dataset.patient_of(case.id) for case in dataset.labelled}
+        gone, _ = read_withdrawn(config, patients)
     except (InvalidInput, OSError):
         return None
-    return len({dataset.patient_of(case.id) for case in dataset.labelled})
+    return len(patients - gone)
