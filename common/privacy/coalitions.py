@@ -134,7 +134,7 @@ def trade_sentences(*, sealed: bool) -> tuple[str, str]:
     )
     of_sealed = (
         "Sealed: the server's operator is not trusted. One dishonest hospital can spoil a sum or steer the student. "
-        "The gate (the hospitals' verdicts on the student) can find this, and a dispute can prove it."
+        "A study with a gate (the hospitals' verdicts on the student) can find this, and a dispute can prove it."
     )
     return (of_sealed, f"The other choice. {of_open}") if sealed else (of_open, f"The other choice. {of_sealed}")
 

@@ -306,7 +306,7 @@ def in_words(spending: Spending, *, colluders: int | None) -> list[str]:
         f"{spending.odds_sentence(colluders=colluders)} {spending.odds_spent_sentence(sealed=colluders is not None)}",
         spending.groups_sentence(),
         "Whatever is computed from the releases, the student model and its predictions included, is covered and costs "
-        "nothing more. A person known at several hospitals is protected once for each and adds up.",
+        "nothing more. A person who is known at g hospitals has only the guarantee of a group of g.",
     ]
 
 

@@ -18,9 +18,12 @@ from common.canonical import parse_rational
 from common.ledger.charges import ReleaseRecord, Roster, RosterRecord
 from common.ledger.records import parse_record
 from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.site_figures import SiteFigures
+from common.site_verdict import SiteVerdict
 from consilium.reports.certificate import Sources, certificate_facts
 from consilium.reports.papers import Blank, Paper, PaperSection, Row, Text
 from server.ledger.server_ledger import Ledger
+from server.study.gate import read_kept
 from server.study.workspace import Workspace
 
 
@@ -59,6 +62,27 @@ class Left:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A statement about the student that a hospital sent by consent, under no ε.
+
+    Attributes:
+        time: When the hospital signed it, UTC.
+        site: The hospital.
+        kind: ``verdict`` or ``figures``.
+        value: What it says.
+    """
+
+    time: str
+    site: str
+    kind: str
+    value: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the statement as plain values for JSON."""
+        return {"time_utc": self.time, "site": self.site, "kind": self.kind, "value": self.value}
+
+
 def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper, ...]:
     """Draft every document of a study.
 
@@ -76,7 +100,7 @@ def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper,
     made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
     facts = certificate_facts(workspace, Sources(), clock=lambda: made)
     left = tuple(_left(workspace, facts["study"]["id"]))
-    make = _Papers(facts, left, made, sealed="sealed_sum" in facts["study"])
+    make = _Papers(facts, left, _sent(workspace), made, sealed="sealed_sum" in facts["study"])
     return make.assessment(), make.checklist(), make.registry(), make.egress(), make.processing()
 
 
@@ -96,10 +120,23 @@ def _left(workspace: Workspace, study: str) -> Iterator[Left]:
                 yield Left(row.time_utc, row.seq, record.query_id, sites, size, mu_squared, record.draw)
 
 
+def _sent(workspace: Workspace) -> tuple[Sent, ...]:
+    """Return every stored verdict and every stored set of figures, on whichever student, in the order of time."""
+    found = [
+        Sent(one.time_utc, one.site, "verdict", one.word)
+        for one in read_kept(workspace.verdicts_dir, SiteVerdict.parse)
+    ]
+    for figures in read_kept(workspace.figures_dir, SiteFigures.parse):
+        dice = ", ".join(f"{one.structure} {one.hundredths / 100:.2f}" for one in figures.dice)
+        found.append(Sent(figures.time_utc, figures.site, "figures", f"mean Dice: {dice}"))
+    return tuple(sorted(found, key=lambda one: (one.time, one.site, one.kind)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Papers:
     facts: dict[str, Any]
     left: tuple[Left, ...]
+    sent: tuple[Sent, ...]
     made: datetime
     sealed: bool
 
@@ -210,7 +247,10 @@ class _Papers:
                     "Images, label maps and trained teachers stay at the hospital.",
                     f"Noisy sums of codes left it: {len(self.left)} charged queries "
                     f"({sum(one.coordinates for one in self.left)} numbers in all), listed in the egress record.",
-                    "Receipts, heads of ledgers and words of the protocol are exchanged; none depends on a patient.",
+                    "Receipts, signed states of ledgers and other messages of the protocol are exchanged. Their "
+                    "content depends on no patient. The table in docs/privacy.md of what is released for free lists "
+                    "what their times and sizes may show.",
+                    f"{self._by_consent} Such a statement depends on patients' data, and no ε covers it.",
                 ],
             ),
             PaperSection(
@@ -232,6 +272,16 @@ class _Papers:
             "dpia", "Data protection impact assessment (draft)", sections, {"guarantee": self.facts["guarantee"]}
         )
 
+    @property
+    def _by_consent(self) -> str:
+        """Say how many statements about the student hospitals sent by consent."""
+        if not self.sent:
+            return "No hospital has sent a verdict or figures on the student so far."
+        counted = (f"{sum(one.kind == kind for one in self.sent)} {kind}" for kind in ("verdict", "figures"))
+        return (
+            f"By consent hospitals sent statements on the student ({', '.join(counted)}); the egress record lists them."
+        )
+
     def checklist(self) -> Paper:
         study, mechanisms = self.study, self.facts["mechanisms"]
         used = "; ".join(
@@ -247,14 +297,14 @@ class _Papers:
             ("Question", "Answer by study and ledger"),
             (
                 "Which definition of differential privacy?",
-                "(ε, δ), by Gaussian mechanisms accounted as μ²-GDP, exactly",
+                "(ε, δ), by Gaussian mechanisms, accounted exactly as μ-GDP",
             ),
             ("What are ε and δ?", f"{self.promised}; spent {self.spent}"),
             ("Is ε small enough for the purpose?", Blank("judgement, beside the odds in the impact assessment")),
             ("What is the unit of privacy?", f"{study['unit']}, neighbours by {study['relation']}"),
             (
                 "May one person be in several units?",
-                "yes: a person known at several hospitals is protected at each, and adds up",
+                "yes: a person known at g hospitals is in g units, and has only the guarantee of a group of g",
             ),
             (
                 "How do releases compose?",
@@ -337,6 +387,7 @@ class _Papers:
             when = found["time_utc"][:19].replace("T", " ")
             refused.append((when, str(found["row"]), str(found["queries"]), found["reason"], found["pool"]))
         total = sum((one.mu_squared for one in self.left), Fraction(0))
+        sent: list[Row] = [(one.time[:19].replace("T", " "), one.site, one.kind, one.value) for one in self.sent]
         sections = [
             PaperSection(
                 "What this is",
@@ -352,6 +403,13 @@ class _Papers:
                 ],
             ),
             PaperSection("What left", rows=rows) if self.left else PaperSection("What left", ["Nothing yet."]),
+            PaperSection(
+                "What hospitals sent by consent, under no ε",
+                ["The newest statement of each hospital on the student. It depends on patients' data."],
+                rows=[("Time (UTC)", "Hospital", "Kind", "What it says"), *sent],
+            )
+            if sent
+            else PaperSection("What hospitals sent by consent, under no ε", ["Nothing so far."]),
             PaperSection("What was refused", rows=refused)
             if len(refused) > 1
             else PaperSection("What was refused", ["Nothing."]),
@@ -359,6 +417,7 @@ class _Papers:
         ]
         facts = {
             "left": [one.to_json() for one in self.left],
+            "sent_by_consent": [one.to_json() for one in self.sent],
             "refused": self.facts["refusals"],
             "mu_squared": str(total),
         }

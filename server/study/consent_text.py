@@ -215,6 +215,10 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
     )
 
 
+_VERDICTS_SEEN = """
+  Everybody               with the student: each hospital's signed verdict. No ε covers it."""
+
+
 def start_sentence(study: Study, *, yours: bool = False) -> str:
     """Describe the network from which a study's training begins: its weights, use, and privacy cost.
 
@@ -270,6 +274,7 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     seen = _SEEN_SEALED if privacy.sealed else _SEEN_OPEN
     trade = "".join(f"{_filled(sentence)}\n" for sentence in trade_sentences(sealed=privacy.sealed))
     gate = f"{_filled(gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
+    verdicts = _VERDICTS_SEEN if study.gate.verdicts else ""
     given = f"{_filled(start_sentence(study, yours=True))}\n" if study.start.weights else ""
     agenda = protocol_of(study).agenda(study)
     asked = _filled(
@@ -299,7 +304,7 @@ WHAT IS GUARANTEED
 WHO SEES WHAT
 {seen}
   The other hospitals     the noisy releases, the roster of each, and the student.
-  The public              what the consortium publishes of those. The guarantee covers all of it.
+  The public              what the consortium publishes of those. The guarantee covers all of it.{verdicts}
 
 ONE DISHONEST HOSPITAL
 {trade}

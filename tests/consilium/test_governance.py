@@ -9,15 +9,20 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from common.ledger.charges import ReleaseRecord
 from common.ledger.records import parse_record
 from common.privacy.figures import epsilon_text
+from common.site_figures import SiteFigures, StructureFigure
+from common.site_verdict import SiteVerdict
 from consilium.cli.governance import app
 from consilium.reports.certificate import certificate_facts
+from consilium.reports.governance import papers
 from consilium.reports.papers import Blank, Paper, PaperSection
 from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
 from tests.dashboard_study import Recorded, make_study_directory
 
 NAMES = ("dpia", "nist-800-226", "registry", "egress", "processing")
@@ -81,6 +86,29 @@ def test_the_egress_record_has_every_charged_query_of_the_ledger_and_no_other(ma
     assert [one["query"] for one in left["left"]] == [json.loads(row.body)["query_id"] for row in rows]
     charged = sum((Fraction(json.loads(row.body)["event"]["mu_squared"]) for row in rows), Fraction(0))
     assert Fraction(left["mu_squared"]) == charged > 0
+
+
+def test_what_hospitals_sent_by_consent_stands_in_the_papers(recorded: Recorded, tmp_path: Path) -> None:
+    """A verdict and figures depend on patients' data under no ε: the assessment and the egress record say so."""
+    study = tmp_path / "study"
+    shutil.copytree(recorded.workspace.root, study)
+    workspace, key = Workspace(study), Ed25519PrivateKey.generate()
+    before = {paper.name: paper.facts for paper in papers(workspace)}
+    assert before["egress"]["sent_by_consent"] == []
+    about = (workspace.study().id, "b" * 64, "north")
+    verdict = SiteVerdict(*about, "worse", "2026-03-01T12:00:00.000000Z").signed(key)
+    figures = SiteFigures(*about, (StructureFigure("body", 71),), "2026-03-02T12:00:00.000000Z").signed(key)
+    for folder, said in ((workspace.verdicts_dir, verdict), (workspace.figures_dir, figures)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "north.json").write_bytes(said.render())
+    after = {paper.name: paper for paper in papers(workspace)}
+    assert [(one["kind"], one["site"], one["value"]) for one in after["egress"].facts["sent_by_consent"]] == [
+        ("verdict", "north", "worse"),
+        ("figures", "north", "mean Dice: body 0.71"),
+    ]
+    told = json.dumps(after["dpia"].to_json(), ensure_ascii=False)
+    assert "1 verdict, 1 figures" in told
+    assert "no ε covers it" in told
 
 
 def test_the_registry_s_entry_leaves_out_what_nobody_said(made: Path) -> None:

@@ -210,7 +210,11 @@ def test_consent_sheet_and_plan_say_what_the_gate_asks_and_what_each_mode_costs(
         assert "no ε covers it" in plain
         assert "Sealed: the server's operator is not trusted. One dishonest hospital can spoil a sum or steer" in plain
         assert "The other choice. Open: the server's operator is trusted" in plain
+    assert "Everybody with the student: each hospital's signed verdict. No ε covers it." in " ".join(
+        for_site(gated()).split()
+    )
     open_text = " ".join(for_site(make_study()).split())
+    assert "signed verdict" not in open_text
     assert "The other choice. Sealed:" in open_text
     assert "one signed word" not in open_text
 
