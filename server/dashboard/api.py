@@ -74,7 +74,7 @@ PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,1
 Volume = Annotated[str, InPath(description="SHA-256 of a public volume.", pattern="^[0-9a-f]{64}$")]
 Kind = Annotated[Literal[KINDS] | None, Query(description="Only rows of this kind.")]  # type: ignore[valid-type]
 Text = Annotated[
-    str, Query(max_length=MAX_TEXT, description="Only rows whose body contains this text, or whose hash it is.")
+    str, Query(max_length=MAX_TEXT, description="Only rows whose body contains this text, or whose hash equals it.")
 ]
 ArrayName = Literal["image", "label", "centre", "doubt", "student"]
 RowNumber = Annotated[int, InPath(ge=1, le=BIGGEST, description="Number of a row.")]
@@ -123,11 +123,11 @@ class ListedSite:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A background job.
+    """State and result of a background job, for example of a verification of the ledger.
 
     Attributes:
-        job: Its state.
-        result: JSON that it printed; None unless the last run succeeded.
+        job: The job's state.
+        result: JSON that the job printed; None unless its last run succeeded.
     """
 
     job: JobState
@@ -186,7 +186,7 @@ def study(service: Here) -> StudyPage:
 
 @routes.get("/study/noise", tags=["study"])
 def noise(service: Here) -> NoiseView | None:
-    """Return the standard deviations of the code's coordinates over public shapes, and that of the noise.
+    """Return the standard deviation of each code coordinate over public shapes, and of the noise on an answer.
 
     The result is null before a codec is fitted.
     \f
@@ -273,7 +273,7 @@ def rows(
     Args:
         service: The dashboard's service.
         kind: Only rows of this kind.
-        text: Only rows whose body contains this text, or whose hash it is.
+        text: Only rows whose body contains this text, or whose hash equals it.
         before: Only rows with a smaller number.
         after: Only rows with a larger number.
         limit: Largest number of rows.
@@ -289,7 +289,7 @@ def rows(
 
 @routes.get("/ledger/rows/{seq}", tags=["ledger"], responses={404: {"description": "No such row"}})
 def row(service: Here, seq: RowNumber) -> RowDetail:
-    """Return one row in full, with the first signed head that covers it.
+    """Return one row of the ledger in full, with the first signed head (signed row hash) that covers the row.
     \f
     Args:
         service: The dashboard's service.
@@ -309,7 +309,7 @@ def row(service: Here, seq: RowNumber) -> RowDetail:
 
 @routes.get("/ledger/head", tags=["ledger"], responses={404: {"description": "No head yet"}})
 def head(service: Here) -> HeadView:
-    """Return the newest signed head of the ledger.
+    """Return the newest signed head of the ledger: the hash of its newest row, signed with the ledger's key.
 
     A ledger that is cut or rewritten later no longer contains this head; keep a copy on another machine to detect that.
     \f
@@ -376,7 +376,7 @@ def verify(service: Here) -> JobState:
 
 @routes.get("/certificate", tags=["certificate"])
 def certificate(service: Here) -> JobFacts:
-    """Return the state of the newest certificate job.
+    """Return the state of the newest job that writes a privacy certificate.
     \f
     Args:
         service: The dashboard's service.
@@ -393,7 +393,7 @@ def certificate(service: Here) -> JobFacts:
 def issue(service: Here) -> JobState:
     """Start a job that verifies a copy of the ledger and writes a privacy certificate from it."""
     if service.certificate is None:
-        raise HTTPException(409, "this dashboard was started without a certificate command")
+        raise HTTPException(409, "this dashboard cannot issue certificates; use `consilium certificate`")
     return service.certificate.start()
 
 

@@ -1,4 +1,4 @@
-"""Builds the dashboard's application: one study, read only, behind a sign-in.
+"""Builds the dashboard's web application, which shows one study to signed-in users and cannot change its ledger.
 
 :mod:`server.dashboard.serve` runs it. Pages, JSON and metrics are made from the same views. Nothing in this package can
 charge the ledger, because it has no signing key and opens the file for reading only. The application refuses oversized
@@ -56,11 +56,13 @@ class Options:
         secure: True if browsers reach it over TLS.
         session_hours: Lifetime of a session in hours.
         metrics_token: Bearer token that gives access to ``/metrics`` without a session; None for no such token.
-        certifier: Returns the command that writes a certificate into a folder; None if none can be issued.
-        hosts: Returns the accepted host names, besides those of this machine; requests for other names are refused.
-        webhook: URL to which the beginning and end of alarms is posted.
+        certifier: Function that returns the command line that writes a privacy certificate; None if this dashboard
+            issues no certificates.
+        hosts: Function that returns the accepted host names besides those of this machine. Requests for other names
+            are refused.
+        webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
         oidc: Settings of an OpenID Connect provider that authenticates users besides the local ones.
-        log_to: Targets of the security log.
+        log_to: Destinations of the security log, such as ``syslog`` or ``file:PATH``; empty to write none.
         poll_s: Seconds between two reads of the study's files.
         clock: Monotonic clock in seconds, for sessions and limits.
         now: Returns the current time.
@@ -96,7 +98,8 @@ def users_file(state: Path) -> UserFile:
 def create_app(options: Options) -> FastAPI:
     """Create the ASGI application.
 
-    Its lifespan starts and stops the thread that follows the study, the live pages and the security log.
+    At startup the application starts three background tasks: one reads the study's files, one updates open pages, and
+    one writes the security log. It stops them at shutdown.
 
     Args:
         options: The dashboard's settings.
@@ -181,7 +184,7 @@ def _security_log(options: Options, study: str) -> SecurityLog | None:
 
 
 class _Static(StaticFiles):
-    """Static files. Pages add a version to their URLs, so browsers may cache them."""
+    """Serves static files. Pages add a version to their URLs, so browsers may cache each version for a day."""
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
@@ -212,7 +215,7 @@ async def _misunderstood(request: Request, error: Exception) -> Response:
         return await request_validation_exception_handler(request, error)
     first = error.errors()[0]
     where = " ".join(str(part) for part in first["loc"][1:])
-    return _said(request, 400, "That address does not make sense", f"{where}: {first['msg']}")
+    return _said(request, 400, "The address of this page contains an invalid value", f"{where}: {first['msg']}")
 
 
 def _unreadable(request: Request, error: Exception) -> Response:

@@ -158,14 +158,19 @@ class UserFile:
             raise InvalidInput(
                 "password",
                 value=f"{len(password)} characters",
-                limit=f"{MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS}",
+                limit=f"{MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters",
             )
         users = self.users()
         if (name in users) != replace:
             remedy = (
                 "use `consilium dashboard user password`" if name in users else "use `consilium dashboard user add`"
             )
-            raise InvalidInput("user", value=name, limit="a known one" if replace else "a new one", remedy=remedy)
+            raise InvalidInput(
+                "user name",
+                value=name,
+                limit="the name of an existing user" if replace else "a name that no user has yet",
+                remedy=remedy,
+            )
         salt = secrets.token_bytes(16)
         self._save({**users, name: User(name, Role(role), salt.hex(), _scrypt(password, salt).hex())})
 
@@ -180,7 +185,12 @@ class UserFile:
         """
         users = self.users()
         if users.pop(name, None) is None:
-            raise InvalidInput("user", value=name, limit="a known one", remedy="see `consilium dashboard user list`")
+            raise InvalidInput(
+                "user name",
+                value=name,
+                limit="the name of an existing user",
+                remedy="see `consilium dashboard user list`",
+            )
         self._save(users)
 
     def _save(self, users: dict[str, User]) -> None:
@@ -303,10 +313,10 @@ class Throttle:
 
     Two counts are kept for each user name: one for each client address, and one for all addresses from which this name
     has never signed in. Pauses begin after :data:`FREE` attempts from one address and after :data:`FREE_ELSEWHERE` from
-    all those addresses together. This slows down guessing from one or many addresses. It delays neither other users at
-    the same address nor the user at an address from which the user has signed in before. An attempt is counted before
-    its password is checked, so parallel attempts gain nothing; the count is corrected if the password was right. A
-    count is deleted after an hour without an attempt.
+    all those addresses together. This slows down guessing from one or many addresses. Guesses at one name do not delay
+    other names at the same address. A user who has signed in from an address before is not delayed there by guesses
+    from other addresses. An attempt is counted before its password is checked, so parallel attempts gain nothing; the
+    count is corrected if the password was right. A count restarts after an hour without an attempt.
 
     Args:
         clock: Monotonic clock in seconds.
@@ -325,7 +335,7 @@ class Throttle:
         self._lock = threading.Lock()
 
     def attempt(self, *, name: str, address: str) -> float:
-        """Count an attempt unless its name must wait.
+        """Count a sign-in attempt, or return how long the client must wait before the next one.
 
         Args:
             name: The user name that the client gave.
@@ -385,7 +395,7 @@ def _token_key(token: str) -> str:
 
 
 def _parse(content: bytes) -> dict[str, User]:
-    limit = "what `consilium dashboard user add` writes"
+    limit = "a file that `consilium dashboard user add` wrote"
     with parsing("users file", limit=limit):
         found = _Users.from_json(parse_json(content, what="users file", limit=limit))
         return {user.name: user for user in found.users}

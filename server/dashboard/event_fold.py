@@ -36,7 +36,7 @@ class StageState:
     Attributes:
         total: Steps in total.
         done: Steps done.
-        base: Steps that were already done when the run began; None before the first progress event.
+        base: Number of steps that were done before this run; None before the first progress event.
         started: Time at which it began.
         finished: True if it has finished.
         seconds: Duration of a finished stage in seconds.
@@ -120,7 +120,7 @@ class BatchState:
 
 @dataclass(slots=True)
 class RunSeen:
-    """The newest run.
+    """The newest run according to the event log.
 
     Attributes:
         id: Its id.
@@ -203,7 +203,7 @@ class EventFold:
         except OSError as error:
             return self._tell(f"it cannot be read: {error.strerror}")
         if not stat.S_ISREG(found.st_mode):
-            return self._tell("it is no regular file")
+            return self._tell("it is not a regular file")
         self._tell(None)
         return self._follow(found, lock)
 
@@ -238,7 +238,7 @@ class EventFold:
                 raise InvalidInput("length of a line", limit=f"at most {MAX_LINE_BYTES} bytes")
             event = parse_json(line)
             if not isinstance(event, dict):
-                raise InvalidInput("line", limit="an object")
+                raise InvalidInput("content of a line", limit="a JSON object")
             if event.get("schema") == EVENT_SCHEMA:
                 check_event(event)
                 self._enter(event)

@@ -42,16 +42,16 @@ STATES = {
 """CSS class and text of each state of a site."""
 
 REASONS = {
-    "pool-budget": "this site's own cap has no room for the batch",
-    "study-budget": "the study's budget has no room for the batch",
-    "coordinates": "the pool's releases would hold more numbers than the accountant counts",
+    "pool-budget": "this site's own cap does not cover the batch",
+    "study-budget": "the study's budget does not cover the batch",
+    "coordinates": "the pool's releases would together contain more noisy numbers than δ allows",
     "paused": "the study is paused here",
     "alarm": "this site's own ledger raised an alarm",
     "daily-cap": "this site's own daily cap is reached",
     "not-allowed": "this site's policy does not allow these queries",
     "released-before": "the queries were released before; the server's ledger may have been restored",
 }
-"""Text for each reason for which a site declines, by the reason's word in the site's ledger."""
+"""Text of each reason for declining an offer, by the word for the reason in the site's ledger."""
 
 
 def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:

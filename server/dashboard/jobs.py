@@ -1,7 +1,7 @@
-"""Runs work that is too slow for a request in a process of its own, at low priority.
+"""Runs slow work, such as verifying the ledger, in a separate process at low priority.
 
-The service has one :class:`Job` for each kind of work; a job runs at most once at a time. Its output goes to the
-dashboard's state directory. Pages show whether it runs, how it ended and its last error message.
+The service has one :class:`Job` for each kind of work; a job runs at most once at a time. The output of a job goes to
+the dashboard's state directory. Pages show whether the job runs, how it ended and its last error message.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ WORDS = 600
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State of a job.
+    """State of a background job.
 
     Attributes:
         state: ``never`` (not run yet), ``running``, ``done`` or ``failed``.
-        started: Time at which it began.
-        ended: Time at which it ended.
-        words: Error message of a failed job.
+        started: Time at which the newest run began; None before the first.
+        ended: Time at which that run ended; None before that.
+        words: Error message of a failed job; otherwise empty.
     """
 
     state: str
@@ -40,11 +40,11 @@ class JobState:
 
 
 class Job:
-    """One kind of work.
+    """One kind of background work, of which at most one run is active at a time.
 
     Args:
         out: File that receives the standard output of a successful run.
-        command: Returns the command line; called each time the job is started.
+        command: Function that returns the command line to run; called at each start of the job.
         now: Returns the current time.
     """
 
@@ -108,7 +108,7 @@ class Job:
 
 
 def work(*arguments: str) -> list[str]:
-    """Return the command line that does a task of :mod:`server.dashboard.work`.
+    """Return the command line that runs a task of :mod:`server.dashboard.work`.
 
     Args:
         arguments: Name of the task and its arguments.

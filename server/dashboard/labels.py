@@ -223,7 +223,7 @@ def take_decisions(
     known = set(published(service.follower.workspace, study))
     labels = {volume: files.hash(volume) if volume in known else None for volume in volumes}
     if None in labels.values():
-        raise HTTPException(404, "there is no label of this volume")
+        raise HTTPException(404, "this study has no volume with this SHA-256 whose label is decoded")
     if len(note) > MAX_NOTE_CHARACTERS:
         raise HTTPException(400, f"a note has at most {MAX_NOTE_CHARACTERS} characters")
     return [
@@ -271,7 +271,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
 
 
 def _controls(names: Sequence[str], trained: Mapping[str, tuple[str, str]]) -> tuple[ControlView, ...]:
-    """Return the controls in order; controls with the same weights become one entry with all their names."""
+    """Return the facts of each control; controls with the same weights become one entry with all their names."""
     found: dict[str, ControlView] = {}
     for name in names:
         weights, time = trained.get(name, (None, None))

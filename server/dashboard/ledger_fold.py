@@ -6,9 +6,9 @@ hash chain and the ledger's rules before it counts. If no run has the ledger ope
 - An invalid row ends the pass and is reported as :attr:`LedgerFold.problem`; the rows before it still count.
 - If a row that was read before is gone, the ledger is read again from its start. :attr:`LedgerFold.cut` reports this
   until the process ends.
-- The server keeps a file beside the ledger, the standing, which names the newest row
-  (:mod:`common.ledger.rollback_guard`). :attr:`LedgerFold.forgotten` reports that the ledger lacks this row, so that it
-  is an older copy. :attr:`LedgerFold.unread` reports why the standing cannot be read.
+- The server keeps a small file beside the ledger, the standing file, which names the newest row
+  (:mod:`common.ledger.rollback_guard`). If the ledger lacks this row, it is an older copy, and
+  :attr:`LedgerFold.forgotten` reports this. :attr:`LedgerFold.unread` reports why the standing file cannot be read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common.ledger.server_state import Books
 from common.ledger.sqlite_file import connect
 
 ROWS_A_STEP = 250
-STANDING_MISSING = "its standing is missing, so an older copy could not be recognised"
+STANDING_MISSING = "its standing file is missing, so an older copy could not be recognised"
 
 
 def open_ledger(path: Path) -> sqlite3.Connection:
@@ -78,7 +78,7 @@ class BatchSeen:
         time: Time of its newest answer.
         first_row: Its first row.
         last_row: Row of its newest answer.
-        last_charge: Row of its last charge; each of its sites gets receipts up to this row.
+        last_charge: Row of the batch's last charge, up to which each of its sites gets receipts.
         answers: Number of its answers.
         roster: Names of the sites that took part.
         voters: Number of voters.
@@ -139,7 +139,9 @@ class History:
 
 
 class LedgerFold:
-    """Totals of a server ledger, the history of one study, and a short history of every study.
+    """The state of a server ledger as far as it was read: totals, one study's details, every study's short history.
+
+    The ledger's standing file names its newest row; by it an older copy of the ledger is recognised.
 
     Args:
         path: The ledger's file.
@@ -151,10 +153,11 @@ class LedgerFold:
         batches: The study's batches by id.
         refusals: The rows that record the study's refused queries.
         histories: Every study of the ledger by id.
-        problem: Reason why the ledger cannot be read on; None if it can.
-        cut: What is missing, if a row that was read before is gone.
-        forgotten: What is missing according to the standing; None if nothing is.
-        unread: Reason why the standing cannot be read; None if it can.
+        problem: Reason why the reading stopped before the ledger's end; None if it did not.
+        cut: Message that a row that was read before is gone; None if no such row is.
+        forgotten: Message that the ledger lacks a row that the standing file names, or that this file is missing; None
+            if neither is the case.
+        unread: Reason why the standing file cannot be read; None if it can.
     """
 
     def __init__(self, path: Path, *, study_id: str) -> None:
@@ -238,10 +241,11 @@ class LedgerFold:
                 connection.close()
 
     def _had_standing(self) -> bool:
-        """Return whether a standing must once have existed beside this file.
+        """Return whether the ledger must have had a standing file, the file that names its newest row.
 
-        A ledger has a standing from its first row on; a ledger of an earlier version has it from its first charge on.
-        For the latter, a copy without a signing key beside it counts as a copy for reading, which needs no standing.
+        The server writes a standing file from the ledger's first row on. Earlier versions wrote it from the first
+        charge on; a ledger of such a version without a signing key beside it counts as a copy for reading, which needs
+        no standing file.
         """
         charged = bool(self.books.all_spent() or self.books.all_spent_in())
         return (self.books.has_standing and self.rows > 1) or (charged and lies_with_its_key(self._path))
@@ -337,7 +341,11 @@ class LedgerFold:
 
 
 def _standing(ledger: Path) -> tuple[ServerStanding | None, str | None]:
-    """Return the standing beside a ledger, or None; and the reason if it cannot be read."""
+    """Read the standing file of a ledger, which names the ledger's newest row.
+
+    Returns:
+        Its content, or None if there is no such file or it cannot be read; and the reason if it cannot be read.
+    """
     try:
         path = kept_standing(ledger)
         return None if path is None else ServerStanding.load(path), None
@@ -351,7 +359,7 @@ def _holds(connection: sqlite3.Connection, position: Position) -> bool:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return numbers that change when a file or its write-ahead log changes.
+    """Return numbers by which a change of a file or of its write-ahead log is noticed.
 
     Args:
         path: The file.

@@ -45,7 +45,7 @@ class _Page:
 
 
 class Live:
-    """The blocks of every open page.
+    """Renders the blocks of every open page, and streams the changed ones to the page's readers.
 
     Args:
         render: Returns the HTML of a page's blocks by name; called in a thread.

@@ -39,7 +39,7 @@ def check_webhook(url: str) -> None:
         url: The URL.
 
     Raises:
-        InvalidInput: Unless it is https, or http on this machine.
+        InvalidInput: If the URL is neither https nor http on this machine.
     """
     parts = urlsplit(url)
     loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -52,7 +52,7 @@ def check_webhook(url: str) -> None:
 
 
 class Webhook:
-    """Posts to a URL which alarms began and ended since the last message.
+    """Posts messages to a URL; each lists the alarms that began and ended since the message before.
 
     Args:
         url: The URL.
@@ -63,7 +63,7 @@ class Webhook:
         failing: True if the last message was not accepted.
 
     Raises:
-        InvalidInput: Unless the URL is https, or http on this machine.
+        InvalidInput: If the URL is neither https nor http on this machine.
     """
 
     def __init__(self, url: str, *, study: str, clock: Callable[[], float]) -> None:

@@ -111,7 +111,9 @@ def load_settings(path: Path) -> Settings:
     missing = sorted({"issuer", "client_id", "client_secret_file", "role_claim"} - table.keys())
     if missing or not all(isinstance(value, str) for value in table.values()):
         raise InvalidInput(
-            "OIDC settings", value=missing or None, limit="a text for each key, and no required key missing"
+            "keys of the OIDC settings that are missing or not a text",
+            value=missing or None,
+            limit="a text for every key; issuer, client_id, client_secret_file and role_claim are required",
         )
     return Settings(**table, roles=roles, root=path.parent)
 
@@ -155,7 +157,7 @@ class Provider:
 
     The state of a sign-in in progress is stored in the browser's cookie, encrypted with a key of this process.
     Therefore sign-ins in progress need no memory here, and a large number of them cannot displace those of other users.
-    The provider's description is requested at most once in :data:`DESCRIBED_S` seconds.
+    The provider's description (its discovery document) is requested at most once in :data:`DESCRIBED_S` seconds.
 
     Args:
         settings: The settings.
@@ -237,10 +239,15 @@ class Provider:
             raise
         except Exception as error:  # any error in processing untrusted input refuses the sign-in
             raise InvalidInput(
-                "answer of the OIDC provider", limit="a valid ID token", value=type(error).__name__
+                "the ID token of the OIDC provider is missing or not valid",
+                value=type(error).__name__,
+                remedy="sign in again; if this fails again, compare the OIDC settings with those of the provider",
             ) from error
         if not claims:
-            raise InvalidInput("answer of the OIDC provider", limit="an answer with an ID token")
+            raise InvalidInput(
+                "the OIDC provider sent no ID token",
+                remedy="register the dashboard there as a client of OpenID Connect",
+            )
         return self._vouched(claims), str(pending["target"])
 
     def _begun(self, *, state: str, browser: str) -> dict[str, Any]:
@@ -248,14 +255,19 @@ class Provider:
         try:
             pending: dict[str, Any] = json.loads(self._sealed.decrypt(browser.encode()))
         except (InvalidToken, UnicodeEncodeError) as error:
-            raise InvalidInput("answer of the OIDC provider", limit="a sign-in that this browser began here") from error
+            raise InvalidInput(
+                "this browser did not begin this sign-in here", remedy="begin again on the sign-in page"
+            ) from error
         if not hmac.compare_digest(str(pending["state"]).encode(), state.encode("utf-8", "replace")):
-            raise InvalidInput("answer of the OIDC provider", limit="a sign-in that this browser began here")
+            raise InvalidInput("this browser did not begin this sign-in here", remedy="begin again on the sign-in page")
         now = self._clock()
         with self._lock:
             self._finished = {name: ends for name, ends in self._finished.items() if ends > now}
             if pending["ends"] <= now or state in self._finished:
-                raise InvalidInput("answer of the OIDC provider", limit="a sign-in begun within ten minutes, used once")
+                raise InvalidInput(
+                    "this sign-in began more than ten minutes ago or is already finished",
+                    remedy="begin again on the sign-in page",
+                )
             while len(self._finished) >= MOST_FINISHED:  # safe to forget: the provider accepts no code twice
                 self._finished.pop(next(iter(self._finished)))
             self._finished[state] = pending["ends"]
@@ -288,13 +300,21 @@ class Provider:
         try:
             found: dict[str, Any] = client.load_server_metadata()
             if found.get("issuer") != settings.issuer:
-                raise InvalidInput("issuer stated by the OIDC provider", limit=settings.issuer)
+                raise InvalidInput(
+                    "the OIDC provider states another issuer than the OIDC settings",
+                    limit=settings.issuer,
+                    remedy="set issuer to the text that the provider states",
+                )
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
                 check_address(f"{name} of the OIDC provider", found.get(name))
             offered = found.get("id_token_signing_alg_values_supported", ("RS256",))
             found["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNED_BY]
             if not found["id_token_signing_alg_values_supported"]:
-                raise InvalidInput("signature algorithms of the OIDC provider", limit=f"one of {', '.join(SIGNED_BY)}")
+                raise InvalidInput(
+                    "the OIDC provider offers no signature algorithm that is accepted here",
+                    limit=", ".join(SIGNED_BY),
+                    remedy="let the provider sign ID tokens with one of these",
+                )
         except InvalidInput as error:
             return error
         except Exception as error:  # noqa: BLE001 - no answer, or not a description
@@ -304,7 +324,11 @@ class Provider:
     def _vouched(self, claims: Any) -> Vouched:
         name = claims.get(self.settings.name_claim)
         if not isinstance(name, str) or not USER_NAME.fullmatch(name):
-            raise InvalidInput(f"claim {self.settings.name_claim} of the ID token", limit="a user name")
+            raise InvalidInput(
+                f"claim {self.settings.name_claim} of the ID token",
+                limit="a user name of 1 to 64 letters, digits, '.', '_', '@', '-'",
+                remedy="set name_claim in the OIDC settings to a claim that contains such a name",
+            )
         found: Any = claims
         for key in self.settings.role_claim.split("."):
             found = found.get(key) if isinstance(found, dict) else None
@@ -313,7 +337,11 @@ class Provider:
         for role, given in ((Role.OPERATOR, self.settings.roles.operator), (Role.PRIVACY_OFFICER, self._officers)):
             if values & set(given):
                 return Vouched(PREFIX + name, role)
-        raise InvalidInput(f"roles of {name}", limit="at least one that [roles] in the OIDC settings lists")
+        raise InvalidInput(
+            f"{name} has no role here",
+            limit="a user with a role that [roles] in the OIDC settings lists",
+            remedy="ask the consortium's operator for a role",
+        )
 
     @property
     def _officers(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def study(screen: OnScreen) -> HTMLResponse:
 
 
 def newest(service: DashboardService) -> HeadView | None:
-    """Return the newest signed head of the ledger.
+    """Return the newest signed head of the ledger, which is the signed hash of its newest row.
 
     Args:
         service: The dashboard's service.
@@ -108,7 +108,7 @@ def report(service: Here, session: Decider, form: Form) -> Response:
 
     Args:
         service: The dashboard's service.
-        session: The session of a user whose role may take in reports.
+        session: The session of a user who may hand in reports.
         form: The form's fields; ``report`` is the text of the report.
 
     Returns:
@@ -133,7 +133,7 @@ def rows(
     Args:
         screen: The request's screen.
         kind: Only rows of this kind; empty for all.
-        text: Only rows whose body contains this text, or whose hash it is; empty for all.
+        text: Only rows whose body contains this text, or whose hash equals it; empty for all.
         before: Only rows with a smaller number; empty for all.
         after: Only rows with a larger number; empty for all.
 
@@ -405,7 +405,7 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
 
 
 def read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
-    """Return the planner's values from the fields of a form.
+    """Return the values of the planner's form.
 
     Args:
         given: The form's fields.

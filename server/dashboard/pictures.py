@@ -1,4 +1,4 @@
-"""Prepares the slice viewer's pictures: public volumes, pseudo-labels, confidence, the student's prediction.
+"""Prepares pictures for the slice viewer: public volumes with pseudo-labels, confidence and student predictions.
 
 A picture is a file with the uint8 arrays of one volume, stored as ``.npz``, and a JSON file with its figures.
 :func:`make_pictures` runs in a process of its own, because it loads torch. It writes a picture again only if the label
@@ -34,7 +34,8 @@ PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidenc
 Picture = dict[str, UInt8[np.ndarray, "x y z"]]
 """The arrays of a picture, of shape [x, y, z], by name: ``image``, ``label`` and ``confidence``.
 
-``centre`` and ``doubt`` are present if the stored answers could be read, ``student`` once a student is trained.
+``centre`` is the label map before any answer; ``doubt`` is the uncertainty of the label because of the noise. Both are
+present only if the stored answers could be read. ``student`` is present once a student is trained.
 """
 
 LAYERS: tuple[PictureLayer, ...] = ("label", "centre", "doubt", "student", "confidence", "disagreement", "none")
@@ -76,10 +77,10 @@ class VolumeFacts:
         spacing_mm: Voxel spacing along x, y and z, in mm.
         centre: Indices of the voxel to show first.
         has_student: True if the picture contains the student's prediction.
-        doubt: Share of the labelled voxels that are uncertain because of the noise; independent of the student. None if
-            the stored answers could not be read or the label is empty.
-        moved: 1 − Dice between the label and the label map before any answer; independent of the student. None if the
-            stored answers could not be read or both are empty.
+        doubt: Share of the labelled voxels that are uncertain because of the noise. None if the stored answers could
+            not be read or the label is empty.
+        moved: 1 − Dice between the label and the label map before any answer. None if the stored answers could not be
+            read or both maps are empty.
         confidence: Mean confidence of the label in its labelled voxels, 0 to 1; None if the label is empty.
         agreement: Mean Dice between label and student; None without a student.
         structures: Figures of each structure.
@@ -305,14 +306,13 @@ def load_picture(folder: Path, volume: str) -> Picture:
         The picture.
 
     Raises:
-        InvalidInput: If it has not been made yet.
+        InvalidInput: If the picture has not been made yet.
     """
     path = folder / f"{volume}.npz"
     if not path.exists():
         raise InvalidInput(
-            "picture of this volume",
-            limit="a picture that is ready",
-            remedy="open the Labels page and wait until it is prepared",
+            "the picture of this volume is not prepared yet",
+            remedy="open the Labels page and wait until the picture appears",
         )
     with np.load(path, allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files}
@@ -389,7 +389,7 @@ def draw(
     needed = {"disagreement": "student", "none": "image"}.get(layer, layer)
     if needed not in arrays:
         why = "there is no student yet" if needed == "student" else "the answers could not be read"
-        raise InvalidInput("layer", value=layer, limit=f"a layer that this volume has; {why}")
+        raise InvalidInput(f"this volume has no such layer, because {why}", value=layer, remedy="choose another layer")
     width, height = (arrays["image"].shape[axis] * spacing_mm[axis] for axis in (view.across, view.up))
     scale = side / max(width, height)
     shape = max(1, round(width * scale)), max(1, round(height * scale))

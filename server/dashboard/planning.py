@@ -1,7 +1,7 @@
 """Computes the content of the Planner page: the noise and the expected benefit that a privacy budget allows.
 
-The pages, the API and the verdict on the Overview page use it. The planner package computes the plans. Values out of
-range are refused, and further plans while too many wait.
+The pages, the API and the verdict on the Overview page use it. The planner package computes the plans. It refuses
+values out of range, and new requests while too many are waiting.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_WAITING = 6
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """A codec's public standard deviations.
+    """The standard deviations of a codec's coordinates over public shapes.
 
     Attributes:
         codec: Hash of the codec.
@@ -60,7 +60,7 @@ class Wishes(BaseModel, frozen=True):
     relation: Relation = Relation.REPLACE_ONE
     aggregation: Literal["open", "sealed-sum"] = "open"
     colluders: int = Field(1, ge=0, le=1000, description="In a sealed study, sites t that may collude with the server")
-    spare_draws: int = Field(0, ge=0, le=1000, description="In a sealed study, draws that may be lost")
+    spare_draws: int = Field(0, ge=0, le=1000, description="In a sealed study, draws (attempted sums) that may be lost")
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
@@ -93,12 +93,12 @@ def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
 
 @dataclass(frozen=True, slots=True)
 class WishedPlan:
-    """The planner's result.
+    """The values of the Planner page's form, with the plan for them.
 
     Attributes:
         wishes: The values that were planned with.
         plan: The plan.
-        uses_codec_spectrum: True if the codec's spectrum was used.
+        uses_codec_spectrum: True if the study's codec has the planned length, so that its spectrum was used.
         components_above_noise: Number of coordinates whose standard deviation exceeds the noise; None without a
             spectrum.
     """
@@ -205,7 +205,10 @@ def _written(one: Guarantee) -> dict[str, object]:
 
 
 class Spectra:
-    """Reads the spectrum of the study's codec, and caches it until the codec changes."""
+    """Reads the spectrum of the study's codec, and caches it until the codec changes.
+
+    The spectrum is the standard deviation of each code coordinate over public shapes.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

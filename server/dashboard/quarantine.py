@@ -1,7 +1,7 @@
 """Reads untrusted JSON within limits, and refuses invalid content.
 
-Hospitals' reports and the lines of the event log are read with it before pages show them. It raises only InvalidInput,
-whatever the bytes are, so the caller can report one bad line or file and continue with the others.
+Hospitals' reports and the lines of the event log are read with it before pages show them. For invalid
+content of any kind it raises InvalidInput, so the caller can report one bad line or file and continue with the others.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def parse_json(content: bytes) -> Any:
         The parsed JSON.
 
     Raises:
-        InvalidInput: If the bytes are not JSON in UTF-8, contain a number that is not finite or half a surrogate pair,
-            or are nested too deeply for Python's parser.
+        InvalidInput: If the bytes are not JSON in UTF-8, if a number is not finite, if a text contains half a surrogate
+            pair, or if the nesting is too deep for Python's parser.
     """
     try:
         text = content.decode()
@@ -64,9 +64,7 @@ def parse_json(content: bytes) -> Any:
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            "the content is not JSON that can be read", limit="JSON in UTF-8 with finite numbers"
-        ) from error
+        raise InvalidInput("the content cannot be read as JSON", limit="JSON in UTF-8 with finite numbers") from error
 
 
 def check_event(event: Mapping[str, Any]) -> None:
@@ -80,13 +78,13 @@ def check_event(event: Mapping[str, Any]) -> None:
     """
     kind, time = event.get("event"), event.get("time")
     if not isinstance(kind, str) or not isinstance(time, str) or len(kind) + len(time) > MAX_TEXT:
-        raise InvalidInput("event", limit="an object with the texts event and time")
+        raise InvalidInput("event of the event log", limit="an object whose fields event and time are short texts")
     try:
         moment = datetime.fromisoformat(time)
     except ValueError as error:
-        raise InvalidInput("time of an event", limit="ISO 8601") from error
+        raise InvalidInput("time of an event", limit="a date and time in ISO 8601") from error
     if moment.tzinfo is None:
-        raise InvalidInput("time of an event", limit="ISO 8601 with its offset from UTC")
+        raise InvalidInput("time of an event", limit="a date and time in ISO 8601 with the offset from UTC")
     for name in EVENTS.get(kind, ()):
         holds = _FIELDS.get((kind, name)) or _FIELDS.get(("", name), _text)
         if not holds(event.get(name)):

@@ -36,7 +36,7 @@ class Follower:
 
     Attributes:
         version: Number that grows with each change.
-        looked: Time of the last pass, by ``clock``; None before the first.
+        looked: Time of the last pass over the files, by ``clock``; None before the first.
         nobody_runs: True if no process runs this study. A run without a logged end has then died.
         problem: Error of the last pass; None if it succeeded.
     """
@@ -67,14 +67,14 @@ class Follower:
     def doubt(self) -> str | None:
         """Reason why the ledger's figures may be too low, as text; None if they cover the whole ledger."""
         if self.ledger.problem is not None:
-            return "the ledger does not hold or cannot be read"
+            return "the ledger is not valid or cannot be read"
         if self.ledger.cut is not None:
             return "the ledger was cut or replaced"
         if self.ledger.forgotten is not None:
             missing = self.ledger.forgotten == STANDING_MISSING
-            return "the ledger's standing is missing" if missing else "the ledger is an older copy than its standing"
+            return f"the ledger's standing file {'is missing' if missing else 'names a row that the ledger lacks'}"
         if self.ledger.unread is not None:
-            return "the ledger's standing cannot be read"
+            return "the ledger's standing file cannot be read"
         if self.problem is not None or self.silent_s > SILENT_S:
             return "the study is not being followed"
         if self.looked is None or not self.ledger.complete:
@@ -95,7 +95,7 @@ class Follower:
         return 0.0 if self.looked is None else self._clock() - self.looked
 
     def poll(self) -> bool:
-        """Read both files to their end once.
+        """Make one pass: read the event log and the ledger to their ends, and small files that changed.
 
         Returns:
             True if anything changed.

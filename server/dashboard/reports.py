@@ -61,8 +61,8 @@ class HandedReport:
         codes_stored: Number of codes that the site stores, if stated.
         receipted: Number of queries for which the site has a receipt.
         alarms: Alarms of the site's own ledger.
-        strategy: Strategies by which its teachers were trained.
-        patient: Privacy risk of one patient by those trainings and by all releases.
+        strategy: Strategies by which its teachers were trained, separated by commas.
+        patient: Sentences on the privacy loss of one patient through the trainings and through all releases.
         patient_is: How the site identifies a patient.
         shared: Figures that the hospital chose to share.
         version: Version of the site's software.
@@ -125,15 +125,17 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     data = parse_json(text.encode("utf-8", "replace"))
     site = data.get("site") if isinstance(data, dict) else None
     if not isinstance(site, str) or site not in keys:
-        raise InvalidInput("site named in the report", limit="a site that is registered here")
+        raise InvalidInput("the site named in the report", limit="a site that is registered in this study")
     said = check_account(data, key=keys[site])
     if said > now + LATER:
-        raise InvalidInput("time of the report", limit="no later than now", remedy="set the clock at the site")
+        raise InvalidInput("the report's time", limit="no later than now", remedy="set the clock at the site")
     path = folder / f"{site}.json"
     report = _checked(data, path, key=keys[site])
     before = _read(path, key=keys[site]) if path.exists() else None
     if before is not None and not before.problem and before.given >= report.given:
-        raise InvalidInput("report", limit=f"a report newer than the stored one of {site}, from {before.given}")
+        raise InvalidInput(
+            "the report is not newer than the stored one", limit=f"a report of {site} written after {before.given}"
+        )
     write_atomically(path, text.encode())
     return site
 
@@ -141,7 +143,7 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
 def _checked(data: dict[str, Any], path: Path, *, key: str) -> HandedReport:
     report = _given(data, path, given="", key=key)
     if report.problem:
-        raise InvalidInput("report", limit=report.problem)
+        raise InvalidInput(report.problem, remedy="hand in what `consilium site status --json` prints at the site")
     return report
 
 
@@ -175,7 +177,7 @@ def _aside(path: Path, given: str, error: Exception) -> HandedReport:
 def _report(data: dict[str, Any], *, site: str, given: str) -> HandedReport:
     facts, shared = SiteFacts.from_json(data), data.get("shared") or {}
     if facts.site != site:
-        raise InvalidInput("site named in the report", limit=f"{site}, after which the file is named")
+        raise InvalidInput("the report names another site than its file", limit=site)
     return HandedReport(
         site=site,
         given=given,

@@ -97,7 +97,7 @@ class HeadView:
 class RowDetail:
     """One row in full.
 
-    ``head`` is the first signed head that covers the row; it is None while the row's transaction is being written.
+    ``head`` is the first signed head (signed row hash) that covers the row; None if no head covers it yet.
     """
 
     seq: int
@@ -121,7 +121,7 @@ def row_page(
     Args:
         ledger: The ledger's file.
         kind: Only rows of this kind.
-        text: Only rows whose body contains this text, or whose hash it is.
+        text: Only rows whose body contains this text, or whose hash equals it.
         before: Only rows with a smaller number than this.
         after: Only rows with a larger number than this.
         limit: Largest number of rows.
@@ -130,7 +130,7 @@ def row_page(
         The page, newest row first.
 
     Raises:
-        InvalidInput: If the kind is unknown or the text is too long.
+        InvalidInput: If the kind is unknown, or the text is too long or contains a null character.
     """
     where, values = _where(kind, text)
     reach = SEARCHED if values else MOST_ROWS
@@ -249,7 +249,7 @@ def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int
     Args:
         ledger: The ledger's file.
         kind: Only rows of this kind.
-        text: Only rows whose body contains this text, or whose hash it is.
+        text: Only rows whose body contains this text, or whose hash equals it.
 
     Returns:
         An iterator of (seq, time, kind, body, prev_hash, hash).
@@ -297,7 +297,7 @@ def subject(kind: str, body: dict[str, Any]) -> str:
         case "release":
             return f"answer to query {body['query_id'][:10]} by {_sites(body)}, {body['voters']} voters"
         case "roster":
-            return f"{len(body['roster'])} sites, named once"
+            return f"list of {len(body['roster'])} sites, to which later rows refer"
         case "refusal":
             return f"{len(body['query_ids'])} queries not released: {body['reason']} of {body['pool'] or 'no pool'}"
         case "pool":
@@ -333,7 +333,7 @@ def row_body(body: str) -> dict[str, Any]:
         body: The stored body.
 
     Returns:
-        The JSON object; a body that is none is returned as text under the key ``not a row's body``.
+        The JSON object. A body that is not a JSON object is returned as text under the key ``not a row's body``.
     """
     body = str(body)  # a file that replaced the ledger may contain any type
     try:
@@ -354,7 +354,9 @@ def _where(kind: str | None, text: str) -> tuple[str, tuple[str, ...]]:
     if kind is not None and kind not in KINDS:
         raise InvalidInput("kind of row", value=kind, limit=", ".join(KINDS))
     if len(text) > MAX_TEXT or "\0" in text:
-        raise InvalidInput("text to look for", value=len(text), limit=f"up to {MAX_TEXT} characters")
+        raise InvalidInput(
+            "text to search for", value=f"{len(text)} characters", limit=f"at most {MAX_TEXT}, without a null character"
+        )
     parts: list[str] = ["1"]
     values: list[str] = []
     if kind is not None:

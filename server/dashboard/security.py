@@ -22,7 +22,7 @@ from server.dashboard.auth import Session
 MAX_BODY_BYTES = 1 << 16
 BODY_S = 30.0
 MAX_FIELDS = 1_000
-"""Largest number of fields of a form; more than the largest body can contain decisions about labels."""
+"""Largest number of fields of a form. A body of :data:`MAX_BODY_BYTES` has room for fewer label decisions than this."""
 
 POLICY = "; ".join(
     (
@@ -53,7 +53,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class SecureHeaders:
-    """ASGI middleware that adds :data:`HEADERS` to every response; it forbids caching unless the response allows it."""
+    """ASGI middleware that adds :data:`HEADERS` to every response.
+
+    It also forbids caching, unless the response itself has a ``cache-control`` header.
+    """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, secure: bool) -> None:
         self._app = app
@@ -132,7 +135,7 @@ class Gate:
 
     Attributes:
         cookie: Name of the cookie.
-        lookup: Returns the session of a token.
+        lookup: Function that returns the session of a cookie's token, or None if there is no such session.
     """
 
     cookie: str
@@ -145,7 +148,7 @@ class Gate:
             request: The request.
 
         Returns:
-            The session; None without a valid one.
+            The session; None if the request has no valid session.
         """
         return self.lookup(request.cookies.get(self.cookie))
 
@@ -258,7 +261,7 @@ def check_token(session: Session, token: str | None) -> None:
 
     Args:
         session: The session.
-        token: The token sent with the request, if any.
+        token: The token sent with the request; None if it has none.
 
     Raises:
         HTTPException: 403 unless it is the session's token.
@@ -280,7 +283,7 @@ async def read_form(request: Request) -> dict[str, str]:
         HTTPException: 415 for another content type, 400 for an unreadable form.
     """
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        raise HTTPException(415, "expected an urlencoded form")
+        raise HTTPException(415, "a form must be sent as application/x-www-form-urlencoded")
     try:
         return dict(parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError as error:

@@ -23,7 +23,8 @@ from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
 HEAD_S = 15.0
-"""Seconds in which a connection must send a request's head. It is closed after one to two such periods."""
+"""Seconds in which a connection must send a request's head. A connection without one is closed after one to two such
+periods."""
 
 
 class Connection(H11Protocol):
@@ -103,11 +104,11 @@ def options_for(
         state: The dashboard's own directory.
         session_hours: Lifetime of a session in hours.
         metrics_token: Bearer token that gives access to ``/metrics``.
-        certifier: Returns the command that writes a certificate.
+        certifier: Function that returns the command line that writes a privacy certificate; None to issue none.
         hosts: Host names in the URLs by which browsers reach it, separated by commas.
-        webhook: URL to which alarms are posted.
+        webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
         oidc: The OpenID Connect provider, if any.
-        log_to: Targets of the security log.
+        log_to: Destinations of the security log, such as ``syslog`` or ``file:PATH``; empty to write none.
 
     Returns:
         The settings.
@@ -117,13 +118,13 @@ def options_for(
             a proxy has no host name.
     """
     if (listen.certificate is None) != (listen.key is None):
-        raise InvalidInput("--certificate and --key", limit="both, or neither")
+        raise InvalidInput("--certificate and --key", limit="both options, or neither")
     secure = listen.certificate is not None or listen.proxy is not None
     if not secure and not is_loopback(listen.host):
         raise InvalidInput(
             "--bind",
             value=listen.host,
-            limit="a loopback address without TLS: passwords would cross the network in the clear",
+            limit="a loopback address, because without TLS passwords would cross the network unencrypted",
             remedy="give --certificate and --key, or --behind-proxy with the address of a TLS proxy",
         )
     if listen.proxy is not None and not hosts and listen.certificate is None:

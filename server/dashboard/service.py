@@ -1,5 +1,6 @@
-"""Holds what pages, API and metrics share: the read model, decisions, jobs, and views computed once for each
-version.
+"""Holds the objects that pages, API and metrics share: read model, label decisions, background jobs and views.
+
+A view is the content of a page. It is computed once for each version of the data.
 
 The application creates it, and every page receives it as :data:`Here`.
 """
@@ -35,7 +36,10 @@ from server.postprocess.decisions import Decision, DecisionStore
 
 T = TypeVar("T")
 Certifier = Callable[[Path, Path, Path], Sequence[str]]
-"""Returns the command that writes a certificate, given the study's directory, the output folder and the reports."""
+"""Function that returns the command line that writes a privacy certificate.
+
+Its arguments are the study's directory, the output folder and the folder of the sites' reports.
+"""
 
 FRESH_S = 5.0
 ENDS_SOON = timedelta(days=30)
@@ -50,15 +54,16 @@ KEPT_VOLUMES = 6
 
 
 class DashboardService:
-    """One study's views and jobs.
+    """Computes the content of one study's pages, and runs the background jobs that pages start.
 
     Args:
         follower: The read model.
         state: The dashboard's own directory.
         decisions: Decisions about labels.
-        certifier: Returns the command that writes a certificate, if certificates can be issued.
-        webhook: Address that is told of alarms.
-        now: Returns the current time.
+        certifier: Function that returns the command line that writes a privacy certificate; None if this dashboard
+            issues none.
+        webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
+        now: Function that returns the current time.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class DashboardService:
 
     @property
     def ledger_id(self) -> str:
-        """The ledger's id, as far as it was read."""
+        """The ledger's id; empty until the ledger's first row has been read."""
         return self.follower.ledger.books.key.ledger_id
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -115,7 +120,7 @@ class DashboardService:
 
         Args:
             key: Name of the view.
-            make: Computes it.
+            make: Function that computes the view.
         """
         stamp = (self.follower.version, int(self.now().timestamp() // FRESH_S))
         known = self._views.get(key)
@@ -138,7 +143,10 @@ class DashboardService:
         )
 
     def _outlook(self) -> Plan | None:
-        """Return the study's own plan; None before a site is registered, and for terms that the planner refuses."""
+        """Return the plan for the study's own settings.
+
+        It is None before a site is registered, and for settings that the planner refuses.
+        """
         follower = self.follower
         if not follower.sites:
             return None
@@ -204,7 +212,7 @@ class DashboardService:
             self._telling = Telling(self.webhook, lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
 
     def spending(self) -> Spending:
-        """Return what the study has spent, and what is guaranteed."""
+        """Return the privacy budget that the study has spent, and the guarantee that holds."""
         return self.view("spending", lambda: self.follower.facts().spending)
 
     def study(self) -> StudyPage:
@@ -216,12 +224,14 @@ class DashboardService:
         return self.view("studies", lambda: study_rows(self.follower))
 
     def arrays(self, volume: str, key: str, load: Callable[[], Picture]) -> Picture:
-        """Return a volume's arrays; the last few are kept in memory while their picture is unchanged.
+        """Return the arrays of a volume that the slice viewer shows.
+
+        The arrays of the last few volumes stay in memory as long as their pictures do not change.
 
         Args:
             volume: Hash of the volume.
-            key: Digest of what its picture is made from.
-            load: Reads them.
+            key: Digest of the files from which the volume's picture was made.
+            load: Function that reads the arrays from disk.
         """
         known = self._arrays.pop(volume, None)
         if known is None or known[0] != key:
@@ -232,20 +242,20 @@ class DashboardService:
         return known[1]
 
     def noise(self) -> NoiseView | None:
-        """Return the codec's spectrum and the noise, to compare them.
+        """Compare the standard deviation of each code coordinate over public shapes with that of the noise.
 
         Returns:
-            The view; None before a codec is fitted, and for a codec without a spectrum.
+            The comparison; None before a codec is fitted, and for a codec that does not store these deviations.
         """
         spectrum = self.spectra.get()
         return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
 
     def reports(self) -> dict[str, HandedReport]:
-        """Return the newest report of each site."""
+        """Return the newest report of each site by the site's name."""
         return read_reports(self.follower.workspace.reports_dir, self.reports_dir, keys=self._site_keys())
 
     def take_report(self, text: str) -> str:
-        """Store a site's report that was handed in.
+        """Check a site's report that was handed in on the Sites page, and store it.
 
         Args:
             text: The report.

@@ -25,7 +25,7 @@ from server.dashboard.sign_in_log import SignInLog
 
 SIGN_INS_AT_ONCE = 2
 WAITING_AT_ONCE = 8
-"""Sign-ins of one address that may be in progress; further ones are refused, so that other addresses need not wait."""
+"""Largest number of sign-ins in progress from one address. More are refused, so that other addresses need not wait."""
 
 BUSY_S = 1.0
 ASKED_AT_ONCE = 4
@@ -41,7 +41,7 @@ class Door:
         users: The local users.
         sessions: Open sessions.
         throttle: Limits guesses.
-        secure: The cookie is sent over TLS only.
+        secure: True if the cookie is sent over TLS only.
         log: Log of sign-ins.
         waiting: Number of sign-ins in progress, by address.
         provider: OpenID Connect provider, if any.
@@ -143,7 +143,7 @@ def _let_in(door: Door, gate: Gate, token: str, target: str) -> Response:
 async def to_provider(request: Request, door: AtDoor, gate: AtGate, next: str = "/") -> Response:
     """Send the browser to the provider; it comes back to :func:`from_provider`."""
     if door.provider is None:
-        raise HTTPException(404, "no provider is set up here")
+        raise HTTPException(404, "this dashboard has no OpenID Connect provider; sign in with name and password")
     if door.is_crowded(_address(request)):
         return _come_again(request, door, target=local_path(next))
     here = f"{request.url.scheme}://{request.headers['host']}{BACK}"
@@ -164,7 +164,7 @@ async def to_provider(request: Request, door: AtDoor, gate: AtGate, next: str = 
 async def from_provider(request: Request, door: AtDoor, gate: AtGate, state: str = "", code: str = "") -> Response:
     """Sign in a user whom the provider authenticated; any other answer signs in nobody."""
     if door.provider is None:
-        raise HTTPException(404, "no provider is set up here")
+        raise HTTPException(404, "this dashboard has no OpenID Connect provider; sign in with name and password")
     address = _address(request)
     if door.is_crowded(address):
         door.log.write("sign-in-delayed", address=address, by="oidc")
@@ -197,7 +197,7 @@ def logout(request: Request, door: AtDoor, gate: AtGate) -> Response:
 
 
 def _known(door: Door, name: str) -> str:
-    """Return the name if it is a local user's; other text is not logged, because it may be a password."""
+    """Return the name if a local user has it, else an empty text. Other text is not logged: it may be a password."""
     return name if name in door.users.users() else ""
 
 

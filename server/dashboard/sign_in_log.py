@@ -1,7 +1,8 @@
-"""Logs who signed in, was refused or signed out, and turns the log and decisions into security events.
+"""Logs sign-ins, refused sign-ins and sign-outs, and converts this log and the label decisions to security events.
 
-A line has the time, the event, the address, and the user's name only if it is a known one, because text typed into the
-name field may be a password. At 4 MiB the file is renamed to ``sign-ins.jsonl.1``, so guessing cannot fill the disk.
+A line has the time, the event and the address. It has the user's name only if such a user exists, because text typed
+into the name field may be a password. At 4 MiB the file is renamed to ``sign-ins.jsonl.1``, so guessing cannot fill
+the disk.
 
 The sign-in pages write it, and the security log reads it.
 """
@@ -25,7 +26,7 @@ MAX_BYTES = 4 << 20
 
 
 class SignInLog:
-    """Appends to ``sign-ins.jsonl``; a full disk does not prevent signing in.
+    """Appends to ``sign-ins.jsonl``. If writing fails, the line is lost, so a full disk does not prevent signing in.
 
     Args:
         state: The dashboard's own directory.
@@ -40,10 +41,10 @@ class SignInLog:
         """Append one line.
 
         Args:
-            event: What happened.
+            event: ``sign-in``, ``sign-in-failed``, ``sign-in-delayed`` or ``sign-out``.
             address: The client's address.
             by: ``password`` or ``oidc``.
-            user: A known user's name, or empty.
+            user: Name of an existing user; empty for any other text.
             role: The user's role.
         """
         facts = {"user": user, "role": role, "by": by, "address": address or "unknown"}
@@ -52,7 +53,7 @@ class SignInLog:
 
 
 def read_sign_in(line: str) -> Found | None:
-    """Return the security event of a line of ``sign-ins.jsonl``."""
+    """Convert a line of ``sign-ins.jsonl`` to an event of the security log."""
     record = json.loads(line)
     more = {"sign-in": ("role", "by"), "sign-out": ()}.get(record["event"], ("by",))
     facts = {name: record[name] for name in ("user", "address", *more) if record[name]}
@@ -60,7 +61,7 @@ def read_sign_in(line: str) -> Found | None:
 
 
 def read_decision(line: str) -> Found | None:
-    """Return the security event of a line of ``decisions.jsonl``, without its note."""
+    """Convert a line of ``decisions.jsonl`` to an event of the security log, without the note."""
     record = json.loads(line)
     facts = {"user": record["user"], "label": record["label"], "verdict": str(Verdict(record["verdict"]))}
     return Found("label-decided", utc_time(record["time"]), facts)

@@ -1,4 +1,4 @@
-"""Writes tables and ledger rows as CSV, without values that a spreadsheet takes for formulas, and as JSON.
+"""Writes tables and ledger rows as JSON, and as CSV in which a spreadsheet takes no value for a formula.
 
 The API uses it.
 """
@@ -46,7 +46,7 @@ def csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[s
 
 
 def _cell(value: Any) -> Any:
-    """Return a value that a spreadsheet does not take for a formula."""
+    """Return a value for a CSV cell. A text that a spreadsheet would take for a formula gets an apostrophe in front."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value

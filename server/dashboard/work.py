@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> None:
 
             print(json.dumps({"made": make_pictures(Workspace(Path(study)), Path(out))}))
         case _:
-            raise InvalidInput("work", value=arguments, limit="verify LEDGER, or pictures STUDY OUT")
+            raise InvalidInput(
+                "arguments of server.dashboard.work", value=arguments, limit="verify LEDGER, or pictures STUDY OUT"
+            )
 
 
 if __name__ == "__main__":

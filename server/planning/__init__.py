@@ -1,1 +1,1 @@
-"""Computes what a budget buys, before it is spent."""
+"""Computes the noise and the expected gain that a privacy budget allows, before any of it is spent."""

@@ -1,4 +1,4 @@
-"""Plans a budget before anything is spent: noise, information, expected error, and a verdict in words.
+"""Plans a privacy budget before any of it is spent: noise, information, expected error, and a verdict in words.
 
 `consilium plan` and the dashboard call it. Everything is computed from public numbers: the study's settings, the number
 of hospitals and, if given, the spectrum of a codec fitted on public data. It refuses a spectrum that is not finite,
@@ -51,7 +51,7 @@ MAX_HOSPITALS = 10_000
 
 
 class Outlook(StrEnum):
-    """How much the noisy answers can contribute at best."""
+    """Verdict on a plan: how much the noisy answers can contribute at best."""
 
     PRIOR = "prior"
     WEAK = "weak"
@@ -59,7 +59,7 @@ class Outlook(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its place from worst (0) to best (2)."""
+        """Position of this outlook from worst (0) to best (2)."""
         return list(Outlook).index(self)
 
 
@@ -108,11 +108,11 @@ class Plan:
         guarantees: The guarantee by every accountant.
         known_twice: ε for a person who is a patient at two hospitals, whom no ε in ``guarantees`` covers; None if it is
             larger than the accountants compute.
-        library_rdp_epsilon: ε as dp-accounting's default orders give it.
-        queries_left: Releases that the pool can still pay for.
-        spectrum: Eigenvalues that the verdict used.
-        errors: Expected errors of decoded codes, if the spectrum is known.
-        spare_draws: Extra charges of a sealed sum for repeated sums.
+        library_rdp_epsilon: ε by Rényi DP with the default orders of the dp-accounting library.
+        queries_left: Number of further releases that a pool's budget covers.
+        spectrum: Eigenvalues of the code's covariance, from which the verdict was computed.
+        errors: Expected errors of decoded codes; None if the spectrum is unknown.
+        spare_draws: In a sealed sum, number of extra charges budgeted for sums that are lost and repeated.
 
     >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
     >>> planned = c.plan(
@@ -146,12 +146,16 @@ class Plan:
 
     @property
     def noise_overhead(self) -> float:
-        """Noise in the sum divided by σ: √(K/(K − t)) if t sites may know their own shares of it, else 1."""
+        """Standard deviation of the noise in the sum, divided by σ.
+
+        In a sealed sum it is √(K/(K − t)), because up to t colluding sites know their own shares of the noise.
+        Otherwise it is 1.
+        """
         return self.mechanism.noise_in_sum(self.hospitals) / float(self.noise_std)
 
     @property
     def smallest_roster(self) -> int | None:
-        """Fewest sites of a sealed sum, t + 2; None if the server adds the noise."""
+        """Smallest number of sites in a sealed sum, t + 2; None if the server adds the noise."""
         return None if self.mechanism.colluders is None else self.mechanism.colluders + HONEST_SITES
 
     @property
@@ -192,7 +196,7 @@ class Plan:
 
     @property
     def verdict(self) -> Outlook:
-        """The verdict in the module's terms."""
+        """The verdict; the module's docstring defines the three possible ones."""
         return verdict_of(self.bits_per_query, self.explained_at_most)
 
     @property
@@ -227,7 +231,7 @@ class Plan:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Changes of the plan in words, each of which would make it informative by itself.
+        """Changes of the plan in words; each one alone would make the plan informative. Empty if it is informative.
 
         They follow in closed form from P/σ² = K(K − t)·(m·R/Δ)²·Σμ²/N. The last one, a shorter code, has no number.
         """
@@ -261,7 +265,7 @@ class Plan:
 
     @property
     def guess_right_at_most(self) -> float:
-        """Upper bound on the probability of a right guess about one unit once the whole budget is spent.
+        """Upper bound on the probability of guessing right about one unit's data once the whole budget is spent.
 
         See :mod:`common.privacy.consent`.
         """
@@ -343,7 +347,7 @@ def plan(
     colluders: int | None = None,
     spare_draws: int = 0,
 ) -> Plan:
-    """Compute what a budget buys before a consortium agrees to it. Nothing is charged and nothing is drawn.
+    """Compute the noise, guarantees and expected information of a planned study. Nothing is charged.
 
     Guarantee: the verdict never gets worse with more hospitals, a larger limit on Σμ², or fewer queries.
 
@@ -498,11 +502,11 @@ def verdict_of(bits: float, explained: float) -> Outlook:
 
 
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
-    """Return the expected squared error of three decoders, without the error of clipping.
+    """Return the expected squared errors of decoded codes by three methods, without the error of clipping.
 
     Water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²) with Σp = C², and leaves the error
-    λ_i·s²/(p_i + s²). Hard thresholding and Wiener shrinkage take the codes unchanged, p = λ. The former may keep no
-    coordinate. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
+    λ_i·s²/(p_i + s²). Hard thresholding and Wiener shrinkage take the codes unchanged, p = λ. Hard
+    thresholding may keep no coordinate. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
 
     Args:
         spectrum: Eigenvalues λ ≥ 0, not all 0.

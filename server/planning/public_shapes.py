@@ -2,9 +2,9 @@
 
 The planner, `consilium plan` and the dashboard call it. A joint query (one query about all public volumes at once) can
 only add to public data what the codec can express. If the codec loses the structures, or if public maps do not show
-where they are, a budget buys little or does harm, even with little noise. The maps are split into halves; each half
-plays the patients that the codec of the other half has not seen. The module refuses fewer than four maps and charges
-nothing.
+where they are, a budget buys little or does harm, even with little noise. The maps are split into halves. Each
+half stands for patients whom the codec of the other half has not seen. The module refuses fewer than four maps and
+charges nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_MAPS = 4
 CONFIG = CodecConfig(joint=True)
 NOISE_STD = 0.1  # required, but without effect on the codec of a joint query
 MOST_VOXELS = 1 << 16
-"""Largest number of voxels of the grid on which maps are compared; finer grids take minutes for the same result."""
+"""Largest number of voxels of the grid on which maps are compared; finer grids give the same result more slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,9 @@ class PublicShapes:
     """What public label maps show about a task, as two values of Dice, each the mean over structures and maps.
 
     Attributes:
-        held: Dice of maps after encoding and decoding by a codec fitted on the other half.
-        mean_shape: Dice of the mean shape of the other half.
+        held: Dice between a map and the same map after encoding and decoding by a codec fitted on the other half of
+            the maps.
+        mean_shape: Dice between a map and the mean shape of the other half.
 
     Raises:
         InvalidInput: If a value is not between 0 and 1.
@@ -59,7 +60,7 @@ class PublicShapes:
 
     @property
     def room(self) -> float:
-        """Gain in Dice over the mean shape that a code can express, at least 0."""
+        """Largest gain in Dice over the mean shape that codes of this codec can express; at least 0."""
         return max(0.0, self.held - self.mean_shape)
 
 
@@ -73,7 +74,7 @@ def map_files(folder: Path) -> tuple[Path, ...]:
         The files.
 
     Raises:
-        InvalidInput: If there are fewer than four.
+        InvalidInput: If there are fewer than four files.
     """
     listed = sorted(folder.iterdir()) if folder.is_dir() else []
     files = tuple(p for p in listed if nifti_ending(p.name) and not p.name.startswith(".") and p.is_file())

@@ -3,21 +3,24 @@
 `consilium plan`, `consilium study init` and the dashboard call it. It refuses arguments outside their range, and
 charges nothing. The prediction has two factors.
 
-The first is the share of the teachers' knowledge that can be recovered from the noisy answers. It is computed. Let v_i
-be the variance of what the teachers know beyond the public start (a network trained on public data alone), along
-direction i of its tangent kernel. A round with noise σ on each coordinate of the mean code, in units of the clipping
-norm, leaves v_i σ² / (p_i + σ²) of it unknown. The powers p_i share the squared radius out over the directions by
-water-filling, in each round anew over the variance that is left. The spectrum is so similar over data splits that its
-octaves are constants here. An appearance query has so few coordinates that nearly all of its information is recovered.
+The first factor is the share of the teachers' knowledge that can be recovered from the noisy answers. It is computed.
+Teachers' knowledge means here the difference between their predictions and those of the public start, a network trained
+on public data alone. Let v_i be the variance of this difference along direction i of the public start's tangent kernel.
+Answers are collected in rounds. In a round with noise σ on each coordinate of the mean code, in units of the clipping
+norm, the variance v_i σ² / (p_i + σ²) remains unknown. The powers p_i add up to the squared clipping norm. In each
+round they are distributed over the directions by water-filling of the variance that remains. The spectrum v_i is so
+similar over data splits that its octaves are constants here (:data:`OCTAVES`). An appearance query, about image
+intensities, has so few coordinates that nearly all of its information is recovered.
 
-The second is how much the teachers know, which cannot be computed in advance. It is estimated from the best source
-that is given:
+The second factor is how much the teachers know, which cannot be computed in advance. It is estimated from the best
+source that is given:
 
-* a rehearsal (:mod:`server.protocols.rehearsal`): the lead of stand-in teachers over the control on public cases;
-* else public label maps: the Dice that a codec can express beyond the mean shape, times the gain per such Dice on the
-  tasks in :data:`TASKS`. The interval is Student's prediction interval for one more such task, usually too wide to
-  decide;
-* else the gain that was measured on the hippocampus task.
+* A rehearsal (:mod:`server.protocols.rehearsal`): stand-in teachers are trained on public cases, and their Dice on
+  other public cases is compared with that of the control.
+* Otherwise public label maps: the gain in Dice over the mean shape that a codec can express is multiplied by the gain
+  per unit of such Dice on the tasks in :data:`TASKS`. The interval is Student's prediction interval for one more task.
+  It is usually too wide for a decision.
+* Otherwise the gain that was measured on the hippocampus task.
 """
 
 from __future__ import annotations
@@ -41,75 +44,89 @@ from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, asked_by, suited,
 from server.planning.public_shapes import PublicShapes
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
-"""Share of the variance in directions 1, 2, 3–4, 5–8 … 257–512. Further directions are never sent."""
+"""Share of the variance of the teachers' knowledge in directions 1, 2, 3–4, 5–8 … 257–512 of the tangent kernel.
+
+Further directions are never sent.
+"""
 
 DICE_OF_ALL = 0.095
-"""Gain in Dice over the best control if all were recovered (hippocampus task, 120 patients, 30 public images)."""
+"""Gain in Dice over the best control if the answers recovered all of the teachers' knowledge.
+
+Measured on the hippocampus task with 120 patients and 30 public images.
+"""
 
 FIRST_PARTS = 0.62
-"""The gain grows with the recovered share to this power, because the first directions contribute most.
+"""Exponent of the recovered share in the formula for the gain. It is below 1: the first directions contribute most.
 
 This exponent and :data:`DICE_OF_ALL` are fitted to three settings of five rotations in four rounds: a gain of .065 at a
 share of 51 %, .063 at 55 % and .085 at 82 %.
 """
 
 WORTH_ASKING = 0.02
-"""A gain below this is within the differences between random seeds."""
+"""Smallest gain in Dice worth spending a budget on; smaller gains are within the differences between random seeds."""
 
 OFF = 0.02
-"""Half-width of the interval around :func:`predicted_gain`: a little more than the largest deviation measured."""
+"""Half the width of the interval around :func:`predicted_gain`: slightly more than the largest measured deviation."""
 
 TASKS = (0.48, 0.56, 0.67, 0.41, -0.01)
-"""Gain divided by (recovered share × :attr:`PublicShapes.room`), averaged over the studies of each task.
+"""For each measured task: gain in Dice divided by (recovered share × :attr:`PublicShapes.room`), mean over its studies.
 
 The tasks are hippocampi, hearts, tumours, the demo's phantoms and plain phantoms (docs/lab/utility-measured.md). On the
 plain phantoms the public start knows as much as the teachers, which label maps cannot show.
 """
 
 PAIRS = 4
-"""From this number of public labelled cases on, no gain was measured.
+"""With this number of public labelled cases or more, no gain from the hospitals' answers was measured.
 
 Four labelled tumours alone gave Dice .59, all patients .65. With eight, the gain over the best control was within
 :data:`OFF` of 0 on tumours and hippocampi (docs/lab/utility-measured.md).
 """
 
 LOOKS = 0.4
-"""If the mean shape's Dice is below this, an appearance query is recommended.
+"""If the Dice of the mean public shape is below this, an appearance query (about image intensities) is recommended.
 
-It gained more than a joint query on hearts, where that Dice was .27 to .37 (measured on one split of the data).
+On hearts, where that Dice was .27 to .37, it gained more than a joint query about shapes. This was measured on one
+split of the data.
 """
 
 AHEAD = (0.35, 3.5)
-"""Range of the ratio of a student's gain to (recovered share × the lead of the stand-in teachers)."""
+"""Assumed range of the ratio of a student's gain to (recovered share × the stand-in teachers' lead in Dice).
+
+All measured settings lie in it.
+"""
 
 ENOUGH = 0.8
-"""Recovered share from which on more voters gain less than they lose by each teacher having fewer patients."""
+"""Recovered share from which on more voters do not help.
+
+More voters lower the noise, but each teacher then has fewer patients, and that costs more Dice.
+"""
 
 NOT_REHEARSED = (
     "The gain over the given network is not known: every figure here was measured without one, and the better the "
     "network is, the less can be gained. To estimate the gain: `consilium plan --start BUNDLE --label-maps DIR --cases "
     "DIR`"
 )
-"""Note on the plan of a study that begins from a given network, if there was no rehearsal."""
+"""Note on the plan of a study whose networks begin from a network that the consortium supplies, without a rehearsal."""
 
 REHEARSED = (
     "In the rehearsal, the public start and the stand-in teachers begin from the given network. The control is the "
     "better of two networks: the given one, and a student trained from it without answers"
 )
-"""Note on the plan of a study that begins from a given network, after a rehearsal."""
+"""Note on the plan of a study whose networks begin from a network that the consortium supplies, after a rehearsal."""
 
 PATIENTS_A_TEACHER = 3
-"""Fewest patients a teacher should have.
+"""Fewest patients that a teacher should have.
 
-With fewer, the teachers lose more than the lower noise gains, provided that :data:`SCARCE` is recovered.
+With fewer, the teachers lose more Dice than the lower noise gains. This holds if at least the share :data:`SCARCE` of
+their knowledge is recovered.
 """
 
 SCARCE = 0.4
-"""If a smaller share than this is recovered, teachers of fewer patients are recommended as well."""
+"""Below this recovered share, teachers of fewer than :data:`PATIENTS_A_TEACHER` patients are recommended as well."""
 
 
 LEAST_CASES = 4
-"""Fewest public cases of a rehearsal."""
+"""Fewest public cases on which a rehearsal compares stand-in teachers and control."""
 
 MOST_VOTERS = 256
 """Largest number of voters per site that :func:`recommend` tries."""
@@ -117,7 +134,9 @@ MOST_VOTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Dice on public cases of stand-in teachers, which are trained on other public cases, and of the control.
+    """Result of a rehearsal: Dice of stand-in teachers and of the control on public cases.
+
+    The stand-in teachers are trained on other public cases in place of the hospitals' patients.
 
     Attributes:
         patients: Number of patients that each stand-in teacher was trained on.
@@ -145,7 +164,7 @@ class Rehearsal:
 
     @property
     def ahead(self) -> tuple[float, float]:
-        """Mean Dice of the stand-in teachers less that of the control, and half the width of its 95 % interval."""
+        """Mean Dice of the stand-in teachers minus that of the control, and half the width of its 95 % interval."""
         mean, half = mean_interval([t - c for t, c in zip(self.teachers, self.control, strict=True)])
         assert half is not None
         return mean, half
@@ -155,15 +174,16 @@ class Rehearsal:
 class Recommendation:
     """The recommended query protocol and number of voters, with the expected gain, before anything is spent.
 
-    The expected gain is for this task if its public shapes or a rehearsal are known; otherwise for a task like the
-    hippocampus.
+    The expected gain is an estimate for this task if the task's public shapes or a rehearsal are known. Otherwise it is
+    the gain that was measured on the hippocampus task.
 
     Attributes:
         voters: Recommended voters of each site.
-        noise: Noise on every coordinate of the mean code, in clipping norms.
-        shapes: What the task's public label maps show, if known.
-        paired: Number of public cases with labels, which every control is also trained on.
-        rehearsal: Result of a rehearsal with stand-in teachers, if there was one.
+        noise: Standard deviation of the noise on every coordinate of the mean code, in units of the clipping norm, if
+            one release spent the whole budget.
+        shapes: What the task's public label maps show; None if unknown.
+        paired: Number of public cases with labels, on which every control is trained, too.
+        rehearsal: Result of a rehearsal with stand-in teachers; None if there was none.
 
     >>> c.Recommendation(voters=5, noise=0.06).protocol
     'joint'
@@ -182,14 +202,14 @@ class Recommendation:
 
     @property
     def prospects(self) -> Prospects:
-        """The measurements of that protocol."""
+        """The planner's facts about the recommended protocol, which come from measurements."""
         found = terms_of(self.protocol).prospects
         assert found is not None  # only such protocols are recommended
         return found
 
     @property
     def recovered(self) -> float:
-        """Share of the teachers' knowledge beyond public data that the noisy answers recover, from 0 to 1."""
+        """Share, from 0 to 1, of the teachers' knowledge beyond public data that the noisy answers recover."""
         return recovered_share(self.noise, spectrum=self.prospects.spectrum)
 
     @property
@@ -226,7 +246,7 @@ class Recommendation:
 
     @property
     def objection(self) -> str:
-        """The reason not to ask before a rehearsal has shown more; empty if there is none."""
+        """Reason against asking the hospitals unless a rehearsal shows a gain; empty if there is no such reason."""
         if self.rehearsal is None and self.paired >= PAIRS:
             return (
                 f"a network trained on {self.paired} public labelled cases already knows most of what teachers of few "
@@ -236,7 +256,7 @@ class Recommendation:
 
     @property
     def worth_asking(self) -> bool:
-        """True if the interval is above 0 and reaches :data:`WORTH_ASKING`, and there is no objection."""
+        """True if a gain is expected: :attr:`low` > 0, :attr:`high` ≥ :data:`WORTH_ASKING`, no :attr:`objection`."""
         return self.low > 0 and self.high >= WORTH_ASKING and not self.objection
 
     @property
@@ -287,7 +307,7 @@ def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
 
 
 def training_for(protocol: str) -> tuple[TrainingConfig, TrainingConfig]:
-    """Return the training recipes with which a protocol was measured.
+    """Return the training recipes that were used when the protocol's gain was measured.
 
     Args:
         protocol: Name of a protocol; for an unknown name the default recipes are returned.
@@ -312,18 +332,19 @@ def recommend(
 ) -> Recommendation:
     """Recommend the query protocol and the number of voters for a budget. It charges nothing.
 
-    For unit ``hospital`` the answer is one teacher, because m teachers share one hospital's sensitivity. For unit
-    ``patient`` it is the smallest number of voters that recovers :data:`ENOUGH` with :data:`PATIENTS_A_TEACHER`
-    patients each. Teachers of fewer patients are recommended only if less than :data:`SCARCE` is recovered otherwise.
+    For unit ``hospital`` it recommends one voter, because one hospital can change the codes of all its voters. For unit
+    ``patient`` more voters lower the noise. It then recommends the smallest number of voters that recovers the share
+    :data:`ENOUGH` of the teachers' knowledge. It leaves each voter at least :data:`PATIENTS_A_TEACHER` patients, unless
+    less than the share :data:`SCARCE` would be recovered in this way.
 
     Args:
         budget: ε and δ of the study.
         accountant: The accountant that decides.
         protection: Unit and relation.
         hospitals: Number of hospitals that answer.
-        patients: Patients of each hospital; None to set no limit by them.
+        patients: Number of patients of each hospital; None if the number of voters is not limited by patients.
         colluders: Sites that may collude with the server in a sealed sum; None in an open study.
-        shapes: What the task's public label maps show, if known.
+        shapes: What the task's public label maps show; None if unknown.
         paired: Number of public cases that have labels.
 
     Returns:
@@ -417,7 +438,9 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
         InvalidInput: If the noise or the number of rounds is outside its range.
     """
     if not 0 < noise < 1e6:
-        raise InvalidInput("noise on the mean code", value=noise, limit="above 0, below a million clipping norms")
+        raise InvalidInput(
+            "noise on the mean code", value=noise, limit="a number above 0 and below 1,000,000 clipping norms"
+        )
     check_integer("rounds", rounds, least=1)
     shares = list(spectrum) or [OCTAVES[0]]
     for octave, share in enumerate(() if spectrum else OCTAVES[1:]):
@@ -431,7 +454,7 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
 def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
     """Return the expected gain in Dice of a joint query's student over its best control on the hippocampus task.
 
-    The constants :data:`DICE_OF_ALL` and :data:`FIRST_PARTS` state the measurements behind it.
+    The formula is fitted to measurements, which are stated at :data:`DICE_OF_ALL` and :data:`FIRST_PARTS`.
 
     Args:
         noise: Noise standard deviation on every coordinate of the mean code if one release spent the budget, in units
@@ -439,7 +462,7 @@ def predicted_gain(noise: float, *, rounds: int = JOINT_ROUNDS) -> float:
         rounds: Number of rounds.
 
     Returns:
-        The gain; its uncertainty is :data:`OFF`.
+        The gain; measured gains differed from it by less than :data:`OFF`.
 
     Raises:
         InvalidInput: If the noise or the number of rounds is outside its range.

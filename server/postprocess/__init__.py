@@ -1,1 +1,1 @@
-"""Turns stored answers into labels, the student, its controls and the bundle; costs no privacy and can be repeated."""
+"""Makes labels, the student, its controls and the bundle from stored answers; this costs no privacy budget."""

@@ -1,4 +1,4 @@
-"""Exports the student as a MONAI bundle with its privacy cost, and publishes a signed statement about it.
+"""Exports the student as a MONAI bundle with its privacy cost, and publishes a signed statement about the bundle.
 
 ``pipeline.finish`` and `consilium student export` call it. It refuses a study without a stored answer, and a ledger
 that may be an older copy. Nothing is published again while bundle and ledger are unchanged.
@@ -42,8 +42,9 @@ def export_student(
 ) -> None:
     """Export the student to ``bundle/`` with its privacy cost and its scores, and publish it.
 
-    The bundle's archive goes into the object store, and a signed statement about it beside the objects. The scores of
-    the student and its controls on the validation set are also written to ``report.json``.
+    The bundle's archive goes into the object store, which hospitals read. A signed statement about the bundle goes
+    beside the objects. The scores of the student and its controls on the validation set are also written to
+    ``report.json``.
 
     Args:
         workspace: The study.
@@ -111,9 +112,9 @@ def ranges_seen(workspace: Workspace) -> InputRanges:
 
 
 def publish_verdicts(workspace: Workspace) -> None:
-    """Sign and publish the statement about the student again, with the hospitals' verdicts that count now.
+    """Sign and publish the statement about the student again, with the hospitals' newest verdicts on it.
 
-    It does nothing if the study's gate asks for no verdicts, or if no student is published.
+    It does nothing if the study does not require verdicts (its gate), or if no student is published.
 
     Args:
         workspace: The study, with its signing key.

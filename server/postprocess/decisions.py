@@ -28,7 +28,7 @@ NO_HASH = "0" * 64
 
 
 class Verdict(StrEnum):
-    """The decision about a label: use it in training, as without a decision, or leave it out."""
+    """The decision about a label: use it in training (also the default without a decision), or leave it out."""
 
     ACCEPT = "accept"
     REJECT = "reject"
@@ -91,10 +91,10 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
         try:
             read = _Line.from_json(parse_json(line, what="decision"))
             if read.previous != previous or read.decision.seq != number:
-                raise InvalidInput("decision", limit="a line with the next number and the hash of the line before")
+                raise InvalidInput("decision", limit="the next number, and the hash of the line before")
         except InvalidInput as error:
             raise InvalidInput(
-                f"decisions file, line {number}",
+                f"line {number} of the decisions file is not valid",
                 value=path.name,
                 remedy="restore it from a backup; nothing was changed",
             ) from error
@@ -134,7 +134,7 @@ def rejected_labels(path: Path, study: str) -> frozenset[tuple[str, str]]:
 
 
 def take_over(source: Path, target: Path) -> None:
-    """Copy a decisions file to where training looks for it.
+    """Copy the dashboard's decisions file into the study's directory, where training reads it.
 
     Args:
         source: The dashboard's file.
@@ -146,14 +146,17 @@ def take_over(source: Path, target: Path) -> None:
     """
     if not source.is_file():
         raise InvalidInput(
-            "decisions file", value=str(source), limit="a file", remedy="see the dashboard's Labels page"
+            "decisions file",
+            value=str(source),
+            limit="an existing file",
+            remedy="the dashboard's Labels page shows the command with the file's path",
         )
     decisions, known = read_decisions(source), read_decisions(target)
     if decisions[: len(known)] != known:
         raise InvalidInput(
             "decisions file",
             value=str(source),
-            limit=f"a file that begins with the {len(known)} decisions copied before",
+            limit=f"a file that begins with the {len(known)} decisions that were copied before",
         )
     write_atomically(target, source.read_bytes(), mode=0o600)
 
@@ -178,10 +181,10 @@ class DecisionStore:
         return read_decisions(self._path)
 
     def decide(self, *, user: str, study: str, volume: str, label: str, verdict: Verdict, note: str = "") -> Decision:
-        """Append a decision, durably. If the newest decision on the label has the same verdict, return that one.
+        """Append a decision and sync it to disk, unless the newest decision on the label has the same verdict.
 
         Args:
-            user: Who decides.
+            user: Name of the user who decides.
             study: The study's id.
             volume: Hash of the volume.
             label: SHA-256 of the label's file.
@@ -189,7 +192,7 @@ class DecisionStore:
             note: A remark, one line of at most :data:`MAX_NOTE_CHARACTERS` characters.
 
         Returns:
-            The decision that now counts.
+            The appended decision, or the newest one if it has the same verdict.
 
         Raises:
             InvalidInput: If the note is too long or has control characters, or the file is invalid.

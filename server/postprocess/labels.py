@@ -1,7 +1,7 @@
 """Decodes the stored answers of a study into label files.
 
 ``pipeline.finish`` and the commands call it. :func:`read_released` reads the ledger once; all later post-processing
-uses what it returned. This module does not import torch.
+uses its result. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Everything that post-processing reads of a study.
+    """The data of a study from which labels and networks are made.
 
     Attributes:
         public: Terms, codec and public volumes.
         answers: The stored answers.
-        rejected: (volume, SHA-256 of the label's file) of every rejected label.
+        rejected: Pairs (volume's hash, SHA-256 of the label's file), one for each rejected label.
         labels_dir: Folder that labels are written to.
         student_dir: Folder that networks are written to.
         validation: Labelled public cases on which the student is scored.
@@ -81,11 +81,11 @@ def label_file(labels_dir: Path, volume: str) -> Path:
 def write_labels(released: Released, *, events: EventLog) -> None:
     """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
 
-    If the protocol defines how large honest answers should be, the answers are compared with that, and the result is
+    Some protocols define how large honest answers should be. Then the size of the answers is checked, and the result is
     logged for the operator.
 
     Args:
-        released: What :func:`read_released` returned.
+        released: Result of :func:`read_released`.
         events: The event log.
     """
     said = protocol_of(released.public.study).aggregate(released.public, released.answers)

@@ -49,7 +49,7 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     """Train the student on the released answers; its weights go to ``student/weights.pt``.
 
     Args:
-        released: What :func:`~server.postprocess.labels.read_released` returned.
+        released: Result of :func:`~server.postprocess.labels.read_released`.
         events: The event log.
 
     Raises:
@@ -77,7 +77,7 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
     """Train every control; its weights go to ``student/controls/<name>.pt``.
 
     Args:
-        released: What :func:`~server.postprocess.labels.read_released` returned.
+        released: Result of :func:`~server.postprocess.labels.read_released`.
         events: The event log.
 
     Raises:
@@ -97,10 +97,10 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
 
 
 def lesson_of(released: Released) -> Lesson:
-    """Return what the student and its controls may learn from.
+    """Return the data on which the student and its controls are trained.
 
     Args:
-        released: What :func:`~server.postprocess.labels.read_released` returned.
+        released: Result of :func:`~server.postprocess.labels.read_released`.
 
     Returns:
         The public volumes, answers, accepted labels and paired cases.
@@ -129,7 +129,7 @@ def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> 
     Args:
         training: The network and its inputs.
         files: Files of the weights, of the inputs' digest and of the checkpoint.
-        on_step: Called with step and loss.
+        on_step: Called after each training step with the step's number and loss.
 
     Returns:
         The finished training; None if nothing had to be done.

@@ -73,7 +73,7 @@ def kept_scores(workspace: Workspace) -> dict[str, Score]:
         Scores by network name; networks that were not scored are left out.
 
     Raises:
-        InvalidInput: If there are none.
+        InvalidInput: If no scores are stored.
     """
     kept = read_record(workspace.scores_file, remedy="run `consilium student export`, which scores the networks")
     dice = {STUDENT: kept[STUDENT]["dice"], **{name: one["dice"] for name, one in kept["controls"].items()}}
@@ -96,13 +96,13 @@ def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Return the figures of the bundle's model card.
+    """Return the figures that the bundle's model card shows.
 
     Args:
         scores: Scores by network name, the student's included.
 
     Returns:
-        By its label on the card, each figure: mean Dice of every network, number of cases, and the gain over the best
+        The figures by their labels on the card: mean Dice of every network, number of cases, and the gain over the best
         control with its 95 % interval.
     """
     means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": one.mean for n, one in scores.items() if n != STUDENT}}

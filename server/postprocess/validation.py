@@ -1,9 +1,9 @@
 """Scores the student on published validation cases while it is trained, so that its Dice can be drawn as a curve.
 
-The training's own checkpoints are scored, each in a network of its own, so the training itself is not touched: with and
-without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints of a training are
-scored, each on at most :data:`MOST_CASES` cases. Nothing is selected by these scores. `server.postprocess.networks`
-calls it after every step.
+The checkpoints that the training writes are scored, each in a separate network. The training itself is not affected:
+with and without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints of a
+training are scored, each on at most :data:`MOST_CASES` cases. Nothing is selected by these scores.
+`server.postprocess.networks` calls it after every step.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ValidationCurve:
     """The student's mean Dice on the validation cases at a few steps of one training.
 
     Args:
-        released: What post-processing reads of the study.
-        files: Files of the training.
-        steps: Number of its steps.
-        events: The event log, which gets the scores.
+        released: The study's public data, with the validation cases.
+        files: Files of the training, with its checkpoints.
+        steps: Number of the training's steps.
+        events: The event log, to which the scores are written.
     """
 
     def __init__(self, released: Released, files: FitFiles, *, steps: int, events: EventLog) -> None:
@@ -43,7 +43,7 @@ class ValidationCurve:
         self._seen, self._due = self._newest(), 0.0
 
     def after(self, step: int) -> None:
-        """Score the checkpoint that this step wrote, if it wrote one and a point is due.
+        """Score the checkpoint that this step wrote, if there is a new one and the next point of the curve is due.
 
         The last step is left out, because the finished student is scored on all cases.
 
@@ -62,7 +62,10 @@ class ValidationCurve:
             self._events.emit("student-validated", step=step, dice=dice, cases=len(self._cases))
 
     def _newest(self) -> tuple[Path, int, int] | None:
-        """Return the newest checkpoint of any pass, and what tells it from the one before."""
+        """Return path, modification time and inode of the newest checkpoint; None if there is none.
+
+        A new checkpoint differs from the one before in the last two.
+        """
         first = self._files.checkpoint
         there = [path for path in (first, *first.parent.glob(f"{first.name}.[0-9]*")) if path.is_file()]
         stats = [(path, path.stat()) for path in there]

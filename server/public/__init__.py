@@ -1,1 +1,1 @@
-"""Holds what is public of a study, in its directory or in memory."""
+"""Stores the public data of a study in its directory or in memory."""

@@ -1,7 +1,8 @@
 """Stores small public files of a study by name, in its directory or in memory.
 
-Query protocols store their public start (a network trained on public data alone) and the hashes of their frames here.
-It refuses a record that is missing or not JSON.
+Query protocols store their public start here, which is a network trained on public data alone. They also store the
+hashes of their frames; a frame combines the codes of many volumes into one code. Reading a record refuses a file that
+is missing or not JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_RECORD_BYTES = 1 << 26
 
 
 class Kept(Protocol):
-    """Files of a study, by name."""
+    """Storage for the small public files of a study, each with a name."""
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content.

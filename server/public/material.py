@@ -1,6 +1,6 @@
-"""Defines what is public of a study as values: terms, codec, volumes, and where objects and records are.
+"""Defines a study's public data as a value: terms, codec, volumes, and the stores of files and records.
 
-The protocols and the post-processing modules receive such a value, so they need no study directory.
+The protocols and the post-processing modules receive this value, so they need no study directory.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class PairedFiles(Document):
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """What is public of a study.
+    """The public data of a study.
 
     Attributes:
-        study: Its terms.
-        codec: Its codec.
-        volumes: Content hashes of the volumes that are asked about, in query order.
+        study: The study's configuration.
+        codec: The study's codec.
+        volumes: Content hashes of the volumes about which hospitals are asked, in query order.
         objects: Store of the public files.
-        kept: What a protocol has computed from public data.
+        kept: Store of the files that the protocol has computed from public data.
         paired: Volumes with label maps; no hospital is asked about them.
         images: The volumes as float arrays [c, x, y, z] by hash; None if they are files among the objects.
     """
@@ -77,7 +77,7 @@ class Public:
     images: Mapping[str, Float[np.ndarray, "c x y z"]] | None = None
 
     def given_start(self) -> bytes | None:
-        """Return the weights of the network that the study was given to begin from; None if it was given none."""
+        """Return the weights of the initial network that the consortium supplied; None if there is none."""
         return self.objects.get(self.study.start.weights) if self.study.start.weights else None
 
     def image(self, volume: str, *, finer: bool = False) -> Float[np.ndarray, "c x y z"]:

@@ -1,4 +1,4 @@
-"""Names the files of the two signed statements about a study that may change: on its student, and on its sites' keys.
+"""Names the files of two signed statements that newer ones may replace: on a study's student and on its sites' keys.
 
 ``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. It refuses an id
 that is no hash.
@@ -18,7 +18,7 @@ def said_file(objects: Path, what: str, study_id: str) -> Path:
 
     Args:
         objects: Directory of the object store.
-        what: :data:`STUDENTS` or :data:`PEERS`.
+        what: Subject of the statement, :data:`STUDENTS` (the student) or :data:`PEERS` (the sites' keys).
         study_id: The study's id.
 
     Returns:

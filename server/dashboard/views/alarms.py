@@ -53,7 +53,7 @@ def alarms(
     reports: Mapping[str, HandedReport],
     now: datetime,
 ) -> tuple[Alarm, ...]:
-    """Return every current alarm, worst first.
+    """Return every current alarm of the study, the most severe first.
 
     Args:
         follower: The read model.
@@ -98,13 +98,13 @@ class Banner:
 
 
 def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
-    """Group alarms into banners, one for each cause.
+    """Group alarms into banners, so that a failed run and its possible causes are shown together.
 
     Args:
         found: The alarms, worst first.
 
     Returns:
-        The banners in the same order; each alarm is in exactly one.
+        The banners in the same order. Each alarm is in exactly one: at most one banner contains several alarms.
     """
     of = {alarm.name: alarm for alarm in found}
     head = next((of[name] for name in _HEADS if name in of), None)
@@ -220,8 +220,8 @@ def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinish
             "budget-exhausted",
             "warning",
             f"Budget exhausted: {', '.join(spent) or 'a pool'}",
-            "No further answer is released with these sites: a pool's budget is for its whole life. See Study, "
-            "Refusals.",
+            "No further answer is released with these sites, because a pool's budget is never renewed. See Refusals on "
+            "the Study page.",
         )
 
 
@@ -270,7 +270,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "witness-missing",
             "warning",
             f"{site.name} has not countersigned the ledger's newest signed head ({site.unwitnessed})",
-            "It is asked at the end of the next run. If it stays so, `consilium site status` there says why.",
+            "The site is asked again at the end of the next run. If that fails, run `consilium site status` there.",
             site.name,
         )
     if site.budget and site.budget.share > 1:
@@ -295,7 +295,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "codes-refused",
             "warning",
             f"{site.name}: {many(site.codes_refused, 'code')} refused, {means}",
-            "The site's software or key does not fit this study; compare its kit.",
+            "The site's software or key does not fit this study. Compare them with the kit that the site was given.",
             site.name,
         )
     if site.receipts_problem:
@@ -303,13 +303,13 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "receipts-missing",
             "warning",
             f"{site.name} holds no receipts {f'past row {site.receipts_row}' if site.receipts_row else 'yet'}",
-            "It gets them at the next run. If it refuses them, `consilium site status` there says why.",
+            "The site gets them in the next run. If it refuses them, `consilium site status` there says why.",
             site.name,
         )
 
 
 def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
-    """Yield an alarm for a site that declines while answers are still wanted; a spent budget has its own alarm."""
+    """Yield an alarm for a site that declines offers before the study is complete; a spent budget has its own alarm."""
     reason = site.declined_for
     if reason is None or reason == "ledger-contradicted" or not unfinished or site.exhausted:
         return
@@ -369,7 +369,7 @@ def _of_the_reports(reports: Mapping[str, HandedReport], known: set[str]) -> Ite
                 "critical",
                 f"{site}'s own ledger says: {report.alarms[0]}"
                 + (f", and {len(report.alarms) - 1} more" if len(report.alarms) > 1 else ""),
-                "See Sites; the site's `consilium site status` tells what it stopped for.",
+                "See the Sites page. At the site, `consilium site status` says why it stopped.",
                 site,
             )
 
@@ -381,5 +381,5 @@ def _of_what_is_nearly_spent(sites: Sequence[SiteView], *, unfinished: bool) -> 
             "budget-nearly-spent",
             "info",
             f"Nine tenths of the budget are spent: {', '.join(nearly)}",
-            "See Planner for what is left.",
+            "The Planner page shows what the rest of a budget allows.",
         )

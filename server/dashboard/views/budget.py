@@ -43,9 +43,9 @@ class BudgetView:
         pool: The pool; None for a study.
         epsilon: ε spent; a lower bound if there is ``doubt``.
         budget: ε of the budget.
-        budget_text: The same as text.
-        guaranteed: The larger of budget and spent; None if there is ``doubt``.
-        accountant: The gate's accountant.
+        budget_text: ``budget`` as text.
+        guaranteed: The larger of ``budget`` and ``epsilon``; None if there is ``doubt``.
+        accountant: The accountant that decides whether a release is allowed.
         delta: δ.
         unit: Unit of privacy.
         relation: Neighbouring relation.
@@ -53,9 +53,9 @@ class BudgetView:
         releases: Number of releases charged.
         answers_left: Further answers that the study can get, or that the pool's budget covers; 0 if there is ``doubt``.
         readings: ε by every accountant.
-        doubt: Why more may have been spent, if so.
-        warning: States that the budget was exceeded, if so.
-        words: A summary.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is no such reason.
+        warning: Sentence that the budget was exceeded; None if it was not.
+        words: A summary in one sentence.
     """
 
     name: str
@@ -102,12 +102,15 @@ def pool_budget(facts: PoolFacts) -> BudgetView:
 
 
 def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float | None:
-    """Return ε of a Σμ² by one accountant, 0 for nothing; None if the accountant has no answer.
+    """Convert a sum of μ² to ε by one accountant.
 
     Args:
         accountant: The accountant.
-        mu_squared: Σμ².
-        budget: The budget, for its δ.
+        mu_squared: Σμ², the squared Gaussian-DP parameters of all charges added up.
+        budget: The budget, whose δ is used.
+
+    Returns:
+        ε; 0 if the sum is 0; None if the accountant cannot compute ε for this sum.
     """
     try:
         return epsilon_by(accountant, mu_squared, budget.analytic_delta) if mu_squared else 0.0
@@ -156,13 +159,11 @@ def _budget(name: str, pool: str | None, spending: Spending, *, room: int, done:
 def _budget_words(spending: Spending, left: int, *, done: bool) -> str:
     epsilon, budget = epsilon_text(spending.spent.epsilon), epsilon_text(spending.budget.epsilon)
     if spending.doubt is not None:
-        return f"at least ε {epsilon} of {budget} spent; what is left is not known, for {spending.doubt}"
+        return f"at least ε {epsilon} of {budget} spent; what is left is not known, because {spending.doubt}"
     spent = f"ε {epsilon} of {budget} spent"
     if left:
         fit = f"{left:,} more {'answer fits' if left == 1 else 'answers fit'}"
         return f"{spent} by the pool it cost most; {fit} the others" if spending.passed else f"{spent}; {fit}"
     if done:
         return f"{spent}; every planned answer is there"
-    return (
-        f"{spent}: past its budget, nothing more is released" if spending.passed else f"{spent}; no further answer fits"
-    )
+    return f"{spent}: exceeded, nothing more is released" if spending.passed else f"{spent}; no further answer fits"

@@ -23,7 +23,7 @@ NO_REPORTS: Mapping[str, HandedReport] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """How far the ledger was read, and its problem if there is one."""
+    """How many rows of the ledger have been read, and the problem that stopped the reading, if there is one."""
 
     rows: int
     rows_in_file: int
@@ -53,7 +53,7 @@ class Overview:
 
     @property
     def banners(self) -> tuple[Banner, ...]:
-        """The alarms, one banner for each cause."""
+        """The alarms, grouped into banners."""
         return banners(self.alarms)
 
 
@@ -72,7 +72,7 @@ def overview(
         now: The current time.
         reports: The sites' own reports.
         more: Alarms of the dashboard itself.
-        outlook: The study's own plan.
+        outlook: The plan for the study's own settings; None if there is none.
     """
     study, ledger, facts = follower.study, follower.ledger, follower.facts()
     run = run_view(follower, now=now)

@@ -31,7 +31,7 @@ class Section:
 
     Attributes:
         title: Its heading.
-        said: Pairs of whom a sentence is about, or an empty text, and the sentence.
+        said: Pairs of a party and a sentence about it; the party is empty for a sentence about nobody in particular.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Promise:
         terms: Accountant, unit and relation.
         warning: States that more was or may have been spent than promised, if so.
         against: Pairs of an adversary and the ε that holds against it, or why none does.
-        plainly: Six plain sentences.
+        plainly: The guarantee in six plain sentences.
         details: Sentences on groups and on a sealed sum.
         sections: The whole consent text.
     """
@@ -71,7 +71,7 @@ class IssuedCertificate:
 
 
 def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
-    """Return what the study promises, or what still holds if more was spent.
+    """Return the guarantee that the study promises, or the weaker one that holds if more than its budget was spent.
 
     Args:
         study: The study.
@@ -96,7 +96,10 @@ def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
 
 
 def _against(study: Study, spending: Spending, *, sites: int) -> tuple[tuple[str, str], ...]:
-    """Return which ε holds against whom, for the study's whole budget, or for what was spent if that is more."""
+    """Return pairs of an adversary and the ε that holds against it.
+
+    They hold for the study's whole budget, or for the spent budget if that is larger.
+    """
     privacy, guaranteed = study.privacy, spending.guaranteed
     everybody = "Anybody who sees everything that this study releases"
     pairs = [one for one in spending.groups() if one.group == 2]

@@ -1,4 +1,4 @@
-"""Computes the newest run and its stages: how far it is, and how it ended."""
+"""Computes the state of the newest run and of its stages: progress, estimated time left, and outcome."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class StageView:
     """One stage of a run.
 
     Attributes:
-        name: Its name.
-        words: Its name for a reader.
+        name: Its name in the event log.
+        words: Its name as pages show it.
         state: ``waiting``, ``active``, ``done``, or ``cut`` if the run ended within it.
         done: Steps done.
         total: Steps in total.
-        seconds: How long it took.
-        eta_s: Estimated seconds left.
+        seconds: Duration of a finished stage in seconds; otherwise None.
+        eta_s: Estimated seconds left; None if unknown.
     """
 
     name: str

@@ -17,7 +17,7 @@ from server.dashboard.views.run import RunView
 from server.dashboard.wording import MISSED, declined_words
 
 QUIET_S = 120.0
-"""Seconds after the deadline of a reply from which a site counts as late."""
+"""A site counts as late once its reply is this many seconds past the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,11 @@ class SiteView:
         state: ``up``, ``idle``, ``spent``, ``late``, ``declined``, ``offline`` or ``unseen``.
         words: The state in words.
         receipts_behind: Number of its batches for whose last charge it holds no receipt.
-        declined_for: Reason why it declined its last offer, if it did.
-        contradicted_row: Row of a signed head that it holds and the ledger does not contain.
-        unwitnessed: Why it has not countersigned the newest head.
+        declined_for: Reason why it declined its last offer; None if it did not decline.
+        contradicted_row: Row number of a signed head that the site holds and the ledger does not contain; None if there
+            is none.
+        unwitnessed: Reason why the site has not countersigned the ledger's newest signed head; None if it has, or was
+            not asked.
         budget: Its pool's budget; None before the pool is declared.
         study_epsilon: ε that this study has spent on its pool.
     """
@@ -64,7 +66,10 @@ class SiteView:
 
     @property
     def can_answer(self) -> bool:
-        """True if nothing known prevents it from answering; a site that was not heard from yet counts as able."""
+        """True if no known reason prevents the site from answering.
+
+        A site that was not heard from yet counts as able to answer.
+        """
         return self.state not in ("offline", "declined") and self.budget is not None and not self.exhausted
 
 

@@ -31,13 +31,15 @@ class StudyRow:
     """One study.
 
     Attributes:
-        epsilon: Largest ε that the study spent on one pool, by its own accountant; a lower bound if there is ``doubt``.
-        guaranteed: The larger of that and the budget; None if there is ``doubt``.
-        share: Share spent of the Σμ² that its own budget admits.
         here: True for the study that this dashboard follows.
-        noise: Who adds the noise.
-        word: Verdict on the measured gain, if there is one.
-        gain: Dice gained over the best control.
+        epsilon: Largest ε that the study spent on one pool, by its own accountant; a lower bound if there is ``doubt``.
+        guaranteed: The larger of ``epsilon`` and ``budget``; None if there is ``doubt``.
+        share: Spent share of the Σμ² (the quantity that adds up over releases) that the study's budget allows.
+        doubt: Reason why more may have been spent than the ledger shows; None if there is no such reason.
+        noise: Who adds the noise, in words.
+        asks: What one query asks about, in words.
+        word: Verdict on the measured gain; None if none was measured.
+        gain: Mean Dice of the student minus that of its best control; None if it was not measured.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Computes the Study page: ε after each charge, batches, refusals, and the code's spectrum compared with the noise.
+"""Computes the Study page: ε after each charge, batches, refusals, and the noise beside the variation of codes.
 
 The pages and the API use it.
 """
@@ -23,15 +23,16 @@ MOST_BATCHES = 100
 ACCOUNTANT_NOTE = (
     "One mechanism, several upper bounds. The exact curve is the tightest that holds. Rényi DP keeps only moments of "
     "the privacy loss and gives a little away when they are turned into ε, so it reads higher for the same noise; the "
-    "paper's formula gives away more. Only the gate's reading stops the study."
+    "paper's formula gives away more. Only the ε of the deciding accountant stops the study."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """ε by every accountant after a number of charges, as numbers to draw and as text rounded up to read.
+    """ε after a number of charges, by every accountant: as a number for the chart, and as text rounded up.
 
-    A charge is an answer, another study's answer that is used too, a lost draw, or a charge recovered after a restore.
+    A charge is entered for an answer, for an answer of another study that this study uses as well, and for a lost draw
+    (a sealed sum that could not be completed). Charges recovered from receipts after a restore count, too.
     """
 
     charges: int
@@ -79,7 +80,7 @@ class RefusalView:
 
 @dataclass(frozen=True, slots=True)
 class StudyPage:
-    """A study's spending and how its batches went; newest batches and refusals first."""
+    """The content of the Study page; batches and refusals are listed newest first."""
 
     name: str
     id: str
@@ -213,9 +214,10 @@ def _refusal(refusal: RefusalSeen) -> RefusalView:
 
 @dataclass(frozen=True, slots=True)
 class NoiseView:
-    """The standard deviations of the code's coordinates over public shapes, largest first, and that of the noise.
+    """The standard deviation of each code coordinate over public shapes, largest first, and of the noise.
 
-    The noise is that on the mean of ``voters`` codes; ``above`` is the number of coordinates that vary more than it.
+    ``noise`` is the standard deviation of the noise on the mean of ``voters`` codes. ``above`` is the number of
+    coordinates whose standard deviation is larger than ``noise``.
     """
 
     stds: tuple[float, ...]
@@ -227,10 +229,10 @@ class NoiseView:
 
 
 def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
-    """Return which coordinates of an answer exceed its noise, from public knowledge alone.
+    """Compare the standard deviation of each code coordinate over public shapes with the noise on an answer.
 
-    The number of voters is that of the newest release; before there is one, that of all registered sites or of a
-    quorum.
+    Only public values are used. The number of voters is that of the newest release. Before the first release, it is
+    that of all registered sites, or of a quorum if fewer sites are registered.
 
     Args:
         follower: The read model.
@@ -252,5 +254,5 @@ def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
         voters=voters,
         above=above,
         words=f"{above} of {len(stds)} coordinates vary more over public shapes than the noise on the mean of {voters} "
-        f"codes; the decoder shrinks every coordinate by its own signal to noise.",
+        f"codes; the decoder shrinks every coordinate according to its own signal-to-noise ratio.",
     )

@@ -1,8 +1,8 @@
 """Judges whether the hospitals' answers improved the student, for the first line of the first page.
 
 If there is a ``report.json`` in the study's directory or beside it, the student is compared with the best of its
-controls on labelled cases. Before that, the planner's prediction is shown, which promises nothing and is never shown as
-a success.
+controls on labelled cases. Otherwise the planner's prediction is shown. It is marked as not measured, and it is never
+shown as a success.
 
 The first page uses it. It ignores a report of another study, or one that is invalid.
 """
@@ -28,8 +28,8 @@ class StudyVerdict:
         name: ``proven``, ``not-proven`` or ``worse`` if it was measured; otherwise ``doubtful`` or ``unknown``.
         learned: True if a gain is proven and the ledger has no problem.
         words: The verdict in words.
-        basis: What it is based on.
-        next: What to do next.
+        basis: The figures on which the verdict is based, in words.
+        next: What the operator should do next.
     """
 
     name: str
@@ -40,7 +40,7 @@ class StudyVerdict:
 
     @property
     def measured(self) -> bool:
-        """True if the gain was measured, whatever it is."""
+        """True if the gain was measured, even if it is not proven or negative."""
         return self.name in {word.replace(" ", "-") for word in GainWord}
 
 
@@ -59,8 +59,8 @@ def verdict(
 
     Args:
         study: The study.
-        gain: The student's measured gain over its best control, if any.
-        outlook: The study's own plan, if any.
+        gain: The student's measured gain over its best control; None if it was not measured.
+        outlook: The plan for the study's own settings; None if there is none.
         hospitals: Number of registered hospitals.
         answers: Number of stored answers.
         running: True if a run is active.

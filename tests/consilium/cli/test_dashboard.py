@@ -45,7 +45,7 @@ def test_a_user_is_not_added_twice_nor_an_unknown_one_changed(tmp_path):
 def test_without_tls_or_a_proxy_it_listens_on_this_machine_only(tmp_path, bind):
     refused = run("--study", str(tmp_path), "--state", str(tmp_path), "--bind", bind)
     assert isinstance(refused.exception, InvalidInput)
-    assert "in the clear" in str(refused.exception)
+    assert "unencrypted" in str(refused.exception)
 
 
 def test_a_certificate_needs_its_key_and_a_study_is_needed_at_all(tmp_path):

@@ -101,7 +101,7 @@ def test_the_page_says_what_staff_ask_for_and_escapes_it() -> None:
         "consilium site pause trial --site-dir /srv/consilium",
         "SHA256:south",
         "not confirmed",
-        "the study&#39;s budget has no room for the batch",
+        "the study&#39;s budget does not cover the batch",
         "row 7 &lt;b&gt;contradicts&lt;/b&gt;",
         "<code>consilium site recover</code>",
         "WHAT IS ASKED OF YOU",

@@ -136,7 +136,7 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
     assert f"ends at row 8 and lacks row {newest}, which the standing file kept beside it names" in alarm.title
     assert "consilium ledger recover" in alarm.remedy
     assert view.budget.answers_left == 0
-    assert view.budget.doubt == "the ledger is an older copy than its standing"
+    assert view.budget.doubt == "the ledger's standing file names a row that the ledger lacks"
     shutil.copy(tmp_path / "newest.sqlite", workspace.ledger_file)
     follower.poll()
     assert "ledger-older" not in names(overview(follower, now=datetime.now(UTC)))
@@ -160,7 +160,7 @@ def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_d
     standing_path(workspace.ledger_file).unlink()
     view = seen(workspace)
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
-    assert "its standing is missing" in alarm.title
+    assert "its standing file is missing" in alarm.title
     assert view.budget.words.startswith("at least ε")
     assert view.budget.guaranteed is None
     assert view.budget.doubt == "the ledger's standing is missing"
