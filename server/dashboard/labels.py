@@ -140,7 +140,7 @@ class StudentPage:
 
 
 def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
-    """Return the public volumes of the study's queries.
+    """Return the public volumes that the study's queries ask about.
 
     Args:
         workspace: The study's directory.

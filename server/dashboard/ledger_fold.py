@@ -121,7 +121,7 @@ class RefusalSeen:
 
 @dataclass(slots=True)
 class History:
-    """A study of the ledger.
+    """The short history of one study of the ledger.
 
     Attributes:
         consent: The study's configuration that the hospitals consented to, as stored in its row.

@@ -131,11 +131,11 @@ def check_address(what: str, address: object) -> str:
     Raises:
         InvalidInput: If it is not such a URL.
     """
-    with parsing(what, value=address, limit="an https URL"):
+    with parsing(what, value=address, limit="an https URL, or an http URL of this machine"):
         parts = urlsplit(address if isinstance(address, str) else "")
     loopback = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not parts.hostname or not (parts.scheme == "https" or loopback):
-        raise InvalidInput(what, value=address, limit="an https URL")
+        raise InvalidInput(what, value=address, limit="an https URL, or an http URL of this machine")
     return str(address)
 
 

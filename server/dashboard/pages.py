@@ -342,7 +342,7 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
 
 @routes.post("/labels/decisions")
 def decide_many(service: Here, session: Decider, form: Form) -> Response:
-    """Store the same decision about every selected label."""
+    """Store the same decision about every label that is selected on the Labels page."""
     volumes = [name for name in form if VOLUME.fullmatch(name)]
     try:
         verdict = Verdict(form.get("verdict", ""))

@@ -64,7 +64,7 @@ class Wishes(BaseModel, frozen=True):
 
 
 def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
-    """Return the values of a study's own plan, without checking them against the form's limits.
+    """Return the planner's values for a study's own settings, without checking them against the form's limits.
 
     Args:
         study: The study.

@@ -143,7 +143,10 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
 def _checked(data: dict[str, Any], path: Path, *, key: str) -> HandedReport:
     report = _given(data, path, given="", key=key)
     if report.problem:
-        raise InvalidInput(report.problem, remedy="hand in what `consilium site status --json` prints at the site")
+        raise InvalidInput(
+            f"the report is refused: {report.problem}",
+            remedy="hand in what `consilium site status --json` prints at the site",
+        )
     return report
 
 

@@ -255,7 +255,7 @@ def all_rows(ledger: Path, *, kind: str | None, text: str) -> Iterator[tuple[int
         An iterator of (seq, time, kind, body, prev_hash, hash).
 
     Raises:
-        InvalidInput: If the kind is unknown or the text is too long.
+        InvalidInput: If the kind is unknown, or the text is too long or contains a null character.
     """
     where, values = _where(kind, text)
     open_ledger(ledger).close()

@@ -159,7 +159,7 @@ class DashboardService:
             return None
 
     def _own_alarms(self) -> list[Alarm]:
-        """Return the alarms that do not come from a file of the study."""
+        """Return the alarms about the webhook, the verification job, the TLS certificate and the decisions file."""
         found = [FAILED] if self.webhook is not None and self.webhook.failing else []
         if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
             found.append(NOT_VERIFIED)
@@ -181,7 +181,7 @@ class DashboardService:
         return found
 
     def certificate_ends(self) -> datetime | None:
-        """Return when the certificate that sites see expires; None if there is none or it cannot be read here."""
+        """Return when the server's TLS certificate expires; None if there is none or it cannot be read here."""
         try:
             return expires(self.follower.workspace.gateway_dir / "server.crt")
         except (InvalidInput, OSError):

@@ -69,7 +69,7 @@ class SpectrumErrors:
 
     Attributes:
         total: Σλ, the error of answering with the public mean.
-        hard_threshold: Σ min(λ, s²): eq (7) of Fay et al. 2021 at its best l.
+        hard_threshold: Σ min(λ, s²): eq (7) of Fay et al. 2021 for the best number l of coordinates.
         kept: Number of coordinates that hard thresholding keeps: those with λ > s².
         wiener: Error if each coordinate is shrunk by λ/(λ + s²).
         water_filled: Error if the clipping budget C² is first spread over the coordinates by water-filling.
@@ -206,7 +206,7 @@ class Plan:
 
     @property
     def noise_norm(self) -> float:
-        """About the norm of the noise vector on the mean code: √l times ``noise_per_coordinate``."""
+        """Approximate norm of the noise on the mean code: √l times ``noise_per_coordinate``."""
         return self.noise_per_coordinate * sqrt(self.mechanism.dimension)
 
     @property
@@ -563,7 +563,9 @@ def _checked_spectrum(spectrum: Sequence[float] | None, dimension: int) -> list[
     values = [float(v) for v in spectrum]
     if len(values) != dimension or not all(isfinite(v) and v >= 0 for v in values) or not sum(values) > 0:
         raise InvalidInput(
-            "spectrum", value=len(values), limit=f"{dimension} finite numbers of 0 or above, not all of them 0"
+            "spectrum",
+            value=f"{len(values)} numbers",
+            limit=f"{dimension} finite numbers, 0 or above, not all of them 0",
         )
     return values
 

@@ -158,7 +158,11 @@ class Rehearsal:
     def __post_init__(self) -> None:
         check_integer("patients of a stand-in teacher", self.patients, least=1)
         if len(self.teachers) != len(self.control) or len(self.control) < LEAST_CASES:
-            raise InvalidInput("public cases of a rehearsal", value=len(self.control), limit=f"at least {LEAST_CASES}")
+            raise InvalidInput(
+                "public cases of a rehearsal",
+                value=len(self.control),
+                limit=f"at least {LEAST_CASES}, each with one Dice of the teachers and one of the control",
+            )
         if not all(0 <= value <= 1 for value in (*self.teachers, *self.control)):
             raise InvalidInput("Dice of a public case", limit="a number from 0 to 1")
 

@@ -199,7 +199,9 @@ class DecisionStore:
         """
         check_hash(volume), check_hash(label)
         if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
-            raise InvalidInput("note", value=len(note), limit=f"one line of at most {MAX_NOTE_CHARACTERS} characters")
+            raise InvalidInput(
+                "note", value=f"{len(note)} characters", limit=f"one line of at most {MAX_NOTE_CHARACTERS} characters"
+            )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(handle, "r+b") as stream:

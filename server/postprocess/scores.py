@@ -1,8 +1,8 @@
 """Scores the student and its controls on the validation set, case by case.
 
-``bundle.export_student`` calls it. The validation cases are public, so the scores reveal nothing about a hospital, and
-no model is selected by them. They are stored in the study's ``report.json``, which the commands, the dashboard and the
-demo read.
+``bundle.export_student`` calls it. The validation cases are public and the networks are made from released answers, so
+the scores cost no privacy budget. No model is selected by them. They are stored in the study's ``report.json``, which
+the commands, the dashboard and the demo read.
 """
 
 from __future__ import annotations

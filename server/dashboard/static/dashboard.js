@@ -65,11 +65,11 @@ function lost(why) {
   if (body.dataset.connection === "lost") return;
   body.dataset.connection = "lost";
   const since = new Date(heard).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit" });
-  banner.textContent = `Not live since ${since}: ${why} What is shown is from then.`;
+  banner.textContent = `Not live since ${since}: ${why} The page shows the figures of that time.`;
   banner.hidden = false;
 }
 
-const GONE = "the dashboard does not answer; it is tried again every few seconds.";
+const GONE = "the dashboard does not answer; this page asks again every few seconds.";
 const STUCK = "the dashboard cannot read the study.";
 
 // A tab that nobody looks at holds no stream: a browser opens six connections to a host, and a seventh tab would wait.

@@ -32,7 +32,7 @@ function put(plan) {
   }
   document.getElementById("r-spectrum").textContent = plan.uses_codec_spectrum
     ? "Computed with the study's codec and its public spectrum."
-    : "Computed without a spectrum, because none has this length. All coordinates are taken as equally uncertain.";
+    : "Computed without a spectrum, because no codec has this length. All coordinates are taken as equally uncertain.";
   const rows = plan.written.guarantees.map((one) => {
     const row = document.createElement("tr");
     for (const [text, kind] of [[one.named], [one.epsilon, "n"], [one.delta, "n"], [one.unit], [one.relation]]) {
@@ -62,7 +62,7 @@ async function ask() {
       pending = setTimeout(ask, 1500);
     } else {
       const problem = document.getElementById("r-problem");
-      problem.textContent = typeof result.detail === "string" ? result.detail : "These values do not make a plan.";
+      problem.textContent = typeof result.detail === "string" ? result.detail : "There is no plan for these values.";
       problem.hidden = false;
     }
   } catch (error) {

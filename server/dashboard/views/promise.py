@@ -45,7 +45,7 @@ class Promise:
     Attributes:
         guarantee: The guarantee in one line.
         terms: Accountant, unit and relation.
-        warning: States that more was or may have been spent than promised, if so.
+        warning: Sentence that more was or may have been spent than promised; None if not.
         against: Pairs of an adversary and the ε that holds against it, or why none does.
         plainly: The guarantee in six plain sentences.
         details: Sentences on groups and on a sealed sum.

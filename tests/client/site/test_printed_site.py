@@ -256,7 +256,8 @@ def handed_over(life: Life) -> Iterator[Told]:
     app.state.service.follower.poll()
     client = TestClient(app, base_url="http://localhost", follow_redirects=False)
     least, spent, cap, accepted, receipted = found(
-        r"Its own ledger (at least )?ε (\S+) spent of its cap (\S+) \(exact\), (\d+) queries accepted, (\d+) receipted",
+        r"Its own ledger (at least )?ε (\S+) spent of its cap (\S+) \(exact\), "
+        r"(\d+) queries accepted, receipts for (\d+)",
         words(client.get("/sites").text),
     )
     yield Told("/sites", {"exact": spent}, cap, bool(least), accepted, receipted=receipted)
