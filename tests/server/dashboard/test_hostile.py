@@ -151,7 +151,7 @@ def test_a_standing_that_cannot_be_read_is_an_alarm_and_a_doubt_about_every_figu
     view = seen(workspace)
     assert "standing-unread" in names(view)
     assert view.budget.words.startswith("at least ε")
-    assert view.budget.doubt == "the ledger's standing cannot be read"
+    assert view.budget.doubt == "the ledger's standing file cannot be read"
     assert view.budget.epsilon == before.epsilon
 
 
@@ -163,7 +163,7 @@ def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_d
     assert "its standing file is missing" in alarm.title
     assert view.budget.words.startswith("at least ε")
     assert view.budget.guaranteed is None
-    assert view.budget.doubt == "the ledger's standing is missing"
+    assert view.budget.doubt == "the ledger's standing file is missing"
 
 
 def test_every_page_stands_over_everything_hostile_at_once(workspace, state):
@@ -403,7 +403,7 @@ def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_
             assert "whatever is still asked" not in text, path
         assert "ε spent, at least" in text
         assert "gate, guaranteed" not in text
-        assert "The curve is a lower bound: the ledger does not hold" in text
+        assert "The curve is a lower bound: the ledger is not valid" in text
         assert "every query fitted" not in text
         assert "in progress" not in text
 
