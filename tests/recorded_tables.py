@@ -76,7 +76,10 @@ HEARD = {
     "cosine": "cosine of the two",
     "apart": "clipped sums: distance over back-propagation's length",
 }
-GAINERS = {"hearts-patient-8": "hearts", "tumours-patient-8": "tumours", "hippocampus-patient-8": "hippocampus"}
+AT_HOME = {"hearts-patient-8-development": "hearts", "tumours-patient-8-development": "tumours"}
+"""Record with figures of ``--home`` → name of its dataset in the table."""
+ADAPTED = {"half-way": "half way", "averaged": "averaged"}
+"""Way of `consilium site adapt` → its column."""
 
 
 def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:
@@ -137,14 +140,18 @@ def recipe(settings: dict[str, str]) -> str:
     return markdown(["", *settings.values()], rows)
 
 
-def gainers() -> str:
-    """Every hospital's own teacher, of all its patients, beside the student."""
+def at_home() -> str:
+    """Each hospital's own network beside the student and two networks that `consilium site adapt` makes of both."""
     rows = []
-    for file, task in GAINERS.items():
-        for site, one in _record(f"utility/{file}")["sites"].items():
-            cells = [figure(one["teacher"]), gain(one["gain"])]
-            rows.append([task, site, figure(one["cases"], digits=1).removesuffix(".0"), *cells])
-    return markdown(["", "hospital", "private patients", "its own teacher", "what the student is ahead"], rows)
+    for file, task in AT_HOME.items():
+        for site, one in _record(f"utility/{file}")["home"].items():
+            ways = one["ways"]
+            cells = [figure(ways[way]["mean"]) for way in ("own", "student")]
+            cells += [cell for way in ADAPTED for cell in (figure(ways[way]["mean"]), gain(ways[way]["over_own"]))]
+            patients = figure(one["patients"], digits=1).removesuffix(".0")
+            rows.append([task, site, patients, *cells])
+    head = ["", "hospital", "private patients", "alone", "student"]
+    return markdown([*head, *(cell for words in ADAPTED.values() for cell in (words, "over alone"))], rows)
 
 
 def _record(name: str) -> dict[str, Any]:
@@ -235,8 +242,8 @@ def table(name: str) -> str:
     """One recorded result as Markdown."""
     if name in SETTINGS:
         return recipe(SETTINGS[name])
-    if name == "utility/gainers":
-        return gainers()
+    if name == "utility/at-home":
+        return at_home()
     if name.endswith("-blocks"):
         return heard(_record(name.removesuffix("-blocks")))
     kind = name.partition("/")[0]
