@@ -7,6 +7,7 @@ contradicts a kept head or receipt.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +70,8 @@ def verify_command(
     head: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A signed head or receipt (JSON) that was kept elsewhere; the ledger must contain it. Repeatable."
+            help="A signed head, receipt or certificate (JSON) that was kept elsewhere. The ledger must contain its "
+            "head, and of a certificate also the study with the same guarantee. Repeatable."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -84,7 +86,7 @@ def verify_command(
     """
     from common.ledger.keys import read_public_key
     from consilium.audit.witnesses import witnesses_of
-    from server.ledger.verify import verify
+    from server.ledger.verify import LedgerProblem, verify
 
     report = verify(
         ledger,
@@ -93,6 +95,9 @@ def verify_command(
         witnesses=[_read_head(path) for path in head or ()],
     )
     found = witnesses_of(ledger, role=report.role) if report.ok else None
+    if report.ok and report.role == "server":
+        wrong = [LedgerProblem(None, problem) for path in head or () for problem in _misstated(path, ledger)]
+        report = replace(report, problems=(*report.problems, *wrong))
     if as_json:
         more = {} if found is None else {"countersigned": found.to_json()}
         say(json.dumps({**report.to_json(), **more}, indent=1))
@@ -385,6 +390,37 @@ def _subject(kind: str, body: dict[str, object]) -> str:
         return f"{len(refused) if isinstance(refused, list) else 0} queries, {body['reason']}"
     names = ("pool", "study_id", "study", "public_key", "text", "ledger_id", "problem")
     return next((f"{name} {str(body[name])[:40]}" for name in names if isinstance(body.get(name), str)), "")
+
+
+def _misstated(path: Path, ledger: Path) -> list[str]:
+    """Compare a certificate's guarantee with the terms of its study in the ledger; empty for any other file.
+
+    What a certificate states as spent is not compared, because the ledger may have grown since.
+    """
+    from server.ledger.server_ledger import Ledger
+
+    limit = "a certificate as `consilium certificate` wrote it"
+    with parsing("certificate", value=str(path), limit=limit):
+        data = parse_json(path.read_bytes(), what="certificate", value=str(path), limit=limit)
+        if not isinstance(data, dict) or "certificate" not in data:
+            return []
+        study, stated = data["study"]["id"], data["guarantee"]
+    with Ledger.open(ledger) as opened:
+        terms = next((one for one in opened.studies() if one.id == study), None)
+    if terms is None:
+        return [f"{path} is a certificate of study {study}, which this ledger does not contain"]
+    right = {
+        "accountant": str(terms.accountant),
+        "delta": terms.budget.delta,
+        "epsilon": terms.budget.epsilon,
+        "relation": str(terms.protection.relation),
+        "unit": str(terms.protection.unit),
+    }
+    return [
+        f"{path} states {name} {stated.get(name)!r}, but the study in this ledger has {value!r}"
+        for name, value in right.items()
+        if stated.get(name) != value
+    ]
 
 
 def _read_head(path: Path) -> SignedHead:

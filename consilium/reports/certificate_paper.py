@@ -249,8 +249,9 @@ def _identity(facts: dict[str, Any], document_sha256: str) -> tuple[PaperSection
         PaperSection(
             "How to check this certificate",
             (
-                "With a copy of the ledger and the public key as the hospitals know it; it fails if anything up to the "
-                "head above was changed since:",
+                "With a copy of the ledger and the server's public key (`signing_key` in the kit or site.toml of a "
+                "hospital; take it from there, not from this certificate). It fails if anything up to the head above "
+                "was changed since, or if the certificate states another guarantee than the ledger:",
             ),
             code=("consilium verify ledger.sqlite --head certificate.json --public-key \\", f"  {key}"),
         ),

@@ -174,6 +174,33 @@ def test_pdf_and_json_are_written_and_the_json_anchors_verify(workspace: Workspa
         assert private.hex().encode() not in path.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("epsilon", 0.5), ("delta", 1e-9), ("unit", "patient"), ("relation", "zero-out")]
+)
+def test_a_certificate_that_promises_more_than_the_ledger_does_not_verify(
+    workspace: Workspace, tmp_path: Path, name: str, value: object
+) -> None:
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path)]).exit_code == 0
+    file = tmp_path / "certificate.json"
+    facts = json.loads(file.read_text())
+    facts["guarantee"][name] = value
+    file.write_text(json.dumps(facts))
+    done = RUN.invoke(verify_app, [str(workspace.ledger_file), "--head", str(file)])
+    assert done.exit_code == 5
+    assert f"states {name} {value!r}" in done.stdout
+
+
+def test_a_certificate_of_a_study_that_the_ledger_lacks_does_not_verify(workspace: Workspace, tmp_path: Path) -> None:
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path)]).exit_code == 0
+    file = tmp_path / "certificate.json"
+    facts = json.loads(file.read_text())
+    facts["study"]["id"] = "0" * 64
+    file.write_text(json.dumps(facts))
+    done = RUN.invoke(verify_app, [str(workspace.ledger_file), "--head", str(file)])
+    assert done.exit_code == 5
+    assert "does not contain" in done.stdout
+
+
 def test_a_ledger_that_does_not_verify_gets_no_certificate(workspace: Workspace, tmp_path: Path) -> None:
     connection = sqlite3.connect(workspace.ledger_file, isolation_level=None)
     connection.execute("DROP TRIGGER answers_no_update")

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
+from common.sockets import free_ports
 from consilium.cli.main import _GROUPS, app, main
 from server.operations.daemons import list_nodes
 from server.operations.supervisor import flower_server
@@ -81,7 +82,9 @@ def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
 
 def test_what_asks_a_server_that_is_down_says_so(study):
     directory, _ = study
-    assert consilium("provision", "server", str(directory), "--host", "localhost").returncode == 0
+    inside = str(free_ports(1, host="127.0.0.1")[0])
+    given = ("provision", "server", str(directory), "--host", "localhost", "--internal-port", inside)
+    assert consilium(*given).returncode == 0
     with pytest.raises(
         DaemonFailed, match=r"SuperLink does not answer at 127\.0\.0\.1:.*; to fix: `consilium server up`"
     ):
