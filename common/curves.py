@@ -121,10 +121,14 @@ def open_curves(asked: str, *, run: str) -> Curves:
     return FORMS[form](Path(folder), run)
 
 
+PACKAGES = {"tensorboard": "tensorboard>=2.18", "mlflow": "mlflow-skinny>=3"}
+"""Form of the curves → the package that writes it, as in pyproject.toml."""
+
+
 def _imported(module: str, *, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InvalidInput(
-            f"--metrics {extra} needs a package that is not installed", remedy=f"pip install 'consilium[{extra}]'"
+            f"--metrics {extra} needs a package that is not installed", remedy=f"pip install '{PACKAGES[extra]}'"
         ) from error

@@ -349,6 +349,14 @@ def test_a_glossary_word_is_a_link_where_a_page_uses_it_first():
         )
 
 
+def test_nobody_is_told_to_install_consilium_by_name_from_an_index():
+    """On the public index that name is another project's: docs/deployment.md warns of it."""
+    sources = (path for folder in message_reference.FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *sources):
+        text = " ".join(path.read_text(encoding="utf-8").split()).replace("**Never `pip install consilium`**", "")
+        assert not re.search(r"pip install ['\"]?consilium\b", text), path.name
+
+
 def test_no_link_to_the_glossary_stands_in_a_command_that_runs_over_two_lines():
     word = next(iter(glossary_links.words()))
     text = f"Run `consilium --{word}\n{word}.json` now.\n\nOne {word}.\n"

@@ -1,4 +1,4 @@
-"""Finds the image series in a folder of DICOM files by their headers, with pydicom (extra ``consilium[dicom]``).
+"""Finds the image series in a folder of DICOM files by their headers, with pydicom.
 
 Called by `consilium predict`. The folder of a study, as a scanner or an archive writes it, may hold several series in
 one or many subfolders. Files that are not DICOM are ignored. Refuses a folder that holds no study or more than one.
@@ -55,7 +55,8 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise InvalidInput(
-            f"DICOM needs {name}, which is not installed", remedy="pip install 'consilium[dicom]'"
+            f"DICOM needs {name}, which is not installed",
+            remedy="pip install 'highdicom>=0.28,<0.29' 'pydicom>=3' 'SimpleITK>=2.4'",
         ) from error
 
 

@@ -79,6 +79,10 @@ def withdraw_patient(
         )
     say("next: `consilium site train`, which trains this voter alone, then restart the worker")
     say(
+        "kept: the voter's weights, until that training replaces them; evaluations made before, which may name the "
+        "patient, until you delete their folders in evaluation/"
+    )
+    say(
         f"not undone: {done.releases} releases that this site accepted; they and models trained on them cannot be "
         "recalled. They stay protected by the study's guarantee. The site's ledger records the withdrawal; remove the "
         "patient's files from the dataset yourself"

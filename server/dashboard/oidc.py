@@ -355,7 +355,9 @@ def _client_class() -> Any:
         from authlib.integrations.base_client.sync_openid import OpenIDMixin
         from authlib.integrations.requests_client import OAuth2Session
     except ImportError as error:
-        raise InvalidInput("--oidc", limit="Authlib installed", remedy="pip install 'consilium[oidc]'") from error
+        raise InvalidInput(
+            "--oidc", limit="Authlib installed", remedy="install Authlib: pip install 'Authlib>=1.9,<1.10'"
+        ) from error
 
     class ProviderSession(OAuth2Session):  # type: ignore[misc]
         def request(self, *args: Any, **kwargs: Any) -> Any:

@@ -445,7 +445,8 @@ class _Check:
         elif not head.is_genuine():
             self.problem(None, f"{name}: the signature for row {head.seq} is wrong")
         elif head.seq not in self._hashes:
-            self.problem(self.books.row_count + 1, f"{name} is of row {head.seq}: the ledger's tail was cut off")
+            lost = "no valid row of that number is left" if self.problems else "the ledger's tail was cut off"
+            self.problem(self.books.row_count + 1, f"{name} is of row {head.seq}: {lost}")
         elif self._hashes[head.seq] != head.hash:
             self.problem(head.seq, f"{name} has another hash for this row: the ledger was rewritten or forked")
         elif head.public_key not in {key for _, key in self.books.key.history}:

@@ -31,9 +31,9 @@ from server.study.workspace import Workspace
 from tests.federation import make_study
 
 TENSORBOARD = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="needs pip install 'consilium[tensorboard]'"
+    importlib.util.find_spec("tensorboard") is None, reason="needs pip install tensorboard"
 )
-MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs pip install 'consilium[mlflow]'")
+MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs pip install mlflow-skinny")
 
 
 class Kept:
@@ -144,7 +144,7 @@ def test_a_form_or_a_folder_that_is_missing_is_refused_and_nothing_is_made(
 def test_a_missing_package_says_how_to_install_it(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorboard", "torch.utils.tensorboard", "mlflow", "mlflow.tracking"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidInput, match=rf"pip install 'consilium\[{form}\]'"):
+    with pytest.raises(InvalidInput, match=rf"pip install '{form}"):
         open_curves(f"{form}:{tmp_path / 'runs'}", run="trial")
 
 

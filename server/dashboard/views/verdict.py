@@ -138,7 +138,7 @@ def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
 def of_measured(found: Worth) -> StudyVerdict:
     """Return the verdict on a measured gain."""
     then = {
-        GainWord.PROVEN: "Export the bundle; hospitals score it on their own cases with `consilium site evaluate`.",
+        GainWord.PROVEN: "Hospitals score the exported bundle on their own cases with `consilium site evaluate`.",
         GainWord.NOT_PROVEN: "More validation cases narrow the interval: `consilium study publish --validation`. "
         "Before spending more see Planner for what would raise the gain.",
         GainWord.WORSE: "Do not use this student: public data alone give a better one. Spend no more of this budget "
