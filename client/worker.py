@@ -223,9 +223,9 @@ class Worker:
     def handle(self, body: bytes) -> bytes:
         """Handle the body of a message whose signature was checked, and return the body of the reply, not yet signed.
 
-        The reply to a codes request, or its refusal, waits for the end of a tick; other messages are handled meanwhile.
-        The codes are read and sealed at the end of the tick. If the staff pauses the study or withdraws a patient
-        during the wait, this still takes effect.
+        The reply to a request for codes, or its refusal, waits until a whole number of seconds (a tick) has passed
+        since the request, so that its time says little. Other messages are handled meanwhile. The codes are read and
+        encrypted at the end of the tick, so a pause or a withdrawal during the wait still takes effect.
 
         Args:
             body: The message's body.
@@ -441,8 +441,8 @@ class Worker:
 
         The second value tells the site's ledger how the code was made: ``stored``, ``zero-code`` or ``zero-votes-N``.
         If a public object (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
-        nothing about a patient. If one voter's slot fails, only that voter counts as the zero code. Once a query is
-        accepted, the server must not be able to tell a failure from any other answer.
+        nothing about a patient. If the computation for one voter fails, only that voter counts as the zero code. Once a
+        query is accepted, the server must not be able to tell a failure from any other answer.
         """
         mechanism = query.mechanism
         total = np.zeros(mechanism.dimension, dtype=np.int64)

@@ -129,7 +129,10 @@ class PrivacyConfig(StatedBudget):
         return self.planned_queries + self.spare_draws
 
     def to_table(self) -> dict[str, Any]:
-        """Return the section as a table. The sealed sum's keys are left out of an open study, so old study ids stay."""
+        """Return the section as a table. In an open study it lacks the settings of a sealed sum.
+
+        A study's id is a hash of its tables, so the ids of open studies made before sealed sums existed do not change.
+        """
         said = self.sealed
         return {k: v for k, v in dataclasses.asdict(self).items() if said or k not in _SEALED_ALONE}
 

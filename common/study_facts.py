@@ -127,11 +127,12 @@ def study_facts(
         doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         gain: Gain of the student. It is used only if the study has an answer, because a copy of a study's directory may
             contain the report of another run.
-        asked: Pools of the study's sites; by default all declared pools. If they are fewer than the quorum, the pools
-            of earlier answers count too, and then pools that have spent nothing.
+        asked: Pools of the study's sites; by default all declared pools. If they are fewer than the quorum, pools that
+            gave earlier answers are added. If they are still too few, sites that may yet join are assumed, whose pools
+            have spent nothing.
 
     Returns:
-        The figures.
+        What the study promised, what was spent of it, and how many answers the budgets still have room for.
     """
     privacy, books = study.privacy, books or Books()
     mechanism, protection = study_mechanism(study, dimension=1), privacy.protection

@@ -362,7 +362,10 @@ def keeping(logs: Path) -> Iterator[None]:
 
 
 def _kept_from(logs: Path) -> int | None:
-    """Return the length that the file of events had when the present supervising process started; None without one."""
+    """Return the length that the file of events had when the supervising process that runs now was started.
+
+    None if no supervising process runs.
+    """
     with (logs / _LOCK).open() as lock:
         return int(lock.read() or 0) if held(lock) else None
 

@@ -143,8 +143,12 @@ def utility(
     rounds: Annotated[
         int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
     ] = JOINT_ROUNDS,
-    teacher_steps: Annotated[int | None, typer.Option(help="Of a teacher [the recipe's].", min=1)] = None,
-    student_steps: Annotated[int | None, typer.Option(help="Of the student [the recipe's].", min=8)] = None,
+    teacher_steps: Annotated[
+        int | None, typer.Option(help="Training steps of a teacher [those of the recipe].", min=1)
+    ] = None,
+    student_steps: Annotated[
+        int | None, typer.Option(help="Training steps of the student [those of the recipe].", min=8)
+    ] = None,
     seeds: Annotated[
         int, typer.Option(help="Number of repetitions; without --test each uses another fifth for validation.")
     ] = 5,

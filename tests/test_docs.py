@@ -379,6 +379,8 @@ def test_every_list_has_an_empty_line_before_it():
         text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         torn = re.findall(r"^(?![-*] |\d+\. |[ |#]|$)[^\n]*\n(?:[-*]|1\.) \S[^\n]*", text, re.MULTILINE)
         assert torn == [], path.name
+        inside = re.findall(r"^[ \-].*[.:] - \*\*.*", text, re.MULTILINE)  # an item in the line of another
+        assert inside == [], path.name
 
 
 def test_what_belongs_to_an_item_of_a_list_is_indented_by_four():

@@ -205,7 +205,8 @@ class Teachers:
             image: z-scored volume [c, x, y, z] on the study's grid.
 
         Returns:
-            An iterator of class probabilities, float32 [k, x, y, z]; None for an empty slot.
+            An iterator over the voters, with the class probabilities of each, float32 [k, x, y, z]; None for a voter
+            without a teacher.
 
         Raises:
             InvalidInput: If the volume has another shape.

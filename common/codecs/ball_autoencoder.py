@@ -316,11 +316,13 @@ def before_activation(
 def log_ratio_change(
     weights: Mapping[str, torch.Tensor], codes: Float[torch.Tensor, "n l"], *, coarse: tuple[int, ...]
 ) -> Float[torch.Tensor, "n k u v w"]:
-    """Compute the decoder's Δ(z) on the coarse grid. The caller subtracts Δ(0).
+    """Compute the decoder's output on the coarse grid, a change Δ(z) of the log-ratios of class probabilities.
+
+    The caller subtracts Δ(0), so that the code 0 changes nothing.
 
     Args:
         weights: The weights by name.
-        codes: Shrunk codes z, shape [n, l].
+        codes: Codes z, already shrunk toward 0 according to their noise; shape [n, l].
         coarse: The coarse grid [u, v, w].
 
     Returns:

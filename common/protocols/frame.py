@@ -159,7 +159,7 @@ class Frame:
         return result
 
     def read(self, mean_code: Float[np.ndarray, "d"], *, noise_std: float) -> Observation:
-        """Turn a released mean code into noisy projections of the offsets.
+        """Convert a released mean code to noisy projections of the offsets: the codes minus this round's public centre.
 
         Args:
             mean_code: The released mean code, [d].

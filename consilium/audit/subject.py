@@ -360,9 +360,10 @@ def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str
         return to_probabilities(np.clip(ratios, -40, 40) * sharpness, factor=factor)
 
     def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "c x y z"]:
-        """Return the predictions for the smallest change of shape whose code has the wanted norm.
+        """Return predictions whose code has at least the wanted norm.
 
-        If no change that is tried reaches the norm, return those for the largest one.
+        The predicted structure is deformed along one component, in steps of growing size, until its code reaches the
+        norm. If no step reaches it, the predictions of the largest step are returned.
         """
         for size in 2.0 ** np.arange(-8, 6.5, 0.5):
             predicted = said(component, sign * float(size))

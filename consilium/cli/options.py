@@ -104,7 +104,7 @@ Jointly = Annotated[
     typer.Option(
         "--joint/--no-joint",
         help="--joint: ask about all public volumes together, in four rounds. --no-joint: ask one query about each "
-        "volume [all together with the codec pca, by the protocol that suits the public label maps].",
+        "volume [with the codec pca, the protocol that suits the public label maps; with any other codec, --no-joint].",
         **PLAIN,
     ),
 ]

@@ -207,9 +207,10 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """Return the highest draw number that sites have answered already (reason ``old-draw``); -1 if there is none.
+        """Return a draw number that at least one honest site has answered already; -1 if no site states one.
 
-        The highest numbers are skipped, as many as sites may collude, so at least one honest site confirms the result.
+        A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
+        may collude can state any number, so the t largest numbers are ignored, and the next one is returned.
         """
         declined = [reply for reply in batch.replies.values() if reply.reason == "old-draw"]
         named = sorted((reply.last_draw or 0 for reply in declined), reverse=True)

@@ -53,7 +53,7 @@ class _Transaction:
 
     @cached_property
     def entries(self) -> dict[str, RosterEntry]:
-        """The roster of its releases, by site; empty if it contains none."""
+        """The roster of the receipt's releases, by site; empty if the receipt contains no release."""
         return {entry.site: entry for entry in self.released[0].roster} if self.released else {}
 
     @cached_property

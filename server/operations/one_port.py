@@ -38,7 +38,7 @@ class BehindPort(Document):
     """A study that is served at the port, with the paths that the gateway needs. All paths are absolute.
 
     Attributes:
-        study: The study's id, 64 hexadecimal digits; empty for the host's own study.
+        study: The study's id, 64 hexadecimal digits; empty for the study that owns the port.
         directory: The study's directory.
         objects: Folder of its object store.
         nodes: File that lists its admitted nodes.

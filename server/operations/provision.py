@@ -110,8 +110,8 @@ def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
 
     Returns:
         The port, and the name of the other study that has the default port; an empty name if none has. If the study was
-        set up before, it keeps its port. Otherwise the port is the first from :data:`INTERNAL_PORT` on that no study in
-        the same folder has, nor the study whose ledger it shares.
+        set up before, it keeps its port. Otherwise the result is the first port, counted from :data:`INTERNAL_PORT`
+        upward, that is used neither by another study in the same folder nor by the study whose ledger is shared.
     """
     if (workspace.root / "endpoint.json").exists():
         return workspace.endpoint().internal_port, ""

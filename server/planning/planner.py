@@ -216,7 +216,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """The verdict in one sentence, with its numbers."""
+        """One sentence that says whether the answers can be informative, with the numbers behind it."""
         bits = f"{self.ceiling_bits:.0f}" if self.ceiling_bits >= 10 else f"{self.ceiling_bits:.2g}"
         share = (
             f"{self.queries} answers together carry at most {bits} bits about the codes, "

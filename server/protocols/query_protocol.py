@@ -231,7 +231,10 @@ class NetworkTraining:
 
 
 class Said(Protocol):
-    """Computes labels and checks from a study's stored answers, on request. This is post-processing."""
+    """Computes labels from a study's stored answers, and tests of whether the answers are plausible.
+
+    Each is computed when it is asked for. All of it is post-processing of released answers.
+    """
 
     def labels(self) -> Iterator[Label]:
         """Yield the label of each volume that has one."""

@@ -45,11 +45,11 @@ class StudyCurves:
 
 @contextmanager
 def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves | None]:
-    """Open the curves of a run that is named after the study.
+    """Open a log of training curves (loss and Dice by step) for TensorBoard or MLflow, named after the study.
 
     Args:
         workspace: The study's directory.
-        asked: Target of the curves, as on the command line; None for no curves.
+        asked: Format and folder of the log, as given to ``--metrics``; None for no log.
 
     Yields:
         The curves; None if none are asked for.
@@ -67,7 +67,7 @@ def curves_from_here(workspace: Workspace, asked: str | None) -> Iterator[None]:
 
     Args:
         workspace: The study's directory.
-        asked: Target of the curves, as on the command line; None for no curves.
+        asked: Format and folder of the log, as given to ``--metrics``; None for no log.
     """
     tail = EventTail(workspace.events_file, from_end=True)
     with curves_of(workspace, asked) as curves:

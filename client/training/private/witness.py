@@ -51,10 +51,12 @@ class LedgerWitness:
         return self._drawn
 
     def claim(self, steps: int) -> None:
-        """Record all steps up to ``steps``, and the next ones that fit into the same ledger row, as drawn.
+        """Record in the ledger that the noise of all steps up to ``steps`` was drawn.
+
+        One ledger row stands for several steps, so the row may also record later steps, before their noise is drawn.
 
         Args:
-            steps: Number of steps that must count as drawn.
+            steps: Number of steps whose noise the ledger must record as drawn.
 
         Raises:
             Refused: ``training-busy`` if another run is drawing the same steps.
