@@ -28,6 +28,7 @@ from typing import Any
 
 from client.data.case_checks import readable
 from client.training.side_by_side import default_jobs
+from common.codecs.codec import CODECS
 from common.codecs.paper import codec_terms
 from common.config import (
     JOINT_ROUNDS,
@@ -225,14 +226,22 @@ _RENAMED = {"joint": "rounds"}
 
 
 def _claim(out: Path, options: DemoOptions) -> None:
+    """Store the options in the output directory; refuse a directory in which a run with other options has begun."""
     path = out / "demo.json"
     wanted = asdict(options)
+    if options.codec not in CODECS:
+        raise InvalidInput("--codec", value=options.codec, limit=", ".join(sorted(CODECS)))
     if path.exists():
         held = json.loads(path.read_text(encoding="utf-8"))
         held = {_RENAMED.get(key, key): value for key, value in held.items()}
-        if asdict(DemoOptions()) | held != wanted:  # an older demo lacks newer options
+        before = asdict(DemoOptions()) | held  # an older demo lacks newer options
+        other = [f"{key}: {before.get(key)} before" for key in wanted if before.get(key) != wanted[key]]
+        begun = {one.name for one in out.iterdir()} - {path.name, "seconds.json"}
+        if other and begun:  # a run that was refused at once has left nothing else
             raise InvalidInput(
-                "output directory holds a demo with other options", value=str(out), remedy="choose another --out"
+                "output directory holds a run with other options",
+                value=f"{out} ({'; '.join(other)})",
+                remedy="choose another --out, or give the options of the first run",
             )
     elif out.exists() and any(out.iterdir()):
         raise InvalidInput(

@@ -206,6 +206,24 @@ def test_how_to_ask_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
     assert run.terms(replace(options, paired=2), places, maps, [4, 4, 4]).codec.protocol_name == "joint"
 
 
+def test_a_codec_that_nobody_knows_is_named_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--codec: got 'mirorr'; allowed: .*pca") as error:
+        run._claim(tmp_path / "out", replace(DemoOptions(), codec="mirorr"))
+    assert "volumes" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_was_refused_at_once_does_not_hold_its_folder(tmp_path: Path) -> None:
+    """One that has begun does, and the refusal names the options that differ."""
+    out = tmp_path / "out"
+    run._claim(out, replace(DemoOptions(), hospitals=40))
+    run._claim(out, replace(DemoOptions(), hospitals=8))
+    (out / "split").mkdir()
+    run._claim(out, replace(DemoOptions(), hospitals=8))
+    with pytest.raises(InvalidInput, match=r"other options: got '.*\(hospitals: 8 before\)"):
+        run._claim(out, replace(DemoOptions(), hospitals=4))
+
+
 def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY.replace('"trial"', '"simulation"'))
     workspace = Workspace(tmp_path / "server")
