@@ -60,7 +60,7 @@ def linked(path: Path, text: str) -> str:
     target = os.path.relpath(GLOSSARY, path.parent)
     for word, anchor in words().items():
         spaced = r"\s+".join(map(re.escape, word.split()))
-        spelled = re.compile(_BEFORE + spaced + r"s?(?![\w/-])", re.IGNORECASE if len(word) > 1 else 0)
+        spelled = re.compile(_BEFORE + spaced + r"s?(?![\w/-])", re.IGNORECASE if word.isascii() else 0)
         kept = [(each.start(), each.end(), each[0]) for each in _KEPT.finditer(text)]
         for match in spelled.finditer(text):
             within = next((whole for start, end, whole in kept if start <= match.start() < end), None)
