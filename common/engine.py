@@ -167,6 +167,16 @@ INTERNALS = {
         "flwr.cli.supernode.register:try_load_public_key", "a node's key as Flower reads it"
     ),
     "ListNodesRequest": Internal(f"{_PROTO}.control_pb2:ListNodesRequest", "asks for all nodes and their keys"),
+    # a SuperNode that ends when it has lost the server: client/operations/supernode.py
+    "flower_supernode": Internal("flwr.supernode.cli:flower_supernode", "the command of that name"),
+    "fleet_http_connection": Internal(
+        "flwr.supernode.fleet_http_connection",
+        "the place where a SuperNode takes its rule for repeating calls; ours is put there",
+        ("make_simple_http_retry_invoker",),
+    ),
+    "FleetHttpClient": Internal(
+        "flwr.supernode.fleet_http_client:FleetHttpClient", "a SuperNode's calls of SuperLink", ("SendNodeHeartbeat",)
+    ),
     # a SuperNode's tasks, taken by our launcher: client/app.py
     "load_superexec_auth_secret": Internal(f"{_CORE}.auth:load_superexec_auth_secret", "the SuperNode's secret file"),
     "RuntimeHttpClient": Internal(

@@ -78,6 +78,10 @@ class KeptRunning:
         steady_s: Seconds of running after which waits start again at ``first_s``.
         obstacle: Called before each start; returns the reason why it cannot start, with a remedy, or an empty text.
         explain: Takes the daemon's log since its last start; returns the part that the event about its end quotes.
+        offline: Called while the daemon is ready; returns a sentence while it does not reach its server, else an empty
+            text.
+        offline_s: Seconds of being offline after which the daemon is restarted. An answer that waits in its memory is
+            then lost, so this is longer than a study usually waits for answers.
     """
 
     spec: Callable[[], DaemonSpec]
@@ -87,6 +91,8 @@ class KeptRunning:
     steady_s: float = 120.0
     obstacle: Callable[[], str] = lambda: ""
     explain: Callable[[str], str] = deliberate
+    offline: Callable[[], str] = lambda: ""
+    offline_s: float = 1800.0
 
 
 def all_of_a_study(
@@ -137,6 +143,7 @@ class _Slot:
     due: float = 0.0
     wait_s: float = 0.0
     was_ready: bool = False
+    offline_from: float | None = None
     log_from: int = 0
     oom_kills: int = 0
 
@@ -180,8 +187,10 @@ class Supervisor:
                 self._ended(slot, why, killed=status < 0)
             elif not slot.ready:
                 self._ask(slot)
-            elif self._clock() - slot.started > slot.kept.steady_s:
-                slot.wait_s = slot.kept.first_s
+            else:
+                if self._clock() - slot.started > slot.kept.steady_s:
+                    slot.wait_s = slot.kept.first_s
+                self._watch(slot)
             if not slot.was_ready:
                 return  # daemons first start in order; later each is restarted independently
 
@@ -222,6 +231,21 @@ class Supervisor:
         elif age_s > spec.ready_timeout_s:
             self._ended(slot, f"not ready after {spec.ready_timeout_s:g} s", killed=False)
 
+    def _watch(self, slot: _Slot) -> None:
+        """Report when a ready daemon goes offline or comes back, and restart one that stays offline."""
+        assert slot.daemon is not None
+        label, pid = slot.daemon.spec.label, slot.daemon.pid
+        why = slot.kept.offline()
+        if not why:
+            if slot.offline_from is not None:
+                slot.offline_from = None
+                self._report("daemon-ready", daemon=label, pid=pid)
+        elif slot.offline_from is None:
+            slot.offline_from = self._clock()
+            self._report("daemon-offline", daemon=label, pid=pid, why=why)
+        elif self._clock() - slot.offline_from > slot.kept.offline_s:
+            self._ended(slot, f"offline for {slot.kept.offline_s:g} s", killed=False)
+
     def _ended(self, slot: _Slot, why: str, *, killed: bool) -> None:
         assert slot.daemon is not None
         spec = slot.daemon.spec
@@ -233,7 +257,7 @@ class Supervisor:
         """Report that a daemon does not run, and plan its next start."""
         pause_s = max(slot.wait_s, slot.kept.after_kill_s) if killed else slot.wait_s
         slot.due, slot.wait_s = self._clock() + pause_s, min(2 * slot.wait_s, slot.kept.longest_s)
-        slot.daemon, slot.ready = None, False
+        slot.daemon, slot.ready, slot.offline_from = None, False, None
         quoted = {"said": said} if said else {}
         facts = {"daemon": spec.label, "why": why, **quoted, "again_in_s": round(pause_s, 1), "log": str(spec.log)}
         self._report("daemon-ended", **facts)
@@ -261,7 +285,8 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
 
 @dataclass(frozen=True, slots=True)
 class DaemonStanding:
-    """The state of a daemon: ``starting``, ``ready``, ``ended`` (it will be restarted) or ``stopped``.
+    """The state of a daemon: ``starting``, ``ready``, ``offline`` (it runs and does not reach its server), ``ended``
+    (it will be restarted) or ``stopped``.
 
     ``since`` is when the state began, ``why`` why the daemon ended last, ``said`` the quoted part of its log, and
     ``log`` the path of the log.
@@ -283,7 +308,12 @@ class DaemonStanding:
         return f"{self.daemon}: {self.state}{when}" + (f" ({words}; log {self.log})" if words else "")
 
 
-_STATES = {"daemon-started": "starting", "daemon-ready": "ready", "daemon-ended": "ended"}
+_STATES = {
+    "daemon-started": "starting",
+    "daemon-ready": "ready",
+    "daemon-offline": "offline",
+    "daemon-ended": "ended",
+}
 
 
 def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:

@@ -84,7 +84,7 @@ def supernode_port(processes: Path = Path("/proc")) -> int:
             words = path.read_bytes().decode("utf-8", "replace").split("\0")
         except OSError:  # the process ended meanwhile
             continue
-        if any(Path(word).name == "flower-supernode" for word in words[:3]) and "--port" in words:
+        if "client.operations.supernode" in words[:5] and "--port" in words:
             return int(words[words.index("--port") + 1])
     raise OSError("no SuperNode is running")
 

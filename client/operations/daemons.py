@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from common.engine import flower_env
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import shared
 from common.pki import NodeKeys
-from common.process import DaemonSpec, ProcessGroup, base_env, executable, plain_text, proxy_env
+from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
 from common.reading import parse_json, parsing
 from common.security_log.program import log_daemon
 from common.sockets import free_port
@@ -46,6 +47,12 @@ PARTS = ("worker", "node")
 """The parts of a site: the worker has data and models; the node's processes connect to the server."""
 
 LOG_MODULE = "client.operations.security_events"
+
+OFFLINE_S = 75.0
+"""Age in seconds of the last accepted heartbeat from which a node counts as offline.
+
+SuperLink counts it as offline after 60 s, and a node sends a heartbeat every 18 to 23 s.
+"""
 
 KILLED_NODE_S = 45.0
 """Seconds before a killed SuperNode restarts, since SuperLink counts it as online for 60 s without a heartbeat."""
@@ -112,6 +119,11 @@ class SiteNode:
         """The SuperNode's log."""
         return self.folder / "logs" / "supernode.log"
 
+    @property
+    def contact(self) -> Path:
+        """File whose modification time is that of the last heartbeat that the server accepted."""
+        return self.folder / "logs" / "supernode.contact"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -151,7 +163,7 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
         role="supernode",
         name=node.site,
         argv=(
-            executable("flower-supernode"),
+            *(sys.executable, "-P", "-m", "client.operations.supernode", str(node.contact)),
             *("--superlink", node.superlink),
             *("--root-certificates", str(node.root_certificates.absolute())),
             *("--auth-supernode-private-key", str(node.keys.private.absolute())),
@@ -165,6 +177,25 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
         ready=lambda: node_id(node, since=start) is not None,
         ready_timeout_s=ready_timeout_s,
     )
+
+
+def offline(node: SiteNode) -> str:
+    """Return a sentence that says since when the server has not accepted a node's heartbeats.
+
+    Args:
+        node: The node, whose SuperNode runs.
+
+    Returns:
+        The sentence; empty while the node is online, and before its first heartbeat.
+    """
+    try:
+        heard = node.contact.stat().st_mtime
+    except OSError:
+        return ""
+    if time.time() - heard <= OFFLINE_S:
+        return ""
+    since = datetime.fromtimestamp(heard, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"the server has accepted no heartbeat since {since} UTC; to fix: `consilium site doctor`"
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
@@ -291,6 +322,7 @@ def site_up(
                     first_s=5.0,
                     after_kill_s=KILLED_NODE_S,
                     explain=explain_supernode,
+                    offline=lambda: offline(node),
                 )
             )
             kept.append(KeptRunning(spec=lambda: launcher(node), explain=last_words))
@@ -374,6 +406,8 @@ def explain_supernode(text: str) -> str:
     Returns:
         The reason in words, with a remedy where one is known.
     """
+    if said := deliberate(text):
+        return said
     if answer := _API_ERROR.search(text):
         word = answer[2].removeprefix("refused:").strip()
         return _REFUSALS.get(word) or _REFUSALS.get(answer[1]) or f"the server answered: {answer[0].strip()[:200]}"

@@ -96,7 +96,7 @@ def _data(config: SiteConfig) -> Checkup:
 def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
-        state = {"ready": State.OK, "ended": State.FAIL}.get(one.state, State.NOTE)
+        state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
         remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
         found.append(Checkup("daemon", state, one.line, remedy))
     return found or [Checkup("daemons", State.NOTE, "none was started yet", "`consilium site up`")]

@@ -283,20 +283,20 @@ def utc_time(text: str) -> str:
 
 
 def daemon_fact(line: str) -> Found | None:
-    """Return the event of a line of ``daemons.jsonl``, which records the starts and ends of daemons.
+    """Return the event of a line of ``daemons.jsonl``, which records the states of daemons.
 
     Args:
         line: The line.
 
     Returns:
-        The event; None unless the line records that a daemon started, became ready or ended.
+        The event; None unless the line records that a daemon started, became ready, went offline or ended.
 
     Raises:
         InvalidInput: If the line is not JSON.
     """
     fact = parse_json(line, what="fact about a daemon")
     event = fact.get("event")
-    if event not in ("daemon-started", "daemon-ready", "daemon-ended"):
+    if event not in ("daemon-started", "daemon-ready", "daemon-offline", "daemon-ended"):
         return None
     facts: dict[str, str | int] = {"daemon": str(fact["daemon"]).partition(" ")[0]}
     if event != "daemon-ended":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from consilium.cli.say import say
 from consilium.cli.security_log import server_log
 from consilium.cli.study_words import say_rooms
 from server.study.workspace import Endpoint, Workspace
+
+if TYPE_CHECKING:
+    from server.operations.provision import SiteStanding
 
 provision_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make certificates and startup kits; admit and revoke sites."
@@ -153,6 +157,22 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
 
     for name in broken_off:
         say(f"{name}: its approval was interrupted; to fix: run the same `consilium provision approve` again")
+
+
+def online_text(sites: Sequence[SiteStanding]) -> str:
+    """Return a line that says how many admitted sites are online, and names the others.
+
+    Args:
+        sites: The admitted sites.
+
+    Returns:
+        The line.
+    """
+    away = [f"{site.site} ({site.node})" for site in sites if site.node != "online"]
+    line = f"sites: {len(sites) - len(away)} of {len(sites)} online"
+    if not away:
+        return line
+    return f"{line}; not online: {', '.join(away)}; to fix: each of these hospitals runs `consilium site status`"
 
 
 def _nodes(workspace: Workspace) -> dict[int, str]:
@@ -297,7 +317,8 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Show the state of each server daemon, why a daemon ended, and whether the ledger is the newest copy.
+    """Show the state of each server daemon, why a daemon ended, which sites are online, and whether the ledger is the
+    newest copy.
 
     Exit code 5: the ledger does not verify, or the standing file beside it shows that it is an older copy. 7: a daemon
     is not ready, or the certificate has expired.
@@ -310,6 +331,9 @@ def status(
 
     workspace = Workspace(directory)
     found, ledger, shown = daemon_standings(workspace), ledger_problem(workspace), None
+    running = any(one.daemon.startswith("superlink") and one.state == "ready" for one in found)
+    nodes = _nodes(workspace) if running else {}
+    sites = [site for site in provision.standings(workspace, nodes=nodes) if site.admitted and nodes]
     if (workspace.port_keeper().gateway_dir / "server.crt").exists():
         shown = provision.certificate(workspace, now=datetime.now(UTC))
     if as_json:
@@ -317,12 +341,15 @@ def status(
             "daemons": [dataclasses.asdict(one) for one in found],
             "certificate": None if shown is None else shown.line,
             "ledger": ledger,
+            "sites": {site.site: site.node for site in sites},
         }
         say(json.dumps(facts, indent=1))
     else:
         say(joined(one.line for one in found) or "the daemons were never started here")
         if shown is not None:
             say(shown.line)
+        if sites:
+            say(online_text(sites))
         if ledger is not None:
             say(f"LEDGER: {ledger}")
     if ledger is not None:

@@ -149,6 +149,40 @@ def test_the_first_time_they_start_in_order_and_later_each_by_itself(world: Worl
     assert [facts["daemon"] for facts in world.of("daemon-started")][2:] == ["first", "second"]
 
 
+def test_a_ready_daemon_that_loses_its_server_is_shown_offline_until_it_is_back(world: World) -> None:
+    why = ["no heartbeat since noon"]
+    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(SLEEP), offline=lambda: why[0]))
+    supervisor.step()
+    world.now = 1.0
+    supervisor.step()
+    supervisor.step()
+    assert world.of("daemon-offline") == [{"daemon": "one", "pid": world.group.daemons[0].pid, "why": why[0]}]
+    for _ in range(3):
+        supervisor.step()
+    assert len(world.of("daemon-offline")) == 1  # said once
+    why[0] = ""
+    supervisor.step()
+    supervisor.step()
+    assert len(world.of("daemon-ready")) == 2
+
+
+def test_a_daemon_that_stays_offline_is_restarted(world: World) -> None:
+    kept = KeptRunning(spec=lambda: world.spec(SLEEP), offline=lambda: "no heartbeat", offline_s=1800.0)
+    supervisor = world.supervisor(kept)
+    supervisor.step()
+    world.now = 1.0
+    supervisor.step()
+    supervisor.step()
+    pid = world.group.daemons[0].pid
+    world.now += 1799.0
+    supervisor.step()
+    assert world.of("daemon-ended") == []
+    world.now += 2.0
+    supervisor.step()
+    assert [facts["why"] for facts in world.of("daemon-ended")] == ["offline for 1800 s"]
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_one_older_log_is_kept(world: World) -> None:
     log = world.folder / "one.log"
     log.write_bytes(b"x" * (LOG_MAX_BYTES + 1))

@@ -395,7 +395,10 @@ def supernode(tmp_path: Path) -> Iterator[Path]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for pid, words in {
         "1": ["/sbin/docker-init", "--", "consilium", "site", "up"],
-        "7": ["python", "/bin/flower-supernode", "--host", "127.0.0.1", "--port", str(server.server_port), ""],
+        "7": [
+            *("python", "-P", "-m", "client.operations.supernode", "contact"),
+            *("--host", "127.0.0.1", "--port", str(server.server_port), ""),
+        ],
     }.items():
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "cmdline").write_bytes("\0".join(words).encode())

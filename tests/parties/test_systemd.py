@@ -29,7 +29,7 @@ ROLES = {
         ("server.operations.superlink", "server.operations.fleet", "flower-superexec"), "consilium-superlink"
     ),
     "server.operations.gateway": "consilium-gateway",
-    **dict.fromkeys(("client.app", "flower-supernode"), "consilium-node"),
+    **dict.fromkeys(("client.app", "client.operations.supernode"), "consilium-node"),
 }
 """Whose each daemon is."""
 SMALL = [

@@ -225,3 +225,15 @@ def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> No
     assert said.exit_code == 8
     findings = json.loads(said.output)["findings"]
     assert [entry["check"] for entry in findings if entry["state"] == "fail"] == ["admission"]
+
+
+def test_a_supernode_that_runs_but_does_not_reach_the_server_is_a_failure(world: World) -> None:
+    with keeping(world.site / "logs"):
+        report = json_report(world.site / "logs" / FACTS)
+        report("daemon-ready", daemon="supernode north", pid=1, seconds=1.0)
+        assert world.finding("daemon").state is State.OK
+        report("daemon-offline", daemon="supernode north", pid=1, why="the server has accepted no heartbeat since noon")
+        found = world.finding("daemon")
+        assert found.state is State.FAIL
+        assert "supernode north: offline since" in found.text
+        assert "no heartbeat since noon" in found.text

@@ -38,6 +38,12 @@ def serverapp(parties: Federation) -> int:
     return int(runs[-1]["pid"]) if runs and not none_alive([runs[-1]["pid"]]) else 0
 
 
+def last_of_the_supernode(parties: Federation, site: str) -> str:
+    """The newest event about a site's SuperNode."""
+    facts = parties.parties[site].records()
+    return str([fact["event"] for fact in facts if fact.get("daemon", "").startswith("supernode")][-1])
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill-9", "sigterm"])
 def test_every_process_in_turn_ends_in_mid_study_and_nothing_is_lost_or_doubled(
     parties: Federation, signum: signal.Signals
@@ -96,3 +102,32 @@ def test_the_operator_s_own_command_may_die(parties: Federation) -> None:
 
 def none_alive(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_sites_say_that_they_are_offline_while_the_gateway_is_frozen_and_come_back_by_themselves(
+    parties: Federation,
+) -> None:
+    parties.up()
+    parties.start_run()
+    parties.wait("released")
+    gateway = parties.parties["server"].pid("gateway")
+    os.kill(gateway, signal.SIGSTOP)
+    try:
+        for site in SITES:
+            parties.recorded(site, "daemon-offline", "supernode", count=1, timeout_s=TRUTH_S)
+            said = parties.command("site", "status", "--site-dir", str(parties.root / site))
+            assert "offline since" in said.stdout, said.stdout + said.stderr
+            assert "no heartbeat since" in said.stdout
+        listed = parties.command("server", "status", str(parties.workspace.root))
+        assert f"sites: 0 of {len(SITES)} online" in listed.stdout, listed.stdout + listed.stderr
+    finally:
+        os.kill(gateway, signal.SIGCONT)
+    for site in SITES:
+        parties.until(
+            lambda site=site: last_of_the_supernode(parties, site) == "daemon-ready",
+            f"{site} is online again",
+            timeout_s=TRUTH_S,
+        )
+    listed = parties.command("server", "status", str(parties.workspace.root))
+    assert f"sites: {len(SITES)} of {len(SITES)} online" in listed.stdout, listed.stdout + listed.stderr
+    assert_everything_was_answered_once(parties)

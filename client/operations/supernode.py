@@ -1,0 +1,103 @@
+"""Runs Flower's SuperNode in a process that ends when it has lost the server for good.
+
+``client.operations.daemons`` starts it; its supervisor then starts it again. Flower's own command does not end in two
+cases: a call gave up and the main loop returned while the thread of its local API runs on, or the thread that sends
+heartbeats died. The node then stays offline. Here the process ends with status 1 and a line that says why.
+
+A call that fails before the server has answered, such as a TLS handshake that timed out, is tried again. A certificate
+that is not accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the
+modification time of a file, by which the supervisor sees whether the node is online.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+LOST = 1
+"""Exit status of a SuperNode that has lost the server."""
+
+
+def main() -> None:
+    """Run the SuperNode. The first argument is the file of the last heartbeat; the others are Flower's own."""
+    from common.engine import FleetHttpClient, fleet_http_connection, flower_supernode
+
+    contact = Path(sys.argv.pop(1))
+    contact.unlink(missing_ok=True)
+    FleetHttpClient.SendNodeHeartbeat = noting(FleetHttpClient.SendNodeHeartbeat, contact)
+    fleet_http_connection.make_simple_http_retry_invoker = patient(fleet_http_connection.make_simple_http_retry_invoker)
+    threading.excepthook = _end
+    flower_supernode()
+    _say("the connection to the server ended")
+    os._exit(LOST)  # Flower's local API has a thread that would keep the process running
+
+
+def noting(heartbeat: Callable[..., Any], contact: Path) -> Callable[..., Any]:
+    """Return Flower's heartbeat call, with a file touched whenever the server accepts a heartbeat.
+
+    Args:
+        heartbeat: ``FleetHttpClient.SendNodeHeartbeat``.
+        contact: The file.
+
+    Returns:
+        The call, with the same arguments and result.
+    """
+
+    @functools.wraps(heartbeat)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        answer = heartbeat(*args, **kwargs)
+        if answer.success:
+            contact.touch()
+        return answer
+
+    return noted
+
+
+def patient(make_retries: Callable[[], Any]) -> Callable[[], Any]:
+    """Return Flower's rule for repeating calls, without giving up a call that the server has not answered.
+
+    Flower gives up if an error's text contains ``ssl``, which a handshake that timed out does. A reply of this site
+    that waits in memory would then be lost.
+
+    Args:
+        make_retries: ``make_simple_http_retry_invoker``.
+
+    Returns:
+        A function that makes the changed rule.
+    """
+
+    def make() -> Any:
+        retries = make_retries()
+        gives_up = retries.should_giveup
+
+        def should_giveup(error: Exception) -> bool:
+            unanswered = isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
+            return not unanswered and bool(gives_up(error))
+
+        retries.should_giveup = should_giveup
+        return retries
+
+    return make
+
+
+def _end(failed: threading.ExceptHookArgs) -> None:
+    """End the process after one of its threads died, so that the server hears that the node leaves."""
+    _say(f"the heartbeats to the server ended: {failed.exc_type.__name__}: {failed.exc_value}")
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"error: {what}; the SuperNode is started again\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A SuperNode that lost the server ends or tries again, whatever Flower's own loop does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from flwr.supercore.retry import make_simple_http_retry_invoker
+
+from client.operations import daemons
+from client.operations.daemons import explain_supernode, offline
+from client.operations.supernode import LOST, noting, patient
+
+HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
+"""What httpx raises when a gateway accepts a connection and does not go on."""
+
+PROGRAM = """
+import sys, threading, time
+from pathlib import Path
+from client.operations import supernode
+from common import engine
+
+def returns():
+    threading.Thread(target=time.sleep, args=(600,)).start()  # Flower's local API
+
+def loses_its_heartbeats():
+    def heartbeats():
+        raise RuntimeError("the SuperLink does not recognize this SuperNode")
+    threading.Thread(target=heartbeats, daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    time.sleep(600)
+
+engine.FleetHttpClient, engine.fleet_http_connection  # loaded, so that only the command is replaced
+engine.flower_supernode = globals()[sys.argv.pop(1)]
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [("returns", "the connection to the server ended"), ("loses_its_heartbeats", "the heartbeats to the server ended")],
+)
+def test_a_supernode_that_lost_the_server_ends(way: str, said: str, tmp_path: Path) -> None:
+    contact = tmp_path / "contact"
+    contact.touch()  # of an earlier start
+    words = [sys.executable, "-c", PROGRAM, way, str(contact), "--superlink", "nowhere:1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert way != "returns" or done.returncode == LOST
+    assert f"error: {said}" in explain_supernode(done.stderr)
+    assert not contact.exists()
+
+
+def test_a_handshake_that_timed_out_is_tried_again_and_a_wrong_certificate_is_not() -> None:
+    assert make_simple_http_retry_invoker().should_giveup(HANDSHAKE)  # Flower's own rule takes it for a TLS error
+    gives_up = patient(make_simple_http_retry_invoker)().should_giveup
+    assert not gives_up(HANDSHAKE)
+    assert not gives_up(httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"))
+    assert gives_up(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
+    refused = httpx.Response(404, request=httpx.Request("POST", "https://superlink"))
+    assert gives_up(httpx.HTTPStatusError("refused", request=refused.request, response=refused))
+
+
+def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while(tmp_path: Path) -> None:
+    contact = tmp_path / "contact"
+    node = SimpleNamespace(contact=contact)
+    answers = iter([True, False])
+    heartbeat = noting(lambda: SimpleNamespace(success=next(answers)), contact)
+    assert offline(node) == ""  # it has not been let in yet
+    heartbeat()
+    assert offline(node) == ""
+    long_ago = time.time() - daemons.OFFLINE_S - 1
+    os.utime(contact, (long_ago, long_ago))
+    heartbeat()  # the server does not accept this one
+    assert "accepted no heartbeat since" in offline(node)
