@@ -26,6 +26,7 @@ from common.node_auth import read_admitted
 from common.peers import read_peers
 from common.pki import expires, node_fingerprint
 from consilium.cli.main import app
+from consilium.cli.provision import online_text
 from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.operations.leaving import forget
@@ -340,6 +341,15 @@ def test_the_server_s_status_says_that_an_older_copy_of_the_ledger_was_put_in_it
     ]
 
 
+def test_the_server_s_status_names_each_site_that_is_not_online() -> None:
+    north, south = (
+        provision.SiteStanding(site=name, pool=name, node_id=1, admitted=True, fingerprint="", node=node)
+        for name, node in (("north", "online"), ("south", "offline"))
+    )
+    assert online_text([north]) == "sites: 1 of 1 online"
+    assert online_text([north, south]).startswith("sites: 1 of 2 online; not online: south (offline); to fix: ")
+
+
 def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Workspace) -> None:
     workspace.ledger_file.unlink()
     done = CliRunner().invoke(app, ["server", "status", str(workspace.root), "--json"])
@@ -348,6 +358,7 @@ def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Wor
         "daemons": [],
         "certificate": provision.certificate(workspace, now=datetime.now(UTC)).line,
         "ledger": None,
+        "sites": {},
     }
 
 
