@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from client.adapting.adapt import STRENGTH, cross_validated
+from client.adapting.adapt import STRENGTH, chosen_way, cross_validated
 from client.adapting.material import Patient
 from client.adapting.networks import Networks, Terms
 from client.adapting.ways import Way
@@ -57,6 +57,7 @@ def measure_home(
                 dice = bench.dice(networks.of(way), bench.roles.held_out)
                 cell.add({at_site(f"home {way}", site): dice, patients: float(len(scans))})
         if part == CHOSEN and at_site("home chosen", site) not in cell.values():
-            way = cross_validated([Patient(scan.hashes[0], (scan,), ()) for scan in scans], make, terms).way
+            checked = cross_validated([Patient(scan.hashes[0], (scan,), ()) for scan in scans], make, terms)
+            way = chosen_way(checked, len(scans))
             cell.add({at_site("home chosen", site): cell.values()[at_site(f"home {way}", site)]})
     return cell.values()

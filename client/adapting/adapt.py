@@ -6,7 +6,7 @@ of making the network (:mod:`client.adapting.ways`). Steps:
 
 1. Take the student that was fetched from the server, and the hospital's patients without withdrawn ones.
 2. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
-3. Choose the way with the best score; with fewer patients, take the default way.
+3. Take the usual way for this number of patients, unless the cross-validation proves another way better.
 4. Train that way on all patients, and write the bundle and the report.
 
 It refuses a student of another study's grid or labels, one that was trained on patients already, and a site without a
@@ -33,7 +33,6 @@ from client.adapting.networks import Networks, Terms
 from client.adapting.report import write_report
 from client.adapting.seen_bundle import check_place, write_seen_bundle
 from client.adapting.ways import (
-    FEW,
     TRAININGS,
     Way,
     by_choice,
@@ -42,6 +41,7 @@ from client.adapting.ways import (
     fold_of,
     folds_for,
     mean,
+    usual,
 )
 from client.policy import load_site
 from client.site.books import writing_teachers
@@ -108,11 +108,6 @@ class Folds:
 
     of: tuple[int, ...] = ()
     dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
-
-    @property
-    def way(self) -> Way:
-        """The way of making the network that has the best score; the default way if there were too few patients."""
-        return choose(self.means()) if self.of else FEW
 
     def means(self) -> dict[Way, list[float]]:
         """Return, for each way of making the network, every patient's Dice averaged over structures."""
@@ -232,7 +227,7 @@ def _adapt(
         make = partial(Networks, terms, folder / KEPT, on_step=on_step)
         checked = cross_validated(patients, make, terms)
         means = checked.means()
-        way = options.way or checked.way
+        way = options.way or chosen_way(checked, len(patients))
         network = make(_scans(patients)).of(way)
     figures = tuple(_figures(way, checked.dice[way], study.data.structures) for way in checked.dice)
     result = Adapted(
@@ -262,6 +257,20 @@ def _adapt(
         return replace(bundle, network=make(scans).of(way))
 
     return write_report(result, patients, means.get(way, []), unseen=unseen)
+
+
+def chosen_way(checked: Folds, patients: int) -> Way:
+    """Return the way of making the network that `site adapt` takes by itself.
+
+    Args:
+        checked: The cross-validation's scores; empty if there were too few patients for one.
+        patients: Number of patients.
+
+    Returns:
+        The way.
+    """
+    default = usual(patients)
+    return choose(checked.means(), default=default) if checked.of else default
 
 
 def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import LEAST_PATIENTS, WORDS, Way
+from client.adapting.ways import LEAST_PATIENTS, MANY_PATIENTS, WORDS, Way, usual
 from common.data.dataset import Problem
 from common.plain import joined
 
@@ -99,9 +99,12 @@ class Adapted:
         """The reason why this way of making the network was chosen, in words."""
         if self.forced:
             return "named by --way"
-        if self.folds:
-            return f"best of {len(self.figures)} ways in cross-validation over {self.patients} patients"
-        return f"the default for fewer than {LEAST_PATIENTS} patients"
+        default = usual(self.patients)
+        few = f"fewer than {MANY_PATIENTS}" if self.patients < MANY_PATIENTS else f"{MANY_PATIENTS} or more"
+        if self.way is not default:
+            return f"cross-validation over {self.patients} patients proves it better than the default, {default}"
+        unproven = "; cross-validation proves no other way better" if self.folds else ""
+        return f"the default for {few} patients{unproven}"
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ def adapt(
         typer.Option(
             help="How the network is made: student (unchanged), own (without the student), trained-on (the student "
             "trained further), near (kept near its weights), half-way (mean of the weights before and after) or "
-            "averaged (mean prediction of own and trained-on). By default chosen by cross-validation; half-way with "
-            "fewer than 5 patients."
+            "averaged (mean prediction of own and trained-on). The default is half-way with "
+            "fewer than 7 patients and averaged with more, unless cross-validation proves another way better."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,
