@@ -28,6 +28,9 @@ class PoolFacts:
         in_study: What this study may spend of the pool, and what it has spent.
         for_life: Lifetime budget of the pool, and the part that all studies spent.
         room: Number of further queries of the study that both budgets allow according to the ledger.
+        answers_left: Number of planned queries without an answer that both budgets allow. It is smaller than ``room``
+            if a spare draw is left, and 0 if the site is revoked or more may have been spent than the ledger shows.
+        revoked: True if the site's admission to the study was revoked.
     """
 
     site: str
@@ -35,11 +38,18 @@ class PoolFacts:
     in_study: Spending
     for_life: Spending
     room: int
+    answers_left: int
+    revoked: bool = False
 
     @property
     def exhausted(self) -> bool:
         """True if the pool's budgets allow no further query of the study."""
         return self.room == 0
+
+    @property
+    def can_answer(self) -> bool:
+        """True if the site is admitted and the pool's budgets allow a further query of the study."""
+        return not self.revoked and not self.exhausted
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,7 @@ def study_facts(
     doubt: str | None = None,
     gain: Worth | None = None,
     asked: Collection[str] | None = None,
+    revoked: Collection[str] = (),
 ) -> StudyFacts:
     """Return the figures of a study.
 
@@ -130,6 +141,7 @@ def study_facts(
         asked: Pools of the study's sites; by default all declared pools. If they are fewer than the quorum, pools that
             gave earlier answers are added. If they are still too few, sites that may yet join are assumed, whose pools
             have spent nothing.
+        revoked: Pools of the study's revoked sites, which answer nothing and do not count towards a quorum.
 
     Returns:
         What the study promised, what was spent of it, and how many answers the budgets still have room for.
@@ -137,19 +149,23 @@ def study_facts(
     privacy, books = study.privacy, books or Books()
     mechanism, protection = study_mechanism(study, dimension=1), privacy.protection
     cost = charge_of(mechanism, protection, protection)
+    answers = books.answers(study.id) if study.id in books.studies else 0
+    unanswered = max(0, privacy.planned_queries - answers)
 
     def of(pool: str) -> PoolFacts:
         life, inside = of_pool(books, pool, doubt=doubt), Spending.of(privacy, doubt=doubt)
         if study.id in books.studies:
             inside = of_pool_in_study(books, study.id, pool, doubt=doubt)
         room = min(life.room(charge_of(mechanism, life.protection, protection)), inside.room(cost))
-        return PoolFacts(books.pools[pool].site, pool, inside, life, room)
+        gone = pool in revoked
+        left = 0 if gone or doubt else min(unanswered, room)
+        return PoolFacts(books.pools[pool].site, pool, inside, life, room, left, gone)
 
     pools = {pool: of(pool) for pool in sorted(books.pools)}
     unspent, least = Spending.of(privacy).room(cost), StudyTerms.of(study).least_roster
-    able = list(pools if asked is None else asked)
+    able = [pool for pool in (pools if asked is None else asked) if pool not in revoked]
     if len(able) < least:
-        able += [pool for pool in books.study_pools(study.id) if pool not in able]
+        able += [pool for pool in books.study_pools(study.id) if pool not in able and pool not in revoked]
     rooms = [pools[pool].room if pool in pools else unspent for pool in able] + [unspent] * (least - len(able))
     quorum_room = sorted(rooms, reverse=True)[least - 1]
     if study.id not in books.studies:

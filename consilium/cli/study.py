@@ -261,7 +261,7 @@ def show(
     from server.study.read_facts import facts_of
 
     study = load_study(path / "study.toml" if path.is_dir() else path)
-    sites = len(Workspace(path).registered()) if path.is_dir() and not for_site else 0
+    sites = Workspace(path).admitted_count() if path.is_dir() and not for_site else 0
     spending = facts_of(Workspace(path)).spending if path.is_dir() else None
     if as_json:
         say(json.dumps(describe.facts(study, sites=sites, spending=spending), indent=1))
@@ -367,7 +367,7 @@ def run(
     if workspace.root.is_dir() and not workspace.busy():
         ask_about_spoiled(workspace, go_on=despite_spoiled)
     if workspace.root.is_dir() and not as_json and not workspace.busy():
-        sites = max(len(workspace.registered()), workspace.study().privacy.quorum)
+        sites = max(workspace.admitted_count(), workspace.study().privacy.quorum)
         expected = say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
         if not expected and not has_answers(workspace):
             ask_to_spend(go_on=yes)

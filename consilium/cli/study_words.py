@@ -117,13 +117,13 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
         whole: True to print every pool.
     """
     from server.ledger.server_ledger import Ledger
-    from server.study.pools import rooms
+    from server.study.pools import revoked_pools, rooms
 
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:
-        found = rooms(ledger, study)
+        found = rooms(ledger, study, revoked=revoked_pools(workspace))
     for room in found:
-        if room.releases < room.wanted:
+        if room.releases < room.wanted and not room.revoked:
             say(f"warning: {room.sentence}")
         elif whole:
             say(room.sentence)

@@ -198,7 +198,7 @@ def certificate_facts(
                     remedy="restore the study.toml with which it ran",
                 )
             found = facts_in(ledger, workspace)
-            sites = max(len(workspace.registered()), found.spending.largest_roster)
+            sites = max(workspace.admitted_count(), found.spending.largest_roster)
             return {
                 "certificate": CERTIFICATE_SCHEMA,
                 "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),

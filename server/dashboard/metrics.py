@@ -21,7 +21,7 @@ from server.dashboard.views.sites import SiteView
 LEAST = "a lower bound while pate_ledger_in_doubt is 1"
 """Part of the help text of every metric of spending."""
 
-STATES = ("up", "idle", "spent", "late", "declined", "offline", "unseen")
+STATES = ("up", "idle", "spent", "late", "declined", "offline", "unseen", "revoked")
 
 
 class _Standing(Collector):
@@ -52,7 +52,9 @@ def _of_sites(sites: Sequence[SiteView]) -> Iterator[Metric]:
     budget = gauge("privacy_epsilon_budget", "Epsilon budget of a site's pool")
     share = gauge("privacy_budget_spent_ratio", f"Spent share of the sum of mu^2 that a site's pool allows; {LEAST}")
     left = gauge(
-        "privacy_answers_left", "Further answers that a pool's budget covers; 0 while pate_ledger_in_doubt is 1"
+        "privacy_answers_left",
+        "Planned queries without an answer that a pool's budgets cover; 0 for a revoked site and while "
+        "pate_ledger_in_doubt is 1",
     )
     seen = gauge("client_last_seen_timestamp_seconds", "Time at which a site was last heard from")
     state = GaugeMetricFamily(

@@ -64,7 +64,7 @@ def study(screen: OnScreen) -> HTMLResponse:
     service = screen.service
     follower = service.follower
     spending = service.spending()
-    most = max(len(follower.sites), spending.largest_roster)
+    most = max(len(follower.admitted), spending.largest_roster)
     facts = {
         "noise": service.noise(),
         "promise": promise(follower.study, spending, sites=most),
@@ -382,7 +382,7 @@ def student(screen: OnScreen) -> HTMLResponse:
 async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
     follower, desk = screen.service.follower, screen.service.desk
     spectrum = await asyncio.to_thread(screen.service.spectra.get)
-    own = wishes_of(follower.study, hospitals=len(follower.sites), dimension=len(spectrum.stds) if spectrum else 64)
+    own = wishes_of(follower.study, hospitals=len(follower.admitted), dimension=len(spectrum.stds) if spectrum else 64)
     wishes, problem = own, ""
     if request.query_params:
         try:

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 SILENT_S = 60.0
 """Seconds without a completed pass after which the study counts as not being followed."""
 
+_Seen = tuple[int, str | None, Worth | None, tuple[str, ...], tuple[str, ...]]
+
 
 class Follower:
     """The state of one study, kept up to date by a thread. Readers hold ``lock`` while they read.
@@ -52,16 +54,22 @@ class Follower:
         self.nobody_runs = False
         self.problem: str | None = None
         self._sites: tuple[Site, ...] = ()
+        self._revoked: frozenset[str] = frozenset()
         self._small: tuple[tuple[int, ...], ...] = ()
         self._gain: Worth | None = None
-        self._facts: tuple[tuple[int, str | None, Worth | None, tuple[str, ...]], StudyFacts] | None = None
+        self._facts: tuple[_Seen, StudyFacts] | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The registered sites."""
+        """The registered sites, including revoked ones."""
         return self._sites
+
+    @property
+    def admitted(self) -> tuple[Site, ...]:
+        """The registered sites that are not revoked."""
+        return tuple(site for site in self._sites if site.name not in self._revoked)
 
     @property
     def doubt(self) -> str | None:
@@ -84,9 +92,13 @@ class Follower:
     def facts(self) -> StudyFacts:
         """Return the study's figures, computed from the rows of the ledger that were read so far."""
         asked = tuple(site.pool for site in self.sites)
-        seen = self.version, self.doubt, self._gain, asked
+        revoked = tuple(site.pool for site in self.sites if site.name in self._revoked)
+        seen = self.version, self.doubt, self._gain, asked, revoked
         if self._facts is None or self._facts[0] != seen:
-            self._facts = seen, study_facts(self.study, self.ledger.books, doubt=seen[1], gain=seen[2], asked=asked)
+            found = study_facts(
+                self.study, self.ledger.books, doubt=seen[1], gain=seen[2], asked=asked, revoked=revoked
+            )
+            self._facts = seen, found
         return self._facts[1]
 
     @property
@@ -153,16 +165,20 @@ class Follower:
 
     def _read_small(self) -> bool:
         root = self.workspace.root
-        small = (root / "sites.json", root / "public.json", root / "codec.json", *measured_files(root))
+        small = (
+            *(root / "sites.json", root / "public.json", root / "codec.json", self.workspace.nodes_file),
+            *measured_files(root),
+        )
         stamp = tuple(map(file_stamp, small))
         if stamp == self._small:
             return False
         try:
-            sites = self.workspace.sites() if small[0].exists() else ()
+            sites = self.workspace.registered()
+            revoked = frozenset(site.name for site in self.workspace.revoked())
         except (InvalidInput, OSError):
             return False  # the file is being replaced; the next pass reads it
         measured = read_measured(root, self.study.id)
         with self.lock:
-            self._small, self._sites = stamp, sites
+            self._small, self._sites, self._revoked = stamp, sites, revoked
             self._gain = None if measured is None else measured.worth
         return True

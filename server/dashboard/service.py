@@ -148,12 +148,12 @@ class DashboardService:
         It is None before a site is registered, and for settings that the planner refuses.
         """
         follower = self.follower
-        if not follower.sites:
+        if not follower.admitted:
             return None
         try:
             spectrum = self.spectra.get()
             dimension = len(spectrum.stds) if spectrum else 64
-            wishes = wishes_of(follower.study, hospitals=len(follower.sites), dimension=dimension)
+            wishes = wishes_of(follower.study, hospitals=len(follower.admitted), dimension=dimension)
             return planned(wishes, follower.study, spectrum).plan
         except (InvalidInput, ValueError):  # the planner refuses this study's terms
             return None

@@ -78,7 +78,7 @@ def flat_site(site: SiteView) -> dict[str, Any]:
     Returns:
         Values by column.
     """
-    facts = {name: value for name, value in asdict(site).items() if name != "budget"}
+    facts = {name: value for name, value in asdict(site).items() if name not in ("budget", "exhausted")}
     budget = site.budget
     return facts | {
         "epsilon_spent": None if budget is None else budget.epsilon,

@@ -385,7 +385,12 @@ class Ledger(AnswersQueries):
         return tuple(self._books.studies.values())
 
     def study_facts(
-        self, study: Study, *, gain: Worth | None = None, asked: Collection[str] | None = None
+        self,
+        study: Study,
+        *,
+        gain: Worth | None = None,
+        asked: Collection[str] | None = None,
+        revoked: Collection[str] = (),
     ) -> StudyFacts:
         """Return a study's figures: what it spent of each pool, how many answers it has, and what it has left.
 
@@ -394,12 +399,13 @@ class Ledger(AnswersQueries):
             gain: Gain of the student, to be included in the figures.
             asked: Pools of the study's sites, from which the remaining budget is computed; by default all declared
                 pools.
+            revoked: Pools of the study's revoked sites.
 
         Returns:
             The figures (:func:`common.study_facts.study_facts`).
         """
         self._catch_up()
-        return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain, asked=asked)
+        return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain, asked=asked, revoked=revoked)
 
     def study_spending(self, study_id: str) -> Spending:
         """Return what a study has spent of the pool that it charged most, and the guarantee for that pool.

@@ -6,13 +6,16 @@ spent it. It refuses a study that shares a ledger in which every pool is spent, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from common.config import Study
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
 from server.ledger.server_ledger import Ledger
+from server.study.workspace import Workspace
 
+NONE_REVOKED: Mapping[str, str] = MappingProxyType({})
 _REMEDY = (
     "choose a smaller ε (`study init --epsilon`) that the pools can still pay for; spent budget never returns to a "
     "pool, so otherwise admit pools of other patients"
@@ -34,36 +37,62 @@ class Room:
         pool: Its name.
         releases: Number of the study's releases it can pay for.
         wanted: Number of releases that the study may still need, lost draws included.
+        revoked: ``here`` if the study revoked the site, ``before`` if another study of the ledger did; empty if none.
     """
 
     site: str
     pool: str
     releases: int
     wanted: int
+    revoked: str = ""
 
     @property
     def sentence(self) -> str:
         """How much of the study the pool can pay for, as a sentence."""
+        if self.revoked == "here":
+            return f"pool {self.pool} of {self.site}: the site is revoked, so it answers no query of this study"
+        if self.revoked:
+            room = f"room for {self.releases} of the {self.wanted} releases that this study may need"
+            return f"pool {self.pool} of {self.site}: the site is revoked in another study; if admitted here: {room}"
         if not self.wanted:
             return f"pool {self.pool} of {self.site}: this study's budget for it is spent"
         share = f"room for {self.releases} of the {self.wanted} releases that this study may need"
         return f"pool {self.pool} of {self.site}: {share if self.releases else 'its budget for life is spent'}"
 
 
-def rooms(ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None) -> tuple[Room, ...]:
+def rooms(
+    ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None, revoked: Mapping[str, str] = NONE_REVOKED
+) -> tuple[Room, ...]:
     """Return, for each pool, the number of the study's releases that it can pay for. Nothing is charged.
 
     Args:
         ledger: The server's ledger.
         study: The study.
         pools: Names of pools; by default all.
+        revoked: Result of :func:`revoked_pools`.
     """
     found = []
     for one in ledger.study_facts(study).pools.values():
         if pools is None or one.pool in pools:
             wanted = max(0, study.privacy.charges - one.in_study.spend.releases)
-            found.append(Room(one.site, one.pool, min(one.room, wanted), wanted))
+            found.append(Room(one.site, one.pool, min(one.room, wanted), wanted, revoked.get(one.pool, "")))
     return tuple(found)
+
+
+def revoked_pools(workspace: Workspace) -> Mapping[str, str]:
+    """Return the pools of sites that this study, or the study that holds its ledger, has revoked.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        By pool, ``here`` or ``before``, as :attr:`Room.revoked`. A pool of a site that this study has admitted is left
+        out.
+    """
+    own = {site.pool for site in workspace.registered()}
+    holder = Workspace(workspace.books_dir)
+    before = {site.pool: "before" for site in holder.revoked() if site.pool not in own}
+    return before | {site.pool: "here" for site in workspace.revoked()}
 
 
 def short(found: Sequence[Room]) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
     study = workspace.study()
     found = read_measured(workspace.root, study.id)
     asked = [site.pool for site in workspace.registered()]
-    return ledger.study_facts(study, gain=None if found is None else found.worth, asked=asked)
+    revoked = [site.pool for site in workspace.revoked()]
+    return ledger.study_facts(study, gain=None if found is None else found.worth, asked=asked, revoked=revoked)
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:

@@ -41,6 +41,7 @@ class SiteStatus:
         charged: In a sealed study, number of charges to its pool: one for each query of each draw.
         spoiled: Number of these charges whose sum was spoiled by some site of the roster, possibly by this one.
         refused: Number of its codes that were refused and counted as zero.
+        revoked: True if its admission was revoked, so that it answers no further query.
     """
 
     spent: bool
@@ -50,13 +51,25 @@ class SiteStatus:
     charged: int | None = None
     spoiled: int = 0
     refused: int = 0
+    revoked: bool = False
+
+    @property
+    def state(self) -> str:
+        """``revoked``, ``spent`` if its pool cannot pay for a further query, or ``open``."""
+        return "revoked" if self.revoked else "spent" if self.spent else "open"
 
     def to_json(self) -> dict[str, object]:
         """Return the status as plain JSON."""
-        state = "spent" if self.spent else "open"
         draws = {} if self.charged is None else {"charged": self.charged, "spoiled": self.spoiled}
         refused = {"refused": self.refused} if self.refused else {}
-        return {"state": state, "batches": self.batches, "answers": self.answers, **draws, **refused, **self.newest}
+        return {
+            "state": self.state,
+            "batches": self.batches,
+            "answers": self.answers,
+            **draws,
+            **refused,
+            **self.newest,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ class StudyStatus:
         study: The study.
         state: The state in a word or two.
         running: True if a run is active.
-        admitted: Number of registered sites.
+        admitted: Number of registered sites that are not revoked.
         stage: The run's stage; None before the first run and after a run has ended well.
         last_event: The newest event about the run as a whole.
         facts: Answers, lost draws, spending and gain.
@@ -164,13 +177,13 @@ class StudyStatus:
         if self.sites:
             lines += _table(
                 (
-                    *("site", "budget", *(("charged", "spoiled") if privacy.sealed else ())),
+                    *("site", "state", *(("charged", "spoiled") if privacy.sealed else ())),
                     *("releases", "answers", *(("refused",) if refused else ()), "last heard", ""),
                 ),
                 [
                     (
                         name,
-                        "spent" if site.spent else "open",
+                        site.state,
                         *([f"{site.charged or 0} draws", str(site.spoiled)] if privacy.sealed else []),
                         f"{site.batches} of {len(self.batches)}",
                         f"{site.answers} of {facts.answers}",
@@ -325,6 +338,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         facts = facts_in(ledger, workspace)
         batches = rosters(ledger.answers(study.id))
         registered, head = workspace.registered(), ledger.head().hash
+        revoked = {site.name for site in workspace.revoked()}
         spoiled = spoiled_draws(ledger, study)
         asked = question(ledger, study, accepted=accepted_row(workspace))
     pools = {site.name: facts.pools[site.pool] for site in registered if site.pool in facts.pools}
@@ -335,6 +349,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
             answers=sum(batch.queries for batch in batches if name in batch.roster),
             charged=(pools[name].in_study.spend.releases if name in pools else 0) if study.privacy.sealed else None,
             spoiled=sum(len(draw.query_ids) for draw in spoiled if name in draw.sites),
+            revoked=name in revoked,
         )
         for name in sorted(pools.keys() | {name for batch in batches for name in batch.roster})
     }
@@ -356,14 +371,15 @@ def study_status(workspace: Workspace) -> StudyStatus:
             known = sites.get(event["site"], SiteStatus(False, 0, 0))
             sites[event["site"]] = replace(known, refused=known.refused + event["codes"])
     run = run_state(workspace)
-    enough = len(pools) >= study.privacy.quorum  # otherwise sites are missing, not budgets
-    out_of_budget = enough and sum(not pool.exhausted for pool in pools.values()) < study.privacy.quorum
+    admitted = [pool for pool in pools.values() if not pool.revoked]
+    enough = len(admitted) >= study.privacy.quorum  # otherwise sites are missing, not budgets
+    out_of_budget = enough and sum(pool.can_answer for pool in admitted) < study.privacy.quorum
     done = not facts.unanswered
     return StudyStatus(
         study=study,
         state=_state(run, done=done, student=workspace.bundle_dir.exists(), out_of_budget=out_of_budget),
         running=run.name == "running",
-        admitted=len(registered),
+        admitted=workspace.admitted_count(),
         stage=at,
         last_event=last,
         facts=facts,

@@ -45,12 +45,15 @@ class Site(Document):
         node_id: Flower's id of its node.
         answer_key: Ed25519 public key (hexadecimal) of its own ledger, which signs its replies; empty if it was
             registered without one.
+        revoked: True if its admission was revoked. The dashboard reads it here, because it may not see the list of
+            admitted nodes. Version 0.1.0 recorded a revocation only in that list.
     """
 
     name: str
     pool: str
     node_id: Annotated[int, AS_TEXT]
     answer_key: Annotated[str, LATER] = ""
+    revoked: Annotated[bool, LATER] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +312,26 @@ class Workspace:
     def admitted(self) -> tuple[Site, ...]:
         """Return the registered sites that are not revoked.
 
-        All registered sites are returned if there is no list of admitted nodes, as in a study that was never set up for
-        a network.
+        A site is revoked if its entry states it, or if the list of admitted nodes lacks it. A study that was never set
+        up for a network has no such list, and the dashboard may not be allowed to read it.
         """
-        if not self.nodes_file.exists():
-            return self.sites()
+        sites = tuple(site for site in self.sites() if not site.revoked)
+        if not os.access(self.nodes_file, os.R_OK):
+            return sites
         from common.node_auth import read_admitted  # cryptography: no command's help needs it
 
         let_in = {node.site for node in read_admitted(self.nodes_file)}
-        return tuple(site for site in self.sites() if site.name in let_in)
+        return tuple(site for site in sites if site.name in let_in)
+
+    def admitted_count(self) -> int:
+        """Return the number of registered sites that are not revoked; 0 if no site is registered yet."""
+        return len(self.registered()) - len(self.revoked())
+
+    def revoked(self) -> tuple[Site, ...]:
+        """Return the registered sites that are revoked, or none if no site is registered yet."""
+        registered = self.registered()
+        admitted = {site.name for site in self.admitted()} if registered else set()
+        return tuple(site for site in registered if site.name not in admitted)
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
         """Write the list of registered sites.

@@ -63,17 +63,17 @@ def alarms(
         reports: The sites' own reports.
         now: The current time.
     """
-    unfinished = budget.releases < follower.study.privacy.planned_queries
+    unfinished, admitted = follower.facts().unanswered > 0, [site for site in sites if not site.revoked]
     found = [
         *_of_the_files(follower, now=now),
         *_of_the_run(follower, run, now=now),
-        *_of_what_is_spent(follower, sites, unfinished=unfinished),
+        *_of_what_is_spent(follower, admitted, unfinished=unfinished),
         *_of_the_quorum(follower, sites, unfinished=unfinished),
         *(alarm for site in sites for alarm in _of_a_site(site, sealed=follower.study.privacy.sealed)),
         *(alarm for site in sites for alarm in _of_a_refusal(site, unfinished=unfinished)),
-        *_of_who_is_away(follower, run, sites, unfinished=unfinished, now=now),
+        *_of_who_is_away(follower, run, admitted, unfinished=unfinished, now=now),
         *_of_the_reports(reports, {site.name for site in sites}),
-        *_of_what_is_nearly_spent(sites, unfinished=unfinished),
+        *_of_what_is_nearly_spent(admitted, unfinished=unfinished),
     ]
     return worst_first(found)
 
@@ -228,18 +228,22 @@ def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinish
 def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
     """Yield an alarm if fewer sites than needed can answer, or exactly as many as needed after others failed."""
     quorum = follower.study.privacy.quorum
-    gone = [site.name for site in sites if not site.can_answer]
-    left = len(sites) - len(gone)
+    gone = [site.name for site in sites if not site.can_answer and not site.revoked]
+    revoked = [site.name for site in sites if site.revoked]
+    admitted = len(sites) - len(revoked)
+    left = admitted - len(gone)
     if not sites or not unfinished or left > quorum or (left == quorum and not gone):
         return
     few = left < quorum
-    missing = f"; not counted: {', '.join(gone)}" if gone else ""
+    missing = (f"; not counted: {', '.join(gone)}" if gone else "") + (
+        f"; revoked: {', '.join(revoked)}" if revoked else ""
+    )
     yield Alarm(
         "quorum-at-risk",
         "critical" if few else "warning",
-        f"Quorum {'out of reach' if few else 'at risk'}: {left} of {len(sites)} sites can answer, {quorum} are "
+        f"Quorum {'out of reach' if few else 'at risk'}: {left} of {many(admitted, 'site')} can answer, {quorum} are "
         f"needed{missing}",
-        "Bring the sites named back, or admit more."
+        ("Bring the sites named back, or admit more." if gone else "Admit more sites.")
         if few
         else "If one more site fails, nothing is released. Bring the named sites back before that.",
     )
@@ -265,7 +269,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "heads in witnesses/ there and at the site.",
             site.name,
         )
-    elif site.unwitnessed is not None:
+    elif site.unwitnessed is not None and not site.revoked:
         yield Alarm(
             "witness-missing",
             "warning",
@@ -298,7 +302,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "The site's software or key does not fit this study. Compare them with the kit that the site was given.",
             site.name,
         )
-    if site.receipts_problem:
+    if site.receipts_problem and not site.revoked:
         yield Alarm(
             "receipts-missing",
             "warning",
@@ -311,7 +315,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
 def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
     """Yield an alarm for a site that declines offers before the study is complete; a spent budget has its own alarm."""
     reason = site.declined_for
-    if reason is None or reason == "ledger-contradicted" or not unfinished or site.exhausted:
+    if reason is None or reason == "ledger-contradicted" or not unfinished or site.exhausted or site.revoked:
         return
     own = reason in ("alarm", "paused")
     yield Alarm(

@@ -5,7 +5,7 @@ The other views use it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -51,7 +51,8 @@ class BudgetView:
         relation: Neighbouring relation.
         share: Spent share of Σμ², the quantity that adds up over releases and is compared with the limit.
         releases: Number of releases charged.
-        answers_left: Further answers that the study can get, or that the pool's budget covers; 0 if there is ``doubt``.
+        answers_left: Planned queries without an answer that the budgets cover; 0 if there is ``doubt``, and for the
+            pool of a revoked site.
         readings: ε by every accountant.
         doubt: Reason why more may have been spent than the ledger shows; None if there is no such reason.
         warning: Sentence that the budget was exceeded; None if it was not.
@@ -89,16 +90,22 @@ def study_budget(facts: StudyFacts) -> BudgetView:
     return _budget("study", None, facts.spending, room=facts.answers_left, done=not facts.unanswered)
 
 
-def pool_budget(facts: PoolFacts) -> BudgetView:
+def pool_budget(facts: PoolFacts, *, unanswered: int) -> BudgetView:
     """Return what all studies together have spent on a site's pool, as pages show it.
 
     Args:
         facts: The pool's figures.
+        unanswered: Number of the study's planned queries without an answer.
 
     Returns:
         The budget.
     """
-    return _budget(facts.site, facts.pool, facts.for_life, room=facts.room)
+    left, done = facts.answers_left, not unanswered and not facts.exhausted
+    found = _budget(facts.site, facts.pool, facts.for_life, room=left, done=done)
+    if not facts.revoked or facts.for_life.doubt:
+        return found
+    spent = f"ε {epsilon_text(found.epsilon)} of {found.budget_text} spent"
+    return replace(found, words=f"{spent}; the site is revoked and answers nothing")
 
 
 def epsilon_of(accountant: str, mu_squared: Fraction, budget: Budget) -> float | None:

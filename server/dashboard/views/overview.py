@@ -52,6 +52,11 @@ class Overview:
     ledger: LedgerState
 
     @property
+    def admitted(self) -> int:
+        """Number of registered sites that are not revoked."""
+        return sum(not site.revoked for site in self.sites)
+
+    @property
     def banners(self) -> tuple[Banner, ...]:
         """The alarms, grouped into banners."""
         return banners(self.alarms)
@@ -90,7 +95,7 @@ def overview(
             broken=ledger.problem is not None or ledger.cut is not None,
             gain=facts.gain,
             outlook=outlook,
-            hospitals=len(follower.sites),
+            hospitals=len(follower.admitted),
             answers=facts.answers,
             running=run.state == "running",
             trained=follower.events.student is not None,

@@ -25,7 +25,7 @@ class SiteView:
     """A site's state.
 
     Attributes:
-        state: ``up``, ``idle``, ``spent``, ``late``, ``declined``, ``offline`` or ``unseen``.
+        state: ``up``, ``idle``, ``spent``, ``late``, ``declined``, ``offline``, ``unseen`` or ``revoked``.
         words: The state in words.
         receipts_behind: Number of its batches for whose last charge it holds no receipt.
         declined_for: Reason why it declined its last offer; None if it did not decline.
@@ -35,6 +35,7 @@ class SiteView:
             not asked.
         budget: Its pool's budget; None before the pool is declared.
         study_epsilon: ε that this study has spent on its pool.
+        exhausted: True if its pool is known to be unable to pay for a further query.
     """
 
     name: str
@@ -58,11 +59,12 @@ class SiteView:
     unwitnessed: str | None
     budget: BudgetView | None
     study_epsilon: float | None
+    exhausted: bool
 
     @property
-    def exhausted(self) -> bool:
-        """True if its pool is known to be unable to pay for a further answer."""
-        return self.budget is not None and self.budget.doubt is None and self.budget.answers_left == 0
+    def revoked(self) -> bool:
+        """True if its admission to the study was revoked."""
+        return self.state == "revoked"
 
     @property
     def can_answer(self) -> bool:
@@ -70,7 +72,8 @@ class SiteView:
 
         A site that was not heard from yet counts as able to answer.
         """
-        return self.state not in ("offline", "declined") and self.budget is not None and not self.exhausted
+        away = self.state in ("offline", "declined", "revoked")
+        return not away and self.budget is not None and not self.exhausted
 
 
 def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[SiteView, ...]:
@@ -104,9 +107,12 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
     seen = follower.events.sites.get(name, SiteState())
     study, facts = follower.study, follower.facts()
     spent = facts.pools.get(pool)
-    budget = None if spent is None else pool_budget(spent)
+    budget = None if spent is None else pool_budget(spent, unanswered=facts.unanswered)
+    exhausted = spent is not None and spent.exhausted and facts.spending.doubt is None
     state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
-    if state in ("up", "idle") and budget is not None and budget.doubt is None and budget.answers_left == 0:
+    if name not in {site.name for site in follower.admitted}:
+        state, words = "revoked", "its admission was revoked, so it answers nothing"
+    elif state in ("up", "idle") and exhausted:
         state, words = "spent", "its budget takes no further answer"
     return SiteView(
         name=name,
@@ -130,6 +136,7 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
         unwitnessed=seen.unwitnessed,
         budget=budget,
         study_epsilon=0.0 if spent is None else spent.in_study.spent.epsilon,
+        exhausted=exhausted,
     )
 
 

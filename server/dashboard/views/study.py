@@ -232,7 +232,7 @@ def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
     """Compare the standard deviation of each code coordinate over public shapes with the noise on an answer.
 
     Only public values are used. The number of voters is that of the newest release. Before the first release, it is
-    that of all registered sites, or of a quorum if fewer sites are registered.
+    that of all admitted sites, or of a quorum if fewer sites are registered.
 
     Args:
         follower: The read model.
@@ -243,7 +243,7 @@ def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
     voters = (
         batches[-1].voters
         if batches
-        else max(study.privacy.quorum, len(follower.sites)) * study.privacy.voters_per_site
+        else max(study.privacy.quorum, len(follower.admitted)) * study.privacy.voters_per_site
     )
     noise = mechanism_of(study).mean_noise_std(voters=voters)
     above = sum(std > noise for std in stds)

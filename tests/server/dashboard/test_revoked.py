@@ -1,0 +1,138 @@
+"""A revoked site is named as revoked, and no figure of answers left or of a quorum counts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from common.config import SEALED_SUM, render_study
+from common.node_auth import AdmittedNode, write_admitted
+from consilium.cli.study import study_app
+from consilium.in_process import pool_of
+from server.dashboard.app import Options, create_app
+from server.dashboard.read_model import Follower
+from server.dashboard.views.overview import overview
+from server.ledger.server_ledger import Ledger
+from server.operations import provision
+from server.study import create_study as setup
+from server.study.status import study_status
+from server.study.workspace import Site, Workspace
+from tests.dashboard_study import make_large_study
+from tests.federation import make_study
+from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+
+PLANNED = 20
+
+
+def revoke(workspace: Workspace, name: str) -> None:
+    if not workspace.nodes_file.exists():
+        workspace.gateway_dir.mkdir()
+        write_admitted(
+            workspace.nodes_file, tuple(AdmittedNode(one.name, f"key {one.name}", 7) for one in workspace.sites())
+        )
+    provision.revoke(workspace, name, unregister=lambda node: None)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Four sites, a quorum of two; site-0 is revoked after 14 of 20 answers."""
+    (tmp_path / "study").mkdir()
+    made = make_large_study(tmp_path / "study", rows=PLANNED)
+    revoke(made, "site-0")
+    return made
+
+
+def followed(workspace: Workspace) -> Follower:
+    follower = Follower(workspace)
+    follower.poll()
+    return follower
+
+
+def test_status_shows_a_revoked_site_as_revoked_and_counts_it_out(workspace: Workspace) -> None:
+    done = CliRunner().invoke(study_app, ["status", str(workspace.root)])
+    assert done.exit_code == 0, done.output
+    states = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line.startswith("site-")}
+    assert states == {"site-0": "revoked", "site-1": "open", "site-2": "open", "site-3": "open"}
+    status = study_status(workspace)
+    assert status.admitted == status.to_json()["sites_admitted"] == 3
+    assert status.sites["site-0"].to_json()["state"] == "revoked"
+    assert not status.facts.pools["pool-0"].can_answer
+    assert status.facts.pools["pool-0"].answers_left == 0
+
+
+def test_a_quorum_is_made_of_admitted_sites(workspace: Workspace) -> None:
+    for name in ("site-1", "site-2"):
+        revoke(workspace, name)
+    status = study_status(workspace)
+    assert status.admitted == 1
+    assert "sites admitted: 1, of the 2 that a release needs" in status.lines()
+    follower = followed(workspace)
+    shown = overview(follower, now=datetime.now(UTC))
+    (risk,) = (alarm for alarm in shown.alarms if alarm.name == "quorum-at-risk")
+    assert risk.level == "critical"
+    assert "1 of 1 site can answer, 2 are needed; revoked: site-0, site-1, site-2" in risk.title
+    assert "Bring" not in risk.remedy
+
+
+def test_pages_show_a_revoked_site_and_no_quorum_with_it(workspace: Workspace, state: Path) -> None:
+    shown = overview(followed(workspace), now=datetime.now(UTC))
+    (site,) = (one for one in shown.sites if one.name == "site-0")
+    assert (site.state, site.can_answer, site.budget.answers_left) == ("revoked", False, 0)
+    assert "revoked" in site.budget.words
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        until_followed(client)
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        for path in ("/", "/sites"):
+            text = client.get(path).text
+            assert "quorum 2 of 3, 1 revoked" in text
+            assert '<span class="chip revoked">revoked</span>' in text
+        (row,) = (one for one in client.get("/api/sites").json() if one["standing"]["name"] == "site-0")
+        assert (row["standing"]["state"], row["standing"]["budget"]["answers_left"]) == ("revoked", 0)
+
+
+def test_the_dashboard_knows_a_revoked_site_where_it_may_not_read_the_admitted_nodes(workspace: Workspace) -> None:
+    """In containers its view of the folder gateway is empty."""
+    workspace.nodes_file.unlink()
+    assert [site.name for site in followed(workspace).admitted] == ["site-1", "site-2", "site-3"]
+
+
+def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path) -> None:
+    first = Workspace(tmp_path / "first")
+    setup.create_study(first, make_study())
+    for number, name in enumerate(("north", "south"), start=1):
+        setup.add_site(first, Site(name, pool=f"{name}-mri", node_id=number))
+    revoke(first, "north")
+    asked = ("--labels", "none,lesion", "--grid", "16,16,16", "--joint", "--queries", "2", "--quorum", "2")
+    second = tmp_path / "second"
+    done = CliRunner().invoke(study_app, ["init", str(second), "--name", "second", *asked, "--ledger", str(first.root)])
+    assert done.exit_code == 0, done.output
+    (north,) = (line for line in done.stdout.splitlines() if "pool north-mri" in line)
+    assert "the site is revoked in another study" in north
+    (south,) = (line for line in done.stdout.splitlines() if "pool south-mri" in line)
+    assert "revoked" not in south
+
+
+def test_answers_left_are_one_number_in_a_study_with_spare_draws(tmp_path: Path) -> None:
+    """A pool also pays for the spare draw of a sealed study, and that is no further answer."""
+    study = make_study(planned_queries=4)
+    study = replace(study, privacy=replace(study.privacy, aggregation=SEALED_SUM, quorum=3, spare_draws=2))
+    workspace = Workspace(tmp_path)
+    workspace.study_file.write_text(render_study(study), encoding="utf-8")
+    sites = tuple(Site(name=f"site-{number}", pool=f"pool-{number}", node_id=number) for number in range(3))
+    workspace.save_sites(sites)
+    with Ledger.create(workspace.ledger_file, signing_key=Ed25519PrivateKey.generate()) as ledger:
+        ledger.register_study(study)
+        for site in sites:
+            ledger.declare_pool(pool_of(site, study))
+    status = study_status(workspace)
+    assert status.facts.answers_left == 4
+    assert [status.facts.pools[site.pool].room for site in sites] == [6, 6, 6]
+    shown = overview(followed(workspace), now=datetime.now(UTC))
+    assert shown.budget.answers_left == 4
+    assert [site.budget.answers_left for site in shown.sites] == [4, 4, 4]
+    assert all("4 more answers fit" in site.budget.words for site in shown.sites)
