@@ -298,8 +298,6 @@ class EventFold:
                 self.run.reason = "stop requested"
             case "stage-started":
                 self.stages[event["stage"]] = StageState(total=event["total"], started=time)
-                if event["stage"] == "student":
-                    self.losses, self.passes, self.validated = [], [], []
             case "stage-progress":
                 self._progress(event["stage"], event["done"], event["total"], time)
             case "stage-finished":
@@ -319,11 +317,13 @@ class EventFold:
                 self.implausible = tuple(event["warnings"])
             case "student-step":
                 self._progress("student", event["step"], event["total"], time)
+                self._keep_steps_before(event["step"] if event["total"] == self.loss_total else 0)
                 self.losses.append((event["step"], event["loss"]))
                 self.loss_total = event["total"]
             case "student-pass":
-                self.passes.append(event["step"])
+                self.passes = [step for step in self.passes if step < event["step"]] + [event["step"]]
             case "student-validated":
+                self.validated = [one for one in self.validated if one[0] < event["step"]]
                 self.validated.append((event["step"], event["dice"], event["cases"]))
             case "network-scored" if event["name"] == "student":
                 self.validated = [one for one in self.validated if one[0] < self.loss_total]
@@ -337,6 +337,16 @@ class EventFold:
             case _:
                 return False
         return True
+
+    def _keep_steps_before(self, step: int) -> None:
+        """Drop the curve from a step on if the training has repeated that step: it began anew, or was resumed.
+
+        A resumed run that finds a trained student logs no step, so the curve of that student stays.
+        """
+        if self.losses and step <= self.losses[-1][0]:
+            self.losses = [one for one in self.losses if one[0] < step]
+            self.passes = [one for one in self.passes if one < step]
+            self.validated = [one for one in self.validated if one[0] < step]
 
     def _batch_event(self, kind: str, event: dict[str, Any]) -> None:
         match kind:

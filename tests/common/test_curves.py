@@ -92,7 +92,23 @@ def test_the_student_page_marks_the_passes_of_the_newest_training_alone(tmp_path
     assert fold.validated == [(20, 0.5, 3), (40, 0.71, 5)]
     events.emit("stage-started", stage="student", total=40)
     assert fold.step(threading.RLock())
-    assert (fold.losses, fold.passes, fold.validated) == ([], [], [])
+    assert fold.passes == [20, 40], "a stage that has not trained yet leaves the curve of the student that exists"
+    events.emit("student-step", step=20, total=40, loss=0.8)
+    assert fold.step(threading.RLock())
+    assert (fold.losses, fold.passes, fold.validated) == ([(20, 0.8)], [], [])
+    events.emit("student-step", step=10, total=30, loss=0.7)
+    assert fold.step(threading.RLock())
+    assert fold.losses == [(10, 0.7)], "a training of another length is another training"
+
+
+def test_a_training_resumed_at_a_checkpoint_keeps_the_steps_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events, fold = told(path), EventFold(path, study_id=make_study().id)
+    events.emit("stage-started", stage="student", total=40)
+    events.emit("student-step", step=40, total=40, loss=0.3)
+    assert fold.step(threading.RLock())
+    assert (fold.losses, fold.passes) == ([(20, 0.9), (40, 0.3)], [20])
+    assert fold.validated == [(20, 0.5, 3)]
 
 
 @pytest.mark.parametrize(("steps", "ends"), [(10, (4, 7, 10)), (300, (100, 200, 300))])
