@@ -67,6 +67,7 @@ from server.dashboard.views.sites import SiteView
 from server.dashboard.views.studies import StudyRow
 from server.dashboard.views.study import NoiseView, StudyPage
 from server.postprocess.decisions import Decision, Verdict
+from server.study.gate import shown_gate
 from server.study.status import bundle_problem
 
 BIGGEST = 2**63 - 1
@@ -547,7 +548,10 @@ def student(service: Here) -> StudentPage:
     responses={200: _ZIP, 404: _NONE, 409: {"description": "The guarantee stated in the bundle no longer holds"}},
 )
 def bundle_zip(service: Here) -> Response:
-    """Return the exported student as a zipped MONAI bundle."""
+    """Return the exported student as a zipped MONAI bundle.
+
+    While the study's gate lacks verdicts, the file's name says that the student is not released.
+    """
     found = bundle(service.follower.workspace)
     if not found:
         raise HTTPException(404, "the student has not been exported yet; run `consilium student export`")
@@ -559,7 +563,8 @@ def bundle_zip(service: Here) -> Response:
             archive.write(
                 path, f"{service.follower.study.name}/{path.relative_to(service.follower.workspace.bundle_dir)}"
             )
-    name = f"{service.follower.study.name}-bundle.zip"
+    marked = "" if shown_gate(service.follower.workspace).released else "-not-released"
+    name = f"{service.follower.study.name}{marked}-bundle.zip"
     return Response(stream.getvalue(), media_type="application/zip", headers=attached(name))
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from fastapi import HTTPException
 
 from common.config import Study
-from common.errors import ConsiliumError, InvalidInput
+from common.errors import InvalidInput
 from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
 from server.dashboard.quarantine import read_json
 from server.dashboard.service import DashboardService
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
 from server.protocols.controls import controls_of
 from server.protocols.query_protocol import protocol_of
-from server.study.gate import gate_state
+from server.study.gate import shown_gate
 from server.study.status import bundle_problem
 from server.study.workspace import Workspace
 
@@ -115,6 +115,7 @@ class StudentPage:
         files: Path and size in bytes of each file of the bundle.
         guarantee: The privacy guarantee that the bundle states.
         gate: The hospitals' verdicts on the student, if the study asks for them.
+        released: False while the study's gate lacks verdicts; then the bundle is for evaluation only.
         problem: Reason why the bundle's statement no longer holds; None if it holds.
         examples: Volumes on which label and student agree least and most.
     """
@@ -135,6 +136,7 @@ class StudentPage:
     files: tuple[tuple[str, int], ...]
     guarantee: str
     gate: str
+    released: bool
     problem: str | None
     examples: tuple[VolumeFacts, ...]
 
@@ -244,7 +246,7 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
         The page's content.
     """
     events, workspace = service.follower.events, service.follower.workspace
-    exported = bundle(workspace)
+    exported, gate = bundle(workspace), shown_gate(workspace)
     ready = [one.facts for one in labels.labels if one.facts is not None and one.facts.has_student]
     by_agreement = sorted(ready, key=lambda facts: -1.0 if facts.agreement is None else facts.agreement)
     examples = [*by_agreement[:3], *by_agreement[-3:]] if len(by_agreement) > 6 else by_agreement
@@ -264,7 +266,8 @@ def student_page(service: DashboardService, labels: LabelsPage) -> StudentPage:
         exported=events.bundle[1] if events.bundle else None,
         files=tuple((path.relative_to(workspace.bundle_dir).as_posix(), path.stat().st_size) for path in exported),
         guarantee=_guarantee(workspace.bundle_dir),
-        gate=_gate(workspace),
+        gate=gate.words,
+        released=gate.released,
         problem=bundle_problem(workspace, service.spending()),
         examples=tuple(examples),
     )
@@ -291,14 +294,6 @@ def bundle(workspace: Workspace) -> list[Path]:
     """
     folder = workspace.bundle_dir
     return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-
-
-def _gate(workspace: Workspace) -> str:
-    """Return the hospitals' verdicts on the student as text; empty if none are needed or no export can be read."""
-    try:
-        return gate_state(workspace).words
-    except (ConsiliumError, OSError):
-        return ""
 
 
 def _guarantee(folder: Path) -> str:

@@ -33,6 +33,7 @@ from server.dashboard.views.studies import StudyRow, study_rows
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
 from server.planning.planner import Plan
 from server.postprocess.decisions import Decision, DecisionStore
+from server.study.gate import shut_line
 
 T = TypeVar("T")
 Certifier = Callable[[Path, Path, Path], Sequence[str]]
@@ -138,7 +139,12 @@ class DashboardService:
         return self.view(
             "overview",
             lambda: overview(
-                self.follower, now=self.now(), reports=self.reports(), more=self._own_alarms(), outlook=self._outlook()
+                self.follower,
+                now=self.now(),
+                reports=self.reports(),
+                more=self._own_alarms(),
+                outlook=self._outlook(),
+                gate=shut_line(self.follower.workspace),
             ),
         )
 

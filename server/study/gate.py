@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from common.errors import InvalidInput, Refused
+from common.errors import ConsiliumError, InvalidInput, Refused
 from common.objects import write_atomically
 from common.site_figures import SiteFigures
-from common.site_verdict import SiteVerdict, genuine, in_words, released
+from common.site_verdict import BETTER, SiteVerdict, genuine, in_words, released
 from common.student_statement import StudentStatement
 from server.public.said import STUDENTS, said_file
 from server.study.workspace import Workspace
@@ -46,6 +46,17 @@ class GateState:
     def words(self) -> str:
         """The verdicts and the number needed, as a sentence; empty if the study has no gate."""
         return in_words(self.verdicts, needed=self.needed) if self.needed else ""
+
+    @property
+    def shut_line(self) -> str:
+        """A sentence that says how many verdicts of how many needed ones the student has; empty if it is released."""
+        if self.released:
+            return ""
+        better = sum(verdict.word == BETTER for verdict in self.verdicts)
+        return (
+            f"The gate does not release the student: {better} of the {self.needed} hospitals that must find it better "
+            "sent that verdict. Until then it is for evaluation only."
+        )
 
 
 def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | None:
@@ -89,6 +100,30 @@ def gate_state(workspace: Workspace) -> GateState:
     study, statement = workspace.study(), statement_of(workspace)
     found = () if statement is None else verdicts_on(workspace, statement.bundle) or ()
     return GateState(study.gate.verdicts, found)
+
+
+def shown_gate(workspace: Workspace) -> GateState:
+    """Return the hospitals' verdicts for a page: if they cannot be read, as if there were none.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The verdicts and the number needed.
+    """
+    try:
+        return gate_state(workspace)
+    except (ConsiliumError, OSError):
+        return GateState(workspace.study().gate.verdicts, ())
+
+
+def shut_line(workspace: Workspace) -> str:
+    """Return :attr:`GateState.shut_line`; empty if no student is exported yet.
+
+    Args:
+        workspace: The study's directory.
+    """
+    return shown_gate(workspace).shut_line if workspace.bundle_dir.exists() else ""
 
 
 def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:

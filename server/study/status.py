@@ -20,6 +20,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.study_facts import StudyFacts
 from server.ledger.server_ledger import Ledger
 from server.study.consent_text import BatchRoster, rosters
+from server.study.gate import shut_line
 from server.study.read_facts import facts_in
 from server.study.run_state import RunState, run_state
 from server.study.spoiled import accepted_row, question, spoiled_draws
@@ -101,6 +102,7 @@ class StudyStatus:
         stage: The run's stage; None before the first run and after a run has ended well.
         last_event: The newest event about the run as a whole.
         facts: Answers, lost draws, spending and gain.
+        gate: A sentence with the missing verdicts of hospitals, while they keep an exported student from its release.
         sites: The sites' parts, by name.
         batches: The releases so far.
         answers_weighed: The newest test whether the answers are as large as expected; None before the first.
@@ -115,6 +117,7 @@ class StudyStatus:
     stage: Stage | None
     last_event: dict[str, object]
     facts: StudyFacts
+    gate: str
     sites: dict[str, SiteStatus]
     batches: tuple[BatchRoster, ...]
     answers_weighed: dict[str, object] | None
@@ -147,6 +150,7 @@ class StudyStatus:
                 "spent": spending.odds_spent,
             },
             "gain": None if facts.gain is None else facts.gain.to_json(),
+            "gate": self.gate,
             "delta": privacy.delta,
             "unit": str(privacy.unit),
             "relation": str(privacy.relation),
@@ -166,6 +170,7 @@ class StudyStatus:
             facts.answers_line,
             *_spending_lines(facts.spending),
             *([] if facts.gain is None else [facts.gain_line]),
+            *([self.gate] if self.gate else []),
         ]
         if facts.lost_draws:
             lines.append(
@@ -383,6 +388,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         stage=at,
         last_event=last,
         facts=facts,
+        gate=shut_line(workspace),
         sites=sites,
         batches=batches,
         answers_weighed=weighed,

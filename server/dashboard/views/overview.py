@@ -35,7 +35,11 @@ class LedgerState:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The content of the first page."""
+    """The content of the first page.
+
+    Attributes:
+        gate: A sentence with the missing verdicts of hospitals, while they keep an exported student from its release.
+    """
 
     study: str
     study_id: str
@@ -44,6 +48,7 @@ class Overview:
     refused: int
     quorum: int
     verdict: StudyVerdict
+    gate: str
     alarms: tuple[Alarm, ...]
     run: RunView
     budget: BudgetView
@@ -69,6 +74,7 @@ def overview(
     reports: Mapping[str, HandedReport] = NO_REPORTS,
     more: Sequence[Alarm] = (),
     outlook: Plan | None = None,
+    gate: str = "",
 ) -> Overview:
     """Return the content of the first page.
 
@@ -78,6 +84,7 @@ def overview(
         reports: The sites' own reports.
         more: Alarms of the dashboard itself.
         outlook: The plan for the study's own settings; None if there is none.
+        gate: See :class:`Overview`.
     """
     study, ledger, facts = follower.study, follower.ledger, follower.facts()
     run = run_view(follower, now=now)
@@ -100,6 +107,7 @@ def overview(
             running=run.state == "running",
             trained=follower.events.student is not None,
         ),
+        gate=gate,
         alarms=worst_first((*alarms(follower, run=run, sites=sites, budget=budget, reports=reports, now=now), *more)),
         run=run,
         budget=budget,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from common.config import GateConfig
 from common.events import EventLog
+from common.site_verdict import SiteVerdict
+from common.student_statement import StudentStatement
 from server.dashboard.app import Options, create_app
+from server.study.gate import shown_gate, shut_line, take_verdict
+from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.dashboard_study import make_large_study
+from tests.exported import exported_study, statement_file
+from tests.federation import make_study
 from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
 
 
@@ -45,3 +53,46 @@ def test_the_curve_stays_when_a_resumed_run_finds_the_student_trained(workspace:
     assert "trained" in page
     assert "Now 0.5 at step 40 of 40" in page
     assert "No training yet" not in page
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory):
+    """A finished study whose gate needs two verdicts; the student is exported."""
+    terms = make_study(quorum=3, aggregation="sealed-sum", planned_queries=2)
+    federation = exported_study(tmp_path_factory.mktemp("gated"), replace(terms, gate=GateConfig(2)))
+    Workspace(federation.root).save_sites(federation.sites)
+    yield federation
+    federation.close()
+
+
+@pytest.mark.parametrize("better", [0, 1, 2])
+def test_a_student_that_the_gate_keeps_is_nowhere_offered_as_released(gated, state: Path, better: int) -> None:
+    workspace = Workspace(gated.root)
+    bundle = StudentStatement.parse(statement_file(gated).read_bytes()).bundle
+    for site in gated.sites[:better]:
+        said = SiteVerdict(gated.study.id, bundle, site.name, "better", "2026-11-24T09:00:00.000000Z")
+        take_verdict(workspace, said.signed_by(gated.site_ledgers[site.name].sign).render())
+    missing = f"{better} of the 2 hospitals that must find it better sent that verdict"
+    with TestClient(create_app(Options(study=gated.root, state=state)), base_url="http://localhost") as client:
+        until_followed(client)
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        first, page, api = client.get("/").text, client.get("/student").text, client.get("/api/overview").json()
+        file = client.get("/api/student/bundle.zip").headers["content-disposition"]
+    status = study_status(workspace)
+    for text in (first, api["gate"], "\n".join(status.lines()), str(status.to_json()["gate"])):
+        assert (missing in text) is (better < 2)
+    assert ("Download bundle" in page) is (better == 2)
+    assert ("Download for evaluation only" in page) is (better < 2)
+    assert ("NOT RELEASED" in page) is (better < 2)
+    assert ("not-released" in file) is (better < 2)
+
+
+def test_a_student_whose_verdicts_cannot_be_read_counts_as_not_released(gated) -> None:
+    file = statement_file(gated)
+    kept = file.read_bytes()
+    try:
+        file.write_bytes(b"{")
+        assert not shown_gate(Workspace(gated.root)).released
+        assert "0 of the 2 hospitals" in shut_line(Workspace(gated.root))
+    finally:
+        file.write_bytes(kept)
