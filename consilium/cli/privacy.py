@@ -134,7 +134,7 @@ def plan_command(
     from consilium.reports.plan_report import check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
-    from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend
+    from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend, study_prospects
 
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
@@ -177,7 +177,8 @@ def plan_command(
         advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients, start=start))
     begins = start is not None or (study is not None and bool(load_study(study).start.weights))
     remark = "" if not begins else REHEARSED if start is not None and cases is not None else NOT_REHEARSED
-    _print(result, advised, patients=patients, remark=remark, as_json=as_json)
+    own = None if study is None else study_prospects(load_study(study), hospitals=result.hospitals)
+    _print(result, advised, own, patients=patients, remark=remark, as_json=as_json)
 
 
 def _rehearsal(
@@ -225,8 +226,15 @@ def _rehearsal(
     )
 
 
-def _print(result: Plan, advised: Recommendation, *, patients: int | None, remark: str, as_json: bool) -> None:
-
+def _print(
+    result: Plan,
+    advised: Recommendation,
+    own: Recommendation | None,
+    *,
+    patients: int | None,
+    remark: str,
+    as_json: bool,
+) -> None:
     from consilium.reports.plan_report import delta_warning, plan_table
 
     if as_json:
@@ -243,10 +251,13 @@ def _print(result: Plan, advised: Recommendation, *, patients: int | None, remar
         }
         warning = delta_warning(result, patients=patients)
         facts = {**result.to_json(), "delta_warning": warning, "recommended": recommended}
+        if own is not None:
+            facts["study"] = {"gain": own.gain, "gain_low": own.low, "gain_high": own.high}
         say(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
         summary = f"{advised.summary}; {remark}" if remark else advised.summary
-        console().print(plan_table(result, recommended=summary, patients=patients))
+        study = "" if own is None else f"with {own.hospitals} hospitals: {own.summary}"
+        console().print(plan_table(result, recommended=summary, patients=patients, study=study))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def has_answers(workspace: Workspace) -> bool:
 
 
 def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
-    """Print what `consilium plan` says about this study, and its recommendation if the study differs from it.
+    """Print what `consilium plan` says about this study, and its recommendation if this study is not worth its budget.
 
     Args:
         study: The study.
@@ -155,7 +155,7 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
         False if the plan advises against spending the budget.
     """
     from server.planning.planner import Outlook, plan
-    from server.planning.recommend import NOT_REHEARSED, recommend
+    from server.planning.recommend import NOT_REHEARSED, recommend, study_prospects
     from server.protocols.query_protocol import protocol_of
 
     privacy = study.privacy
@@ -170,11 +170,13 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
     }
     try:
         advised = recommend(**terms, paired=study.codec.paired)
-        prospects = study.codec.terms.prospects
-        if prospects and prospects.fitted:
-            say(f"plan: {advised.summary}")
-            return advised.worth_asking
-        if prospects:
+        expected = study_prospects(study, hospitals=hospitals)
+        if expected is not None:
+            say(f"plan: this study with {expected.hospitals} hospitals: {expected.summary}")
+            if advised.worth_asking and not expected.worth_asking:
+                say(f"recommended instead: {advised.summary}")
+            return expected.worth_asking
+        if study.codec.terms.prospects:
             say(f"plan: {protocol_of(study).agenda(study).plan}; `consilium plan --label-maps` predicts the gain")
             return True
         found = plan(

@@ -35,13 +35,14 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
     return None if units is None else warn_about(plan.budget.delta, unit=unit, units=units)
 
 
-def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> Table:
+def plan_table(plan: Plan, *, recommended: str, patients: int | None = None, study: str = "") -> Table:
     """Return the plan as a table with two columns. Every ε has accountant, δ, unit and relation.
 
     Args:
         plan: The plan.
         recommended: The recommendation as a sentence.
         patients: Patients of one hospital, to judge δ; None if unknown.
+        study: The prediction for the given study as it is, as a sentence; empty if there is none.
 
     Returns:
         The table.
@@ -80,6 +81,7 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None) -> 
         ]
     rows += [("verdict", plan.summary)]
     rows += [("would help" if i == 0 else "", line) for i, line in enumerate(plan.advice)]
+    rows += [("this study", study)] if study else []
     rows += [("recommended", recommended)]
     rows += [("accountants", plan.accountant_note)]
     for name, value in rows:

@@ -34,13 +34,14 @@ import numpy as np
 
 from common.canonical import check_integer
 from common.codecs.pca import water_fill
-from common.config import JOINT_ROUNDS, STUDENT_RECIPE, TrainingConfig
+from common.config import JOINT_ROUNDS, STUDENT_RECIPE, Study, TrainingConfig
 from common.errors import InvalidInput
 from common.intervals import mean_interval, next_interval
 from common.privacy.calibration import calibrate
 from common.privacy.figures import noise_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
 from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, asked_by, suited, terms_of
+from common.study_mechanism import study_mechanism
 from server.planning.public_shapes import PublicShapes
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
@@ -188,6 +189,8 @@ class Recommendation:
         shapes: What the task's public label maps show; None if unknown.
         paired: Number of public cases with labels, on which every control is trained, too.
         rehearsal: Result of a rehearsal with stand-in teachers; None if there was none.
+        rounds: Number of rounds of the query.
+        hospitals: Number of hospitals that the prediction for a study assumes; None for a recommendation.
 
     >>> c.Recommendation(voters=5, noise=0.06).protocol
     'joint'
@@ -198,6 +201,8 @@ class Recommendation:
     shapes: PublicShapes | None = None
     paired: int = 0
     rehearsal: Rehearsal | None = None
+    rounds: int = JOINT_ROUNDS
+    hospitals: int | None = None
 
     @property
     def protocol(self) -> str:
@@ -214,7 +219,7 @@ class Recommendation:
     @property
     def recovered(self) -> float:
         """Share, from 0 to 1, of the teachers' knowledge beyond public data that the noisy answers recover."""
-        return recovered_share(self.noise, spectrum=self.prospects.spectrum)
+        return recovered_share(self.noise, rounds=self.rounds, spectrum=self.prospects.spectrum)
 
     @property
     def gain(self) -> float:
@@ -245,7 +250,7 @@ class Recommendation:
             mean, half = next_interval(TASKS)
             scale = self.recovered * self.shapes.room
             return scale * (mean - half), scale * (mean + half)
-        gain = predicted_gain(self.noise)
+        gain = predicted_gain(self.noise, rounds=self.rounds)
         return gain - OFF, gain + OFF
 
     @property
@@ -269,7 +274,7 @@ class Recommendation:
         teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
         prospects, how = self.prospects, asked_by(self.protocol)
         what = (
-            f"{prospects.asked} in {JOINT_ROUNDS} rounds ({how}), {teachers}: noise of {noise_text(self.noise, 3)} C "
+            f"{prospects.asked} in {self.rounds} rounds ({how}), {teachers}: noise of {noise_text(self.noise, 3)} C "
             f"on the mean code if one release spent the whole budget. The answers recover about {self.recovered:.0%} "
             f"of {prospects.told}. Expected gain in Dice over the best control: {self.gain:+.3f} ({self.low:+.3f} to "
             f"{self.high:+.3f}), {self._basis}"
@@ -388,6 +393,36 @@ def recommend(
         if share >= ENOUGH or (voters >= usual and share >= SCARCE):
             break
     return found
+
+
+def study_prospects(study: Study, *, hospitals: int) -> Recommendation | None:
+    """Predict the gain of a study as its terms are, with its own voters, rounds, pairs, colluders and spare draws.
+
+    `consilium plan --study`, `study init`, `study run` and the dashboard state this figure, so they agree.
+
+    Args:
+        study: The study.
+        hospitals: Number of hospitals that answer; a smaller number than the quorum counts as the quorum.
+
+    Returns:
+        The prediction; None for a query protocol to which the planner's formula was not fitted.
+
+    Raises:
+        InvalidInput: If no noise that the sampler can draw fits the terms, or ``hospitals`` is negative.
+    """
+    check_integer("hospitals", hospitals, least=0)
+    prospects, privacy = study.codec.terms.prospects, study.privacy
+    if prospects is None or not prospects.fitted:
+        return None
+    sites, mechanism = max(hospitals, privacy.quorum), study_mechanism(study, dimension=1)
+    in_a_round = mechanism.noise_in_sum(sites) / mechanism.radius_int / (sites * privacy.voters_per_site)
+    return Recommendation(
+        voters=privacy.voters_per_site,
+        noise=in_a_round / sqrt(privacy.planned_queries),
+        paired=study.codec.paired,
+        rounds=privacy.planned_queries,
+        hospitals=sites,
+    )
 
 
 def joint_noise(

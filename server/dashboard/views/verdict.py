@@ -15,7 +15,7 @@ from common.config import Study
 from common.privacy.figures import percent_text
 from common.worth import ONE_RUN, GainWord, Worth
 from server.planning.planner import Outlook, Plan
-from server.planning.recommend import PAIRS, WORTH_ASKING, joint_noise, predicted_gain
+from server.planning.recommend import PAIRS, study_prospects
 
 MEND_FIRST = "Do not pass the student on before the ledger verifies: its privacy cost is unknown. See the alarms above."
 
@@ -90,20 +90,13 @@ def _how(answers: int, running: bool, trained: bool) -> str:
 def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> StudyVerdict:
     if study.codec.paired >= PAIRS:
         return _expected(Outlook.PRIOR, f"about no gain beside {study.codec.paired} public pairs, as measured", how)
-    prospects = study.codec.terms.prospects
-    if prospects and prospects.fitted and hospitals:
-        privacy = study.privacy
-        noise = joint_noise(
-            budget=privacy.budget,
-            accountant=privacy.accountant,
-            protection=privacy.protection,
-            hospitals=hospitals,
-            voters=privacy.voters_per_site,
-        )
-        gain = predicted_gain(noise, rounds=privacy.planned_queries)
-        expected = Outlook.INFORMATIVE if gain >= WORTH_ASKING else Outlook.WEAK
+    prospects = study_prospects(study, hospitals=hospitals) if hospitals else None
+    if prospects is not None:
         return _expected(
-            expected, f"a gain of about {gain:+.3f} Dice over the best control, as on the hippocampus task", how
+            Outlook.INFORMATIVE if prospects.worth_asking else Outlook.WEAK,
+            f"a gain of about {prospects.gain:+.3f} Dice over the best control from "
+            f"{prospects.hospitals} hospitals, as on the hippocampus task",
+            how,
         )
     if outlook is not None:
         share = (

@@ -248,6 +248,7 @@ CHECKED: dict[str, list[Call]] = {
     "public_shapes.PublicShapes": [lambda x: PublicShapes(x or -1, 0.5), lambda x: PublicShapes(0.5, x or -1)],
     "recommend.Rehearsal": [lambda x: advice.Rehearsal(x, (0.5,) * 4, (0.5,) * 4)],
     "recommend.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
+    "recommend.study_prospects": [lambda x: advice.study_prospects(STUDY, hospitals=x or -1)],
     "recommend.recovered_share": [advice.recovered_share],
     "recommend.predicted_gain": [advice.predicted_gain],
     "planner.capacity_bits": [lambda x: planner.capacity_bits(x, 3), lambda x: planner.capacity_bits(1.0, x)],

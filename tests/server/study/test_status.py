@@ -297,7 +297,7 @@ def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_it
     assert "plan: The labels will mostly reflect the public shapes" in weak
     assert "recommended instead: a joint query in 4 rounds" in weak
     joint = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--queries", "4", "--joint"]).stdout
-    assert "plan: a joint query in 4 rounds" in joint
+    assert "plan: this study with 5 hospitals: a joint query in 4 rounds" in joint
     assert "instead" not in joint
 
 
