@@ -50,5 +50,7 @@ def certificate(
     sources = Sources(audit=audit, sites=tuple(site or ()), reports=reports, public_key=key)
     issued = issue_certificate(Workspace(directory), out, sources)
     say(f"{issued.pdf}, and the same facts for machines: {issued.json}")
+    if not issued.kept:
+        say(f"the dashboard does not show it, because {directory} cannot be written", err=True)
     say(f"guaranteed {issued.guaranteed}")
     say(f"spent of it {issued.spent}; {issued.answers} answers")

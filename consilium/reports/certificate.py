@@ -111,6 +111,7 @@ class Issued:
         guaranteed: The stated guarantee.
         spent: The spent part of it.
         answers: Number of released answers.
+        kept: True if the study's directory holds a copy, which the dashboard shows; False if it could not be written.
     """
 
     pdf: Path
@@ -118,10 +119,11 @@ class Issued:
     guaranteed: Guarantee
     spent: Guarantee
     answers: int
+    kept: bool
 
 
 def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issued:
-    """Write ``certificate.json`` and ``certificate.pdf``.
+    """Write ``certificate.json`` and ``certificate.pdf``, and a copy of both in the study's directory.
 
     Args:
         workspace: The study's directory.
@@ -136,18 +138,29 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issu
         InvalidInput: For a simulation, or an unreadable report.
     """
     facts = certificate_facts(workspace, sources)
-    out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(out / "certificate.json", text.encode())
-    paper = certificate_paper(facts, document_sha256=sha256_bytes(text.encode()))
-    write_atomically(out / "certificate.pdf", paper.pdf())
+    document = text.encode()
+    page = certificate_paper(facts, document_sha256=sha256_bytes(document)).pdf()
+    _write(out, document, page)
+    kept = True
+    try:
+        _write(workspace.certificate_dir, document, page)
+    except OSError:  # the study is mounted read-only, as for the dashboard
+        kept = False
     return Issued(
         pdf=out / "certificate.pdf",
         json=out / "certificate.json",
         guaranteed=read_guarantee(facts["guarantee"]),
         spent=read_guarantee(facts["spent"]),
         answers=facts["answers"],
+        kept=kept,
     )
+
+
+def _write(folder: Path, document: bytes, page: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "certificate.json", document)
+    write_atomically(folder / "certificate.pdf", page)
 
 
 def certificate_facts(

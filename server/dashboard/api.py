@@ -401,9 +401,11 @@ def issue(service: Here) -> JobState:
 @routes.get("/certificate.{ending}", tags=["certificate"], response_class=FileResponse, responses={404: _NONE})
 def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileResponse:
     """Return the newest certificate as a PDF or JSON file."""
-    path = service.certificate_dir / f"certificate.{ending}"
+    path = service.newest_certificate_dir / f"certificate.{ending}"
     if not path.exists():
-        raise HTTPException(404, "no certificate has been issued yet; issue one on the Ledger page")
+        raise HTTPException(
+            404, "no certificate has been issued yet; issue one on the Ledger page, or with `consilium certificate`"
+        )
     kinds = {"pdf": "application/pdf", "json": "application/json"}
     name = f"{service.follower.study.name}-certificate.{ending}"
     return FileResponse(path, media_type=kinds[ending], headers=attached(name))

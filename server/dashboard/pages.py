@@ -68,7 +68,7 @@ def study(screen: OnScreen) -> HTMLResponse:
     facts = {
         "noise": service.noise(),
         "promise": promise(follower.study, spending, sites=most),
-        "issued": issued(service.certificate_dir),
+        "issued": issued(service.newest_certificate_dir),
         "head": newest(service),
     }
     return screen.show("study", facts)
@@ -166,7 +166,7 @@ def rows(
         "verify": service.verify.state,
         "report": service.verified if service.verify.state.state == "done" else None,
         "certificate": None if service.certificate is None else service.certificate.state,
-        "certified": (service.certificate_dir / "certificate.pdf").exists(),
+        "certified": (service.newest_certificate_dir / "certificate.pdf").exists(),
         "head": head,
     }
     return screen.show("ledger", facts)

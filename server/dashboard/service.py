@@ -105,6 +105,18 @@ class DashboardService:
         self._telling: Telling | None = None
 
     @property
+    def newest_certificate_dir(self) -> Path:
+        """Folder of the newest certificate: the dashboard's own, or the study's copy of one that a command issued."""
+
+        def issued_ns(folder: Path) -> int:
+            try:
+                return (folder / "certificate.json").stat().st_mtime_ns
+            except OSError:
+                return 0
+
+        return max((self.certificate_dir, self.follower.workspace.certificate_dir), key=issued_ns)
+
+    @property
     def ledger_file(self) -> Path:
         """The study's ledger."""
         return self.follower.workspace.ledger_file

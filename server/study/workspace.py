@@ -253,6 +253,11 @@ class Workspace:
         return self.root / "verdicts"
 
     @property
+    def certificate_dir(self) -> Path:
+        """Copy of the newest certificate that a command issued, which the dashboard shows."""
+        return self.root / "certificate"
+
+    @property
     def evidence_dir(self) -> Path:
         """Masked codes that sites signed in sealed sums, one folder for each draw."""
         return self.root / "evidence"

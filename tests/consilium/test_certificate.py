@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from common.canonical import sha256_bytes
 from common.config import DataConfig, PrivacyConfig, Study
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt
@@ -27,12 +28,16 @@ from consilium.cli.ledger import verify_app
 from consilium.reports.certificate import Sources, certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.papers import Paper
+from server.dashboard.app import Options, create_app
+from server.dashboard.auth import Role, Session
+from server.dashboard.security import Gate
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
 from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
+from tests.server.dashboard.conftest import TestClient
 
 RUN = CliRunner()
 YEAR = timedelta(days=365)
@@ -357,3 +362,35 @@ def test_a_name_in_a_study_is_text_in_the_certificate_and_no_command(workspace: 
     facts = certificate_facts(workspace)
     facts["study"] = {**facts["study"], "name": '#panic("x") $1 [a]'}
     assert paper_of(facts).pdf()
+
+
+def test_the_dashboard_shows_a_certificate_that_a_command_issued(workspace: Workspace, tmp_path: Path) -> None:
+    (workspace.root / "codec.json").unlink()  # its object is not stored, so the page could draw no spectrum
+    seen = view_of(workspace, tmp_path / "state")
+    assert "None was issued yet" in seen.get("/study").text
+    assert seen.get("/api/certificate.json").status_code == 404
+    done = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "elsewhere")])
+    assert done.exit_code == 0, done.output
+    written = (tmp_path / "elsewhere" / "certificate.json").read_bytes()
+    page = seen.get("/study").text
+    assert "None was issued yet" not in page
+    assert sha256_bytes(written) in page
+    assert seen.get("/api/certificate.json").content == written
+    assert 'href="/api/certificate.pdf"' in page
+
+
+def test_a_certificate_is_issued_where_the_study_cannot_be_written(workspace: Workspace, tmp_path: Path) -> None:
+    workspace.certificate_dir.write_text("a file is in the way of the folder")
+    done = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "elsewhere")])
+    assert done.exit_code == 0, done.output
+    assert "the dashboard does not show it" in done.output
+    assert (tmp_path / "elsewhere" / "certificate.pdf").exists()
+
+
+def view_of(workspace: Workspace, state: Path) -> TestClient:
+    """A dashboard that has read the study, with somebody signed in."""
+    service = create_app(Options(study=workspace.root, state=state))
+    session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
+    service.state.gate = Gate(cookie="any", lookup=lambda _token: session)
+    service.state.service.follower.poll()
+    return TestClient(service, base_url="http://localhost")

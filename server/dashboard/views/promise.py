@@ -63,7 +63,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    """The newest certificate issued here: its time, and the SHA-256 of its JSON and PDF."""
+    """The newest certificate, which this dashboard or a command issued: its time, and the SHA-256 of JSON and PDF."""
 
     time: str
     json_sha256: str

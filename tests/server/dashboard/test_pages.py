@@ -337,7 +337,7 @@ def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_c
     odds = guess_sentence(study.privacy.protection, limit, colluders=study.privacy.sealed_colluders)
     assert odds in text
     assert reader.get("/api/ledger/head").json()["public_key"] in text
-    assert "None was issued here yet" in text
+    assert "None was issued yet" in text
 
 
 def test_row_pages_say_numbers_a_person_reads(reader):
