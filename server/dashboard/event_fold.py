@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -59,8 +59,7 @@ class SiteState:
         offer: Its answer to the last offer: ``accepted``, or the reason why not.
         offered: Time of that answer.
         accepted: Number of offers accepted.
-        declined: Number of offers declined.
-        missed: Number of offers without an answer.
+        turned_down: Number of offers declined or missed, by reason.
         codes: Number of codes received.
         refused: Number of codes refused.
         missing: Number of requests for codes without a reply.
@@ -77,8 +76,7 @@ class SiteState:
     offer: str | None = None
     offered: str | None = None
     accepted: int = 0
-    declined: int = 0
-    missed: int = 0
+    turned_down: Counter[str] = field(default_factory=Counter)
     codes: int = 0
     refused: int = 0
     missing: int = 0
@@ -89,6 +87,16 @@ class SiteState:
     receipts_problem: str | None = None
     contradicted_row: int | None = None
     unwitnessed: str | None = None
+
+    @property
+    def declined(self) -> int:
+        """Number of offers declined."""
+        return self.turned_down.total() - self.missed
+
+    @property
+    def missed(self) -> int:
+        """Number of offers without an answer."""
+        return sum(self.turned_down[reason] for reason in MISSED)
 
 
 @dataclass(slots=True)
@@ -384,10 +392,8 @@ class EventFold:
                 if event["accepted"]:
                     site.accepted += 1
                     site.contradicted_row = None
-                elif event["reason"] in MISSED:
-                    site.missed += 1
                 else:
-                    site.declined += 1
+                    site.turned_down[event["reason"]] += 1
                 if event["reason"] not in ("offline", "deadline", "budget"):
                     site.last_seen = time
             case "reply-received":
@@ -400,7 +406,7 @@ class EventFold:
                 site.missing += 1
                 site.missing_in_a_row += 1
             case "code-refused":
-                site.refused += 1
+                site.refused += event["codes"]
             case "ledger-contradicted":
                 site.contradicted_row = event["ledger_row"]
             case "receipts-held":

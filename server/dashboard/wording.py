@@ -138,7 +138,7 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "batch-dispatched": lambda e: f"{many(e['queries'], 'query', 'queries')} asked of {many(e['sites'], 'site')}",
     "reply-received": lambda e: f"{e['site']} sent {many(e['codes'], 'code')} in {duration(e['seconds'])}",
     "reply-missing": lambda e: f"{e['site']} did not answer: {e['reason']}",
-    "code-refused": lambda e: f"{e['site']}: a code was refused: {e['reason']}",
+    "code-refused": lambda e: f"{e['site']}: {many(e['codes'], 'code')} refused: {e['reason']}",
     "released": _released,
     "budget-refused": lambda e: (
         f"{many(len(e['queries']), 'query', 'queries')} refused: the budget does not cover more"

@@ -80,7 +80,13 @@ class RefusalView:
 
 @dataclass(frozen=True, slots=True)
 class StudyPage:
-    """The content of the Study page; batches and refusals are listed newest first."""
+    """The content of the Study page; batches and refusals are listed newest first.
+
+    Attributes:
+        refusals: Queries that the ledger refused.
+        declined: Site, reason and number of the offers that it declined or missed for this reason. A batch that is
+            offered again is another offer; the Sites page counts in the same way.
+    """
 
     name: str
     id: str
@@ -116,11 +122,11 @@ def study_page(follower: Follower) -> StudyPage:
     study = follower.study
     privacy = study.privacy
     views = [_batch(follower, name) for name in _batch_names(follower)[:MOST_BATCHES]]
-    declined: dict[tuple[str, str], int] = {}
-    for batch in follower.events.batches.values():
-        for site, reason in batch.accepted.items():
-            if reason != "accepted":
-                declined[site, reason] = declined.get((site, reason), 0) + 1
+    declined = [
+        (name, reason, times)
+        for name, site in follower.events.sites.items()
+        for reason, times in site.turned_down.items()
+    ]
     return StudyPage(
         name=study.name,
         id=study.id,
@@ -141,7 +147,7 @@ def study_page(follower: Follower) -> StudyPage:
         batches=tuple(views),
         batch_count=len(_batch_names(follower)),
         refusals=tuple(_refusal(refusal) for refusal in reversed(follower.ledger.refusals[-100:])),
-        declined=tuple((site, reason, times) for (site, reason), times in sorted(declined.items())),
+        declined=tuple(sorted(declined)),
     )
 
 

@@ -17,6 +17,7 @@ from server.dashboard.views.overview import overview
 from server.dashboard.views.study import study_page
 from server.dashboard.wording import duration
 from server.ledger.server_ledger import Ledger
+from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
@@ -127,6 +128,25 @@ def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none
     east = next(site for site in view.sites if site.name == "east")
     assert (east.declined, east.missed) == (0, 1)
     assert [stage.state for stage in view.run.stages] == ["cut", *["waiting"] * 4]
+
+
+def test_the_refusals_of_the_study_page_and_of_the_sites_page_are_one_count(collected, tmp_path):
+    """A batch that is offered again is another offer, and a refused reply may hold several codes."""
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("run-started", run="2", pid=1, resumed=False)
+    for reason in ("paused", "paused", "daily-cap", "deadline"):
+        events.emit("offer-answered", batch="b", site="east", accepted=False, reason=reason)
+    events.emit("code-refused", batch="b", site="east", query="q", reason="code-norm", codes=2)
+    follower = followed(workspace)
+    assert study_page(follower).declined == (
+        ("east", "daily-cap", 1),
+        ("east", "deadline", 1),
+        ("east", "paused", 2),
+    )
+    east = next(site for site in overview(follower, now=now()).sites if site.name == "east")
+    assert (east.declined, east.missed, east.codes_refused) == (3, 1, 2)
+    assert study_status(workspace).sites["east"].refused == 2
 
 
 def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
