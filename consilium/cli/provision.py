@@ -153,8 +153,15 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     say(shown.line + ("" if sites else "; no site is admitted yet"))
     for site in sites:
         state = "admitted" if site.admitted else "revoked"
-        say(f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, {site.fingerprint}")
-
+        say(
+            f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, "
+            f"node key {site.fingerprint}"
+        )
+    if sites:
+        say(
+            "a node key is the one that `consilium site doctor` prints at the site, and not the request's fingerprint "
+            "or the signing key (`consilium provision peers`)"
+        )
     for name in broken_off:
         say(f"{name}: its approval was interrupted; to fix: run the same `consilium provision approve` again")
 
@@ -194,7 +201,7 @@ def peers(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the admitted sites with the fingerprints of their keys, which the sites read out to each other.
+    """List the admitted sites with the fingerprints of their signing keys, which the sites read out to each other.
 
     In a study with a sealed sum the list is published for the sites. A site does not trust it: each site confirms the
     others with `consilium site peers`.
@@ -214,7 +221,7 @@ def peers(
         say("no site is admitted yet", err=True)
     width = max((len(peer.site) for peer in listed.peers), default=0)
     for peer in listed.peers:
-        say(f"{peer.site:{width}}  {fingerprint(peer.key)}")
+        say(f"{peer.site:{width}}  {fingerprint(peer.key)}  signing key: the site reads this out to the other sites")
 
 
 @provision_app.command("renew")

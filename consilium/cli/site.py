@@ -99,7 +99,7 @@ def request(site_dir: SiteDir) -> None:
     from client.site.enrolment import new_request
 
     written = new_request(site_dir)
-    say(f"send {site_dir / 'request.json'} to the consortium, and read this fingerprint to them by telephone:")
+    say(f"send {site_dir / 'request.json'} to the consortium, and read the request's fingerprint to them by telephone:")
     say(written.fingerprint)
 
 
@@ -113,7 +113,7 @@ def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> N
     except InvalidInput as error:  # can be fixed later; the request does not change
         say(f"warning: {error}", err=True)
     say(joining_text(study, file=site_dir / "study.toml"))
-    say(f"send {site_dir / 'request.json'} to the consortium, and read this fingerprint to them by telephone:")
+    say(f"send {site_dir / 'request.json'} to the consortium, and read the request's fingerprint to them by telephone:")
     say(request.fingerprint)
 
 

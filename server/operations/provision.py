@@ -57,7 +57,7 @@ class SiteStanding:
         pool: Its patient pool.
         node_id: Flower's id of its node.
         admitted: False once it was revoked.
-        fingerprint: Of its node key, as ``ssh-keygen -l`` prints it; empty if the key's file is gone.
+        fingerprint: Fingerprint of its node key, as ``ssh-keygen -l`` prints it; empty if the key's file is gone.
         node: The node's status at SuperLink, or ``unknown``.
     """
 

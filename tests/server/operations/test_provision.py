@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -456,3 +457,15 @@ def test_a_site_that_was_forgotten_is_admitted_no_more_by_its_name_or_its_key(
     other = replace(join(workspace, tmp_path / "b", "south"), node_key=request.node_key)
     with pytest.raises(InvalidInput, match="never admitted to this study again"):
         approve(workspace, other)
+
+
+def test_each_fingerprint_is_printed_with_the_name_of_its_key(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    (site,) = provision.standings(workspace, nodes={})
+    listed = CliRunner().invoke(app, ["provision", "list", str(workspace.root)]).stdout
+    assert f"node key {site.fingerprint}" in listed
+    assert "`consilium site doctor`" in listed
+    peers = CliRunner().invoke(app, ["provision", "peers", str(workspace.root)]).stdout
+    (signing,) = re.findall(r"SHA256:\S+", peers)
+    assert signing != site.fingerprint
+    assert f"{signing}  signing key: the site reads this out to the other sites" in peers
