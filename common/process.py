@@ -32,6 +32,8 @@ from types import FrameType, TracebackType
 from common.errors import DaemonFailed, InvalidInput
 from common.plain import plain
 
+READY_TIMEOUT_S = 300.0
+"""Default of :attr:`DaemonSpec.ready_timeout_s`. On a machine under load, 60 s were too few for SuperExec."""
 TAG = "CONSILIUM_DAEMON"
 """Environment variable that marks a daemon and all processes it starts. Its value is ``<group>.<number>.``"""
 
@@ -100,7 +102,7 @@ class DaemonSpec:
     cwd: Path
     log: Path
     ready: Callable[[], bool] | None = None
-    ready_timeout_s: float = 60.0
+    ready_timeout_s: float = READY_TIMEOUT_S
     stop_signal: signal.Signals = signal.SIGINT
     grace_s: float = 10.0
     show_log: bool = True

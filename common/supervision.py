@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common.errors import DaemonFailed
 from common.locks import held, take
-from common.process import Daemon, DaemonSpec, ProcessGroup, base_env, executable, plain_text
+from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, base_env, executable, plain_text
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
@@ -101,7 +101,7 @@ def all_of_a_study(
     *,
     log: str,
     ready: Callable[[], bool],
-    ready_timeout_s: float = 300.0,
+    ready_timeout_s: float = READY_TIMEOUT_S,
     log_to: Sequence[str] = (),
     show_log: bool = True,
 ) -> DaemonSpec:

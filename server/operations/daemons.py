@@ -243,7 +243,6 @@ def superlink(server: FlowerServer) -> DaemonSpec:
         cwd=server.folder,
         log=server.logs / "superlink.log",
         ready=ready,
-        ready_timeout_s=300.0,
     )
 
 
