@@ -167,6 +167,7 @@ class Follower:
         root = self.workspace.root
         small = (
             *(root / "sites.json", root / "public.json", root / "codec.json", self.workspace.nodes_file),
+            self.workspace.revoked_file,
             *measured_files(root),
         )
         stamp = tuple(map(file_stamp, small))

@@ -96,6 +96,8 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     hashed = sha256_bytes(read_node_public_key(key).encode()) if key.exists() else ""
     workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first: it is never admitted again
     workspace.save_sites(tuple(one for one in workspace.registered() if one.name != name))
+    if name in workspace.revoked_names():
+        workspace.save_revoked(workspace.revoked_names() - {name})
     yield "its entry in sites.json, with the key of its replies and its node's number"
     for path, what in (
         (key, "its public node key"),

@@ -429,9 +429,8 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
                 remedy="see `consilium provision list`",
             )
         write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
-        workspace.save_sites(
-            tuple(replace(site, revoked=site.revoked or site.name == name) for site in workspace.registered())
-        )
+        if name in {site.name for site in workspace.registered()}:  # one whose approval broke off may ask again
+            workspace.save_revoked(workspace.revoked_names() | {name})
         publish_peers(workspace)
     node_id = next(node.node_id for node in admitted if node.site == name)
     try:
@@ -471,7 +470,7 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
             site=site.name,
             pool=site.pool,
             node_id=site.node_id,
-            admitted=site.name in admitted and not site.revoked,
+            admitted=site.name in admitted,
             fingerprint=_fingerprint(workspace.node_keys_dir / f"{site.name}.pub"),
             node=nodes.get(site.node_id, "unknown"),
         )

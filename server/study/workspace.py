@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ RUN_LOCK = "run.lock"
 PAIRED = "paired.json"
 VALIDATION = "validation.json"
 LEFT = "left.json"
+REVOKED = "revoked.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,12 @@ class Site(Document):
         node_id: Flower's id of its node.
         answer_key: Ed25519 public key (hexadecimal) of its own ledger, which signs its replies; empty if it was
             registered without one.
-        revoked: True if its admission was revoked. The dashboard reads it here, because it may not see the list of
-            admitted nodes. Version 0.1.0 recorded a revocation only in that list.
     """
 
     name: str
     pool: str
     node_id: Annotated[int, AS_TEXT]
     answer_key: Annotated[str, LATER] = ""
-    revoked: Annotated[bool, LATER] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +315,12 @@ class Workspace:
     def admitted(self) -> tuple[Site, ...]:
         """Return the registered sites that are not revoked.
 
-        A site is revoked if its entry states it, or if the list of admitted nodes lacks it. A study that was never set
-        up for a network has no such list, and the dashboard may not be allowed to read it.
+        A site is revoked if ``revoked.json`` names it, or if the list of admitted nodes lacks it. A study that was
+        never set up for a network has no such list, and the dashboard may not be allowed to read it. Earlier versions
+        recorded a revocation only in that list.
         """
-        sites = tuple(site for site in self.sites() if not site.revoked)
+        revoked = self.revoked_names()
+        sites = tuple(site for site in self.sites() if site.name not in revoked)
         if not os.access(self.nodes_file, os.R_OK):
             return sites
         from common.node_auth import read_admitted  # cryptography: no command's help needs it
@@ -337,6 +337,32 @@ class Workspace:
         registered = self.registered()
         admitted = {site.name for site in self.admitted()} if registered else set()
         return tuple(site for site in registered if site.name not in admitted)
+
+    @property
+    def revoked_file(self) -> Path:
+        """Names of the revoked sites. The dashboard reads it, and earlier versions ignore it."""
+        return self.root / REVOKED
+
+    def revoked_names(self) -> frozenset[str]:
+        """Return the names in :attr:`revoked_file`; none if there is no such file.
+
+        Raises:
+            InvalidInput: If it is no list of names.
+        """
+        if not self.revoked_file.exists():
+            return frozenset()
+        found = self._read(REVOKED, remedy="restore it from a backup")
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise InvalidInput("list of revoked sites", value=str(self.revoked_file), limit="a JSON list of names")
+        return frozenset(found)
+
+    def save_revoked(self, names: Collection[str]) -> None:
+        """Write the list of revoked sites.
+
+        Args:
+            names: Their names.
+        """
+        self._write(REVOKED, sorted(names))
 
     def save_sites(self, sites: tuple[Site, ...]) -> None:
         """Write the list of registered sites.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,6 +100,12 @@ def test_the_dashboard_knows_a_revoked_site_where_it_may_not_read_the_admitted_n
     """In containers its view of the folder gateway is empty."""
     workspace.nodes_file.unlink()
     assert [site.name for site in followed(workspace).admitted] == ["site-1", "site-2", "site-3"]
+
+
+def test_a_revocation_leaves_sites_json_as_earlier_versions_read_it(workspace: Workspace) -> None:
+    entries = json.loads((workspace.root / "sites.json").read_text())
+    assert all(set(entry) == {"name", "pool", "node_id", "answer_key"} for entry in entries)
+    assert json.loads(workspace.revoked_file.read_text()) == ["site-0"]
 
 
 def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path) -> None:
