@@ -53,7 +53,7 @@ LEAST_PATIENTS = 5
 """Least number of patients for a cross-validation."""
 
 MANY_PATIENTS = 7
-"""Least number of patients for which :data:`Way.AVERAGED` is the usual way. Figures: "Who gains" in docs/utility.md."""
+"""Least number of patients for which :data:`Way.AVERAGED` is the usual way; docs/utility.md, "Who gains", says why."""
 
 FOLDS = 5
 
@@ -152,7 +152,8 @@ def by_choice(figures: Mapping[Way, Dice], folds: Sequence[int]) -> list[float]:
     """Score the procedure that chooses a way of making the network, without the bias of choosing on the same patients.
 
     For each patient, :func:`choose` chooses the way on the patients of the other folds, and the patient's Dice under
-    this way is returned. The mean Dice of the way chosen on all patients is biased upwards, because it was chosen on these scores.
+    this way is returned. The mean Dice of the way chosen on all patients is biased upwards, because it was chosen on
+    these scores.
 
     Args:
         figures: Each way's Dice by patient.
