@@ -76,7 +76,11 @@ HEARD = {
     "cosine": "cosine of the two",
     "apart": "clipped sums: distance over back-propagation's length",
 }
-AT_HOME = {"hearts-patient-8-development": "hearts", "tumours-patient-8-development": "tumours"}
+AT_HOME = {
+    "hippocampus-patient-8-development": "hippocampus",
+    "hearts-patient-8-development": "hearts",
+    "tumours-patient-8-development": "tumours",
+}
 """Record with figures of ``--home`` → name of its dataset in the table."""
 ADAPTED = {"half-way": "half way", "averaged": "averaged"}
 """Way of `consilium site adapt` → its column."""
