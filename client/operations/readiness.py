@@ -21,6 +21,7 @@ from pathlib import Path
 from client.data.cases import check_index
 from client.operations.daemons import daemon_standings, was_let_in
 from client.operations.findings import Checkup, State
+from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
 from client.site.books import joined_study, read_books
 from client.site.deals import check_trained
@@ -297,7 +298,8 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     """
     folder = config.path("teachers")
     if not _has_teachers(config):
-        return Checkup("teachers", State.FAIL, "none is trained yet", "`consilium site train`")
+        before = "" if has_consented(config.root) else "`consilium site consent`, then "
+        return Checkup("teachers", State.FAIL, "none is trained yet", f"{before}`consilium site train`")
     if not load:
         return Checkup("teachers", State.OK, "trained")
     from client.records.declared import has_foreign

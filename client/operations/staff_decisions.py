@@ -67,7 +67,7 @@ class Withdrawal:
 def consent(directory: Path, *, by: str, sheet: str) -> Study:
     """Record a person's consent to the study of a site's directory. A repeated consent only adds a note.
 
-    No daemon starts, and nothing is served or charged, before consent is on record.
+    No teacher is trained, no daemon starts, and nothing is served or charged, before consent is on record.
 
     Args:
         directory: The site's directory.

@@ -104,7 +104,7 @@ def consent_missing(study: Study) -> InvalidInput:
     """
     return InvalidInput(
         f"no consent to study {study.name} is on record",
-        remedy="read and consent with `consilium site consent`; before that, this site answers nothing",
+        remedy="read and consent with `consilium site consent`; before that, this site trains and answers nothing",
     )
 
 

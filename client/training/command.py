@@ -1,6 +1,6 @@
 """Runs `consilium site train`: plans, charges, trains and records the site's teachers.
 
-1. Read the site's policy, the study and the dataset.
+1. Read the site's policy and the study; refuse if nobody consented to the study. Read the dataset.
 2. Plan each voter's training (:func:`~client.training.site.plan_site`).
 3. Record the trainings, and charge private ones, in the site's ledger.
 4. Train the voters in parallel processes.
@@ -20,6 +20,7 @@ from typing import Any
 
 from client.data.cases import CaseRecord, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
+from client.operations.staff_decisions import check_consent
 from client.policy import SiteConfig, is_site, load_site
 from client.records.declared import has_foreign
 from client.site.books import slots_file, writing_teachers
@@ -218,10 +219,13 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
         The report.
 
     Raises:
-        InvalidInput: If a voter's teacher was added by the hospital, or the plan or the ledger refuses the training.
+        InvalidInput: If no consent to the study is on record, a voter's teacher was added by the hospital, or the plan
+            or the ledger refuses the training.
         Refused: If another command is changing the teachers.
     """
     config, study, settings, data = _terms(options)
+    if config is not None:
+        check_consent(options.site_dir)
     brought = [v for v in range(study.privacy.voters_per_site) if has_foreign(options.site_dir / "teachers", v)]
     if brought:
         raise InvalidInput(

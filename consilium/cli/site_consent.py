@@ -28,8 +28,9 @@ def consent(
 ) -> None:
     """Show the consent sheet, ask for consent, and record who consented and when.
 
-    Before consent is recorded no daemon starts, and nothing is answered or charged. `site pause` suspends consent
-    later. Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
+    Before consent is recorded nothing is trained, no daemon starts, and nothing is answered or charged. `site pause`
+    suspends consent later.
+    Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
     """
     from client.operations import staff_decisions as control
     from client.policy import load_site

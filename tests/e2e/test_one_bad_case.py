@@ -73,6 +73,8 @@ def test_one_bad_case_in_a_hundred_stops_nobody_and_is_nobodys_business_but_the_
     doctor = consilium("site", "doctor", "--site-dir", north, "--data", str(tmp_path / "data" / "north"))
     assert f"({BAD}): volume file is damaged" in doctor.stdout
     for directory in sites.values():
+        agreed = consilium("site", "consent", "--site-dir", str(directory), "--by", "Ada", "--yes")
+        assert agreed.returncode == 0, agreed.stderr
         trained = consilium("site", "train", "--site-dir", str(directory), "--jobs", "1")
         assert trained.returncode == 0, trained.stderr
         if directory == sites["north"]:

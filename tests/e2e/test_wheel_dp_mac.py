@@ -103,6 +103,8 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
     (site / "site.toml").write_text(site_toml(data="../set", delta=DELTA), encoding="utf-8")
     study = STUDY.replace('["image"]', json.dumps(list(dataset.channels)))
     (site / "study.toml").write_text(study, encoding="utf-8")
+    agreed = [str(consilium), "site", "consent", "--site-dir", str(site), "--by", "Ada", "--yes"]
+    subprocess.run(agreed, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True, timeout=600)
     words = ["site", "train", "--site-dir", str(site), "--jobs", "1", "--strategy", "dp-mac", "--delta", str(DELTA)]
     command = [str(consilium), *words, "--epsilon", str(EPSILON), "--steps", str(STEPS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}

@@ -145,6 +145,7 @@ class Hospital:
         """``site train``; ``die_after`` so many steps the whole process dies, voters in ``crash`` die alone."""
         left = [10**6 if die_after is None else die_after]
         options = replace(PRIVATE, epsilon=epsilon) if private else PrivateOptions()
+        self._agree()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(command, "side_by_side", lambda jobs: self._run(left, tuple(crash)))
             try:
@@ -224,10 +225,14 @@ class Hospital:
         self.truth.brought.add(declared.served)
         self.truth.doubtful.discard(declared.served)
 
+    def _agree(self) -> None:
+        """``site consent``, also again if the ledger is a copy from before the consent."""
+        if not has_consented(self.site):
+            consent(self.site, by="Ada", sheet="")
+
     def serve(self, *, answers: int = 1) -> tuple[str, ...]:
         """Start a worker, which must keep every promise or refuse, and have it answer; what it serves."""
-        if not has_consented(self.site):  # of a ledger from before the consent, too: a person is asked again
-            consent(self.site, by="Ada", sheet="")
+        self._agree()
         worker = open_worker(self.site, sleep=lambda _: None)
         try:
             stated = worker._ledger.teachers()

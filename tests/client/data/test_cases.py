@@ -59,6 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dataset.cases[41].image.write_bytes(whole[: len(whole) // 2])
     (root / "study.toml").write_text(STUDY)
     (root / "site.toml").write_text(site_toml())
+    consent(root, by="Ada", sheet="")
     done = CliRunner().invoke(site_app, ["train", "--site-dir", str(root), "--jobs", "1"], catch_exceptions=False)
     assert done.exit_code == 0
     (root / "train.out").write_text(done.stdout)
@@ -98,15 +99,14 @@ def test_where_every_file_is_a_patient_the_sites_ledger_says_so_before_it_accept
     shutil.copytree(site, place)
     shutil.copy(create_authority(tmp_path / "authority").certificate, place / "ca.crt")
     create_node_keys(place / "node" / "keys")
-    consent(place, by="Ada", sheet="")
     open_worker(place)._ledger.close()
     with SiteLedger.read(place / "site-ledger.sqlite") as ledger:
         kinds = [row.kind for row in ledger.rows()]
-    assert kinds == ["genesis", "pool", "identity", "deal", "training", "trained", "study", "note", "teachers"]
+    assert kinds == ["genesis", "pool", "study", "note", "identity", "deal", "training", "trained", "teachers"]
     assert verify(place / "site-ledger.sqlite").ok
     (stated,) = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
-    assert (stated["row"], stated["identity"]) == (3, "file")
-    assert "from row 3 of its ledger on, no table says which patient" in run("status", "--site-dir", str(place))
+    assert (stated["row"], stated["identity"]) == (5, "file")
+    assert "from row 5 of its ledger on, no table says which patient" in run("status", "--site-dir", str(place))
 
 
 def test_a_table_of_patients_given_later_adds_one_row_and_the_same_again_none(site: Path, tmp_path: Path) -> None:
@@ -117,6 +117,7 @@ def test_a_table_of_patients_given_later_adds_one_row_and_the_same_again_none(si
         ledger.state_identity(PatientIdentity.FILE)
     table = ["case_id,patient_id", *(f"doe-{i:03d},doe-{i:03d}" for i in range(100))]
     (place / "set" / "patients.csv").write_text("\n".join(table))
+    consent(place, by="Ada", sheet="")
     run("train", "--site-dir", str(place), "--jobs", "1")
     stated = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
     assert [one["identity"] for one in stated] == ["file", "table"]
@@ -186,6 +187,7 @@ def test_a_site_is_told_if_delta_is_large_for_its_patients_and_its_status_file_d
     (large / "study.toml").write_text(study_toml("core", teacher=TEACHER, delta=1e-2, unit="patient"))
     caps = site_toml(delta=1e-2, more="unit = 'patient'")
     (large / "site.toml").write_text(caps.replace('"set"', json.dumps(str(site / "set"))))
+    consent(large, by="Ada", sheet="")
     warning = "δ = 0.01 is above 1/(10 · 100 patients)"
     trained = CliRunner().invoke(site_app, ["train", "--site-dir", str(large), "--jobs", "1"], catch_exceptions=False)
     assert f"warning, releases: {warning}" in trained.stderr

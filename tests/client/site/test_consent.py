@@ -56,6 +56,16 @@ def test_who_consented_and_when_is_in_the_sites_ledger(site: Path) -> None:
     assert isinstance(again.exception, InvalidInput)
 
 
+def test_nothing_is_trained_before_consent_and_the_refusal_names_the_command(site: Path) -> None:
+    done = RUN.invoke(app, ["site", "train", "--site-dir", str(site)])
+    assert isinstance(done.exception, InvalidInput), done.output
+    assert "no consent to study" in str(done.exception)
+    assert "`consilium site consent`; before that, this site trains and answers nothing" in str(done.exception)
+    assert not (site / "teachers").exists()
+    with open_books(load_site(site)) as ledger:
+        assert "training" not in [row.kind for row in ledger.rows()]
+
+
 def test_no_start_consents_by_itself_at_a_terminal_or_off_it(site: Path) -> None:
     """As systemd, compose and a person start it; the worker refuses too, for whoever starts it in another way."""
     for words in (["up"], ["up", "--only", "worker"], ["serve"]):
