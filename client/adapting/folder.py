@@ -50,6 +50,17 @@ def forget_adapted(site_dir: Path) -> tuple[Path, ...]:
     Returns:
         The finished bundles in the site's directory, which a person must delete.
     """
-    folder = site_dir / FOLDER
-    shutil.rmtree(folder / TRAININGS, ignore_errors=True)
-    return tuple(sorted(folder.glob(f"{NAME}-*")))
+    shutil.rmtree(site_dir / FOLDER / TRAININGS, ignore_errors=True)
+    return adapted_bundles(site_dir)
+
+
+def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:
+    """Return the finished bundles of a site's adaptations.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        Their folders.
+    """
+    return tuple(sorted((site_dir / FOLDER).glob(f"{NAME}-*")))

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.adapting.folder import forget_adapted
+from client.adapting.folder import adapted_bundles, forget_adapted
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
-from client.records.patient_deal import Place, save_slots
+from client.records.patient_deal import Place, Slots, save_slots
 from client.records.served import RETIRED, training_record
 from client.site.books import (
     consent_missing,
@@ -46,15 +46,15 @@ from common.witness.notes import origin_of
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """The result of withdrawing a patient (:func:`withdraw_patient`).
+    """What withdrawing a patient does (:func:`foresee_withdrawal`) or did (:func:`withdraw_patient`).
 
     Attributes:
-        places: The patient's slot in each assignment of patients to voters. The slot is empty now, and its voter does
-            not vote until it is retrained.
+        places: The patient's slot in each assignment of patients to voters. The withdrawal empties it, and its voter
+            does not vote until it is retrained.
         directories: The directories of the pool.
         releases: Number of releases already made, which cannot be undone.
         repeated: True if the patient was withdrawn before.
-        adapted: Adapted bundles that may contain the patient.
+        adapted: Adapted bundles that may have been trained on the patient.
     """
 
     places: tuple[Place, ...]
@@ -151,6 +151,28 @@ def decide(directory: Path, study: str, decision: str) -> str:
     return terms.id
 
 
+def foresee_withdrawal(directory: Path, case: str) -> Withdrawal:
+    """Tell what the withdrawal of a patient would do. Changes nothing.
+
+    Args:
+        directory: The site's directory.
+        case: Name of the patient or case, as the dataset lists it.
+
+    Returns:
+        What would be done.
+
+    Raises:
+        InvalidInput: If the case never had a slot, patients were not assigned to voters yet, or a directory of the pool
+            is missing.
+    """
+    directories, stored = _dealt(directory)
+    with read_books(load_site(directory)) as ledger:
+        seat = _seat(case, stored, ledger)
+        releases = ledger.spent().releases
+    adapted = tuple(bundle for each in directories for bundle in adapted_bundles(each))
+    return Withdrawal(tuple(seat.places.values()), directories, releases, repeated=not seat.sits, adapted=adapted)
+
+
 def withdraw_patient(directory: Path, case: str) -> Withdrawal:
     """Take a patient out of every study of the pool.
 
@@ -175,25 +197,47 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
             is missing.
         Refused: ``busy`` if a training runs in a directory of the pool.
     """
+    directories, _ = _dealt(directory)
+    with writing_teachers(directories):
+        return _withdraw(directory, case, directories=directories)
+
+
+def _dealt(directory: Path) -> tuple[tuple[Path, ...], dict[Path, Slots]]:
+    """Return the directories of the pool, and its assignments of patients to voters, of which there is at least one."""
     books = load_site(directory).books_dir
-    directories = site_directories(books)
-    if not deals(books):  # without a deal there is nothing to lock
+    directories, stored = site_directories(books), deals(books)
+    if not stored:  # without a deal there is nothing to lock
         raise InvalidInput(
             "the patients have not been assigned to voters yet",
             value=str(books),
             remedy="run `consilium site train` first",
         )
-    with writing_teachers(directories):
-        return _withdraw(directory, case, directories=directories)
+    return directories, stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Where a patient is: the assignments that know the patient by file, the places there, and which are taken."""
+
+    found: dict[Path, Slots]
+    places: dict[Path, Place]
+    sits: set[Path]
+
+
+def _seat(case: str, stored: dict[Path, Slots], ledger: SiteLedger) -> _Seat:
+    known = {path: as_on_record(slots, ledger, names={case}) for path, slots in stored.items()}
+    found = {path: slots for path, slots in known.items() if slots.has_placed(case)} or known
+    places = {path: slots.place(case) for path, slots in found.items()}
+    return _Seat(
+        found, places, {path for path, slots in found.items() if case in stored[path].order or case in slots.order}
+    )
 
 
 def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> Withdrawal:
     stored = deals(directories[0])
     with _ledger(directory) as (_, ledger):
-        known = {path: as_on_record(slots, ledger, names={case}) for path, slots in stored.items()}
-        found = {path: slots for path, slots in known.items() if slots.has_placed(case)} or known
-        places = {path: slots.place(case) for path, slots in found.items()}
-        sits = {path for path, slots in found.items() if case in stored[path].order or case in slots.order}
+        seat = _seat(case, stored, ledger)
+        found, places, sits = seat.found, seat.places, seat.sits
         for path in found:
             save_slots(path, stored[path])  # store a new key before a row uses it
         for path, place in places.items():

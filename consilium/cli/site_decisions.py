@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from common.errors import InvalidInput
 from common.plain import plain
 from consilium.cli.options import AsJson, SiteDir
 from consilium.cli.say import say
+
+if TYPE_CHECKING:
+    from client.operations.staff_decisions import Withdrawal
 
 StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]
 
@@ -57,13 +60,18 @@ def withdraw(
 def withdraw_patient(
     case: Annotated[str, typer.Argument(help="The case's name in the dataset; it is not written to the ledger.")],
     site_dir: SiteDir,
+    yes: Annotated[bool, typer.Option("--yes", help="Withdraw without asking, although it cannot be undone.")] = False,
 ) -> None:
-    """Withdraw a patient. The patient's voter does not answer until it is trained again.
+    """Withdraw a patient from all studies permanently. The patient's voter answers again once it is retrained.
 
+    It shows what it will do and asks for confirmation, because it cannot be undone; without a terminal --yes is
+    required.
     Example: consilium site withdraw-patient case_017 --site-dir /srv/consilium
     """
     from client.operations import staff_decisions as control
 
+    if not yes:
+        _ask_about_patient(case, control.foresee_withdrawal(site_dir, case))
     done = control.withdraw_patient(site_dir, case)
     for place in done.places:
         if done.repeated:
@@ -199,6 +207,32 @@ def _ask_for_good(study: str) -> None:
             "withdrawal was not confirmed",
             limit="the answer y, because withdrawing cannot be undone",
             remedy="answer y, give --yes, or use `consilium site pause`",
+        )
+
+
+def _ask_about_patient(case: str, foreseen: Withdrawal) -> None:
+    """Show what the withdrawal of a patient will do, and ask; raise InvalidInput unless the answer is yes.
+
+    A patient who was withdrawn before is not asked about, because nothing would change.
+    """
+    if foreseen.repeated:
+        return
+    say(plain(f"withdrawing {case} does this:"))
+    for place in foreseen.places:
+        say(
+            f"  slot {place.slot} of voter {place.voter} becomes empty; the voter does not answer until "
+            "`consilium site train` has trained it again"
+        )
+    say(f"  it holds in every study of the pool: {', '.join(map(str, foreseen.directories))}")
+    say("  all codes that this site has stored are deleted, and so are unfinished trainings of `consilium site adapt`")
+    for bundle in foreseen.adapted:
+        say(f"  {bundle} may have been trained on the patient; you must delete it yourself")
+    say(f"  the {foreseen.releases} releases that this site accepted cannot be recalled")
+    if not sys.stdin.isatty() or not typer.confirm(plain(f"withdraw {case} for good?")):
+        raise InvalidInput(
+            "the patient's withdrawal was not confirmed",
+            limit="the answer y, because withdrawing a patient cannot be undone",
+            remedy="answer y, or give --yes",
         )
 
 

@@ -224,7 +224,7 @@ FOREIGN: dict[str, Words] = {
     "site teacher remove": of("--site-dir", "{site}"),
     "site train": of("--site-dir", "{site}"),
     "site withdraw": of("{hostile}", "--site-dir", "{site}", "--yes"),
-    "site withdraw-patient": of("{hostile}", "--site-dir", "{site}"),
+    "site withdraw-patient": of("{hostile}", "--site-dir", "{site}", "--yes"),
     "student export": of("{study}"),
     "student publish": of("{study}", "--out", "{root}/published"),
     "student train": of("{study}"),

@@ -150,7 +150,7 @@ def hospital(fed) -> Path:
 def test_a_withdrawn_patient_leaves_an_empty_slot_a_silent_voter_and_no_name(fed, hospital) -> None:
     before = load_slots(hospital / "teachers" / "slots.json")
     place = before.place("p2")
-    result = site("withdraw-patient", "p2", "--site-dir", hospital)
+    result = site("withdraw-patient", "p2", "--site-dir", hospital, "--yes")
     assert result.exit_code == 0, result.output
     assert f"slot {place.slot} of voter {place.voter}" in result.stdout
     assert "recalled" in result.stdout
@@ -168,8 +168,23 @@ def test_a_withdrawn_patient_leaves_an_empty_slot_a_silent_voter_and_no_name(fed
     assert verify(hospital / "site-ledger.sqlite").kinds["patient"] == 1
 
 
+def test_a_withdrawal_of_a_patient_says_what_it_will_do_and_asks_before_it_changes_anything(fed, hospital) -> None:
+    before, rows = (hospital / "teachers" / "slots.json").read_text(), fed.site_ledgers["site-0"].row_count
+    place = load_slots(hospital / "teachers" / "slots.json").place("p2")
+    asked = site("withdraw-patient", "p2", "--site-dir", hospital)
+    assert "the answer y, because withdrawing a patient cannot be undone" in str(asked.exception), "nobody said yes"
+    for words in (
+        f"slot {place.slot} of voter {place.voter} becomes empty",
+        "stored are deleted",
+        "cannot be recalled",
+    ):
+        assert words in asked.stdout
+    assert (hospital / "teachers" / "slots.json").read_text() == before
+    assert fed.site_ledgers["site-0"].row_count == rows
+
+
 def test_a_withdrawn_patient_is_never_dealt_again_and_a_second_withdrawal_changes_nothing(fed, hospital) -> None:
-    assert site("withdraw-patient", "p2", "--site-dir", hospital).exit_code == 0
+    assert site("withdraw-patient", "p2", "--site-dir", hospital, "--yes").exit_code == 0
     text = (hospital / "teachers" / "slots.json").read_text()
     before = load_slots(hospital / "teachers" / "slots.json").order
     again = load_or_deal(hospital / "teachers" / "slots.json", [f"p{i}" for i in range(8)], voters=2)
@@ -179,7 +194,7 @@ def test_a_withdrawn_patient_is_never_dealt_again_and_a_second_withdrawal_change
     assert {replacement, *again.order[6:]} == {"p6", "p7"}
     (hospital / "teachers" / "slots.json").write_text(text)
     rows = fed.site_ledgers["site-0"].row_count
-    assert "nothing changed" in site("withdraw-patient", "p2", "--site-dir", hospital).stdout
+    assert "nothing changed" in site("withdraw-patient", "p2", "--site-dir", hospital, "--yes").stdout
     assert (hospital / "teachers" / "slots.json").read_text() == text
     assert fed.site_ledgers["site-0"].row_count == rows
 
@@ -201,13 +216,13 @@ def test_an_interrupted_withdrawal_is_finished_by_running_it_again(fed, hospital
 
 
 def test_a_patient_who_never_had_a_slot_is_refused(hospital) -> None:
-    assert isinstance(site("withdraw-patient", "p9", "--site-dir", hospital).exception, InvalidInput)
+    assert isinstance(site("withdraw-patient", "p9", "--site-dir", hospital, "--yes").exception, InvalidInput)
 
 
 def test_slots_of_the_first_schema_are_read_and_can_lose_a_patient(fed, hospital) -> None:
     path = hospital / "teachers" / "slots.json"
     path.write_text(json.dumps({"schema": 1, "seed": 3, "voters": 2, "order": ["p0", "p1"]}))
-    assert site("withdraw-patient", "p1", "--site-dir", hospital).exit_code == 0
+    assert site("withdraw-patient", "p1", "--site-dir", hospital, "--yes").exit_code == 0
     slots = load_slots(path)
     assert slots.order == ("p0", "#withdrawn-1")
     assert slots.place("p1").slot == 1

@@ -338,7 +338,7 @@ def test_a_withdrawn_patient_is_in_no_adaptation_and_what_held_the_patient_is_na
     bundle = adapted(few).bundle
     assert [len(subjects) for subjects in seen_by(bundle).values()] == [2]
     assert list((few / "adapted" / "trainings").iterdir())
-    done = RUN.invoke(site_app, ["withdraw-patient", "p1", "--site-dir", str(few)], catch_exceptions=False)
+    done = RUN.invoke(site_app, ["withdraw-patient", "p1", "--site-dir", str(few), "--yes"], catch_exceptions=False)
     assert f"{bundle} may have been trained on the patient: delete it" in done.stdout
     assert not (few / "adapted" / "trainings").exists()
     assert adapted(few).patients == 1

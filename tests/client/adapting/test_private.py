@@ -169,5 +169,5 @@ def test_a_withdrawn_patient_is_not_in_the_next_training(site: Path) -> None:
     load_or_deal(site / "teachers" / "slots.json", [f"c{i}" for i in range(5)], voters=1)
     config = load_site(site)
     open_books(config).close()
-    assert RUN.invoke(site_app, ["withdraw-patient", "c1", "--site-dir", str(site)]).exit_code == 0
+    assert RUN.invoke(site_app, ["withdraw-patient", "c1", "--site-dir", str(site), "--yes"]).exit_code == 0
     assert set(own_patients(config, load_study(site / "study.toml")).scans) == {"c0", "c2", "c3", "c4"}

@@ -397,7 +397,7 @@ def test_a_withdrawal_in_one_study_silences_the_patient_in_every_study_of_the_po
     if same:
         assert places[joined] == places[tmp_path / "north"], "the same voter in every study of this m"
 
-    result = site("withdraw-patient", "p3", "--site-dir", joined)
+    result = site("withdraw-patient", "p3", "--site-dir", joined, "--yes")
     assert result.exit_code == 0, result.output
     for directory, place in places.items():
         assert retired_voters(directory / "teachers") == {place.voter}
@@ -405,7 +405,7 @@ def test_a_withdrawal_in_one_study_silences_the_patient_in_every_study_of_the_po
     with read_books(load_site(tmp_path / "north")) as ledger:
         assert {place.voter for place in places.values()} <= ledger.withdrawn_voters()
         assert [row.kind for row in ledger.rows()].count("patient") == (1 if same else 2)
-    assert "nothing changed" in site("withdraw-patient", "p3", "--site-dir", tmp_path / "north").stdout
+    assert "nothing changed" in site("withdraw-patient", "p3", "--site-dir", tmp_path / "north", "--yes").stdout
 
 
 def test_a_withdrawal_that_cannot_reach_a_study_of_the_pool_does_nothing(north: Path, joined: Path) -> None:
