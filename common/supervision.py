@@ -30,6 +30,8 @@ from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, ba
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
+BEAT_S = 5.0
+"""Seconds between two heartbeats of a supervising process: the time of change of its lock file."""
 FACTS = "daemons.jsonl"
 """Name of the file, in the folder of the daemons' logs, with one line of JSON for each event."""
 _LOCK = "daemons.lock"
@@ -194,15 +196,19 @@ class Supervisor:
             if not slot.was_ready:
                 return  # daemons first start in order; later each is restarted independently
 
-    def run(self, *, on_ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, *, on_ready: Callable[[], None] = lambda: None, on_beat: Callable[[], None] = lambda: None) -> None:
         """Keep daemons running until interrupted (SIGINT, SIGTERM).
 
         Args:
             on_ready: Called once, when all are ready.
+            on_beat: Called every :data:`BEAT_S` seconds.
         """
-        told = False
+        told, due = False, self._clock()
         while True:
             self.step()
+            if self._clock() >= due:
+                on_beat()
+                due = self._clock() + BEAT_S
             if self.ready and not told:
                 told = True
                 self._report("all-ready")
@@ -277,7 +283,7 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
     report = json_report(logs / FACTS)
     with keeping(logs), ProcessGroup() as group:
         try:
-            Supervisor(group, kept, report=report).run(on_ready=on_ready)
+            Supervisor(group, kept, report=report).run(on_ready=on_ready, on_beat=lambda: heartbeat(logs))
         except KeyboardInterrupt:
             report("stopping")
     report("stopped")
@@ -288,8 +294,8 @@ class DaemonStanding:
     """The state of a daemon: ``starting``, ``ready``, ``offline`` (it runs and does not reach its server), ``ended``
     (it will be restarted) or ``stopped``.
 
-    ``since`` is when the state began, ``why`` why the daemon ended last, ``said`` the quoted part of its log, and
-    ``log`` the path of the log.
+    ``since`` is when the state began; for a stopped daemon it is the last time it is known to have run. ``why`` is why
+    the daemon ended last, ``said`` the quoted part of its log, and ``log`` the path of the log.
     """
 
     daemon: str
@@ -320,8 +326,8 @@ def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
     """Return the state of every daemon, from the newest event about it.
 
     If no process keeps the daemons running any more, or the process has not started a daemon yet, the daemon is
-    ``stopped`` even if its last event states something else. ``since`` is then the time at which the process stopped,
-    or else the time of the last event.
+    ``stopped`` even if its last event states something else. ``since`` is then the time at which the process stopped.
+    If it was killed, ``since`` is its last heartbeat, or else the time of the last event.
 
     Args:
         folders: Folders of logs.
@@ -332,16 +338,51 @@ def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
     found: dict[str, DaemonStanding] = {}
     for folder in folders:
         with contextlib.suppress(OSError):
-            kept_from = _kept_from(folder)
-            for at, one in _read_standings(folder / FACTS):
-                now = one if kept_from is not None and kept_from < at else replace(one, state="stopped")
+            kept_from, runs = _keeper(folder)
+            for at, one, over in _read_standings(folder / FACTS):
+                of_keeper = kept_from is not None and kept_from < at
+                now = one if of_keeper and runs else _stopped(one, folder, beat=of_keeper and not over)
                 if one.daemon not in found or found[one.daemon].since <= one.since:
                     found[one.daemon] = now
     return tuple(found.values())
 
 
-def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
-    """Return each daemon's newest state, with the position in the file at which the event about it ends."""
+def unrecorded(folders: Iterable[Path], *, command: str) -> str:
+    """Say why :func:`standings` knows no daemon: its records cannot be read, or there are none.
+
+    Args:
+        folders: Folders of logs.
+        command: The command that starts and records the daemons.
+
+    Returns:
+        The text.
+    """
+    for folder in folders:
+        try:
+            (folder / FACTS).open("rb").close()
+        except PermissionError:
+            return f"not known, because user {os.getuid()} cannot read {folder / FACTS}"
+        except OSError:
+            continue
+    return (
+        f"`{command}` has recorded none here; daemons that were started in another way, for example by "
+        "`consilium demo`, are not listed"
+    )
+
+
+def _stopped(one: DaemonStanding, folder: Path, *, beat: bool) -> DaemonStanding:
+    """Return a daemon as stopped; ``beat`` is True if the supervising process that kept it beat last in this folder."""
+    since = one.since
+    if beat and one.state != "ended":
+        alive = datetime.fromtimestamp((folder / _LOCK).stat().st_mtime, UTC)
+        since = max(datetime.fromisoformat(since), alive).isoformat(timespec="milliseconds")
+    return replace(one, state="stopped", since=since)
+
+
+def _read_standings(path: Path) -> list[tuple[int, DaemonStanding, bool]]:
+    """Return each daemon's newest state, the position in the file at which the event about it ends, and True if its
+    supervising process recorded that it stopped."""
+    over: set[str] = set()
     found: dict[str, DaemonStanding] = {}
     ends: dict[str, int] = {}
     with path.open("rb") as stream:
@@ -360,9 +401,11 @@ def _read_standings(path: Path) -> list[tuple[int, DaemonStanding]]:
                 log = fact.get("log") or (before.log if before else "")
                 found[fact["daemon"]] = DaemonStanding(fact["daemon"], state, fact["time"], why, said, log)
                 ends[fact["daemon"]] = at
+                over.discard(fact["daemon"])
             elif fact["event"] == "stopped":  # the process and all its daemons stopped; a later start has a later fact
                 found = {name: replace(one, since=fact["time"]) for name, one in found.items()}
-    return [(ends[daemon], standing) for daemon, standing in found.items()]
+                over = set(found)
+    return [(ends[daemon], standing, daemon in over) for daemon, standing in found.items()]
 
 
 @contextlib.contextmanager
@@ -391,13 +434,26 @@ def keeping(logs: Path) -> Iterator[None]:
         yield
 
 
-def _kept_from(logs: Path) -> int | None:
-    """Return the length that the file of events had when the supervising process that runs now was started.
+def _keeper(logs: Path) -> tuple[int | None, bool]:
+    """Return the length that the file of events had when the newest supervising process started, and if it runs.
 
-    None if no supervising process runs.
+    The length is None without a record of such a process.
     """
-    with (logs / _LOCK).open() as lock:
-        return int(lock.read() or 0) if held(lock) else None
+    try:
+        with (logs / _LOCK).open() as lock:
+            return int(lock.read() or 0), held(lock)
+    except FileNotFoundError:
+        return None, False
+
+
+def heartbeat(logs: Path) -> None:
+    """Record in the folder of the logs that the supervising process is alive now.
+
+    Args:
+        logs: The folder.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(logs / _LOCK)
 
 
 def _size(path: Path) -> int:

@@ -40,6 +40,7 @@ from common.supervision import (
     keep_running,
     last_words,
     standings,
+    unrecorded,
 )
 from common.worker_api import healthy
 
@@ -366,7 +367,23 @@ def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     Returns:
         The states.
     """
-    return standings((site_dir / "logs", site_dir / "node" / "logs"))
+    return standings(_logs(site_dir))
+
+
+def no_daemons(site_dir: Path) -> str:
+    """Say why :func:`daemon_standings` knows no daemon of a site.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The text.
+    """
+    return unrecorded(_logs(site_dir), command="consilium site up")
+
+
+def _logs(site_dir: Path) -> tuple[Path, ...]:
+    return site_dir / "logs", site_dir / "node" / "logs"
 
 
 def was_let_in(site_dir: Path) -> bool:

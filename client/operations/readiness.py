@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from client.data.cases import check_index
-from client.operations.daemons import daemon_standings, was_let_in
+from client.operations.daemons import daemon_standings, no_daemons, was_let_in
 from client.operations.findings import Checkup, State
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
@@ -100,7 +100,7 @@ def _daemons(directory: Path) -> list[Checkup]:
         state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
         remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
         found.append(Checkup("daemon", state, one.line, remedy))
-    return found or [Checkup("daemons", State.NOTE, "none was started yet", "`consilium site up`")]
+    return found or [Checkup("daemons", State.NOTE, no_daemons(directory), "`consilium site up`")]
 
 
 def _keys(folder: Path) -> Checkup:

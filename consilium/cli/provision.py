@@ -333,7 +333,7 @@ def status(
     Example: consilium server status trial
     """
     from server.operations import provision
-    from server.operations.supervisor import daemon_standings
+    from server.operations.supervisor import daemon_standings, no_daemons
     from server.study.status import ledger_problem
 
     workspace = Workspace(directory)
@@ -352,7 +352,7 @@ def status(
         }
         say(json.dumps(facts, indent=1))
     else:
-        say(joined(one.line for one in found) or "the daemons were never started here")
+        say(joined(one.line for one in found) or f"daemons: {no_daemons(workspace)}")
         if shown is not None:
             say(shown.line)
         if sites:

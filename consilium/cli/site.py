@@ -276,7 +276,7 @@ def status(
     Example: consilium site status --site-dir /srv/consilium
     """
     from client.data.cases import delta_warning, has_trained, load_cases
-    from client.operations.daemons import daemon_standings
+    from client.operations.daemons import daemon_standings, no_daemons
     from client.policy import load_site
     from client.site.status import facts_of, signed_status, site_status
 
@@ -287,7 +287,9 @@ def status(
         say(json.dumps(signed_status(site_dir, said), indent=1))
         return
     say(status_text(facts, peers=said.get("peers")))
-    say(joined(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else ["daemons: never started"]))
+    say(
+        joined(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else [f"daemons: {no_daemons(site_dir)}"])
+    )
     if has_trained(site_dir):
         warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
         if warning is not None:

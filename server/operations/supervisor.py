@@ -30,7 +30,15 @@ from common.pki import ServerIdentity
 from common.process import DaemonSpec, base_env, plain_text
 from common.security_log.program import log_daemon
 from common.sockets import accepts, answers_http, reachable
-from common.supervision import DaemonStanding, KeptRunning, all_of_a_study, keep_running, last_words, standings
+from common.supervision import (
+    DaemonStanding,
+    KeptRunning,
+    all_of_a_study,
+    keep_running,
+    last_words,
+    standings,
+    unrecorded,
+)
 from server.aggregation.relay import SOCKET as CORE_SOCKET
 from server.aggregation.relay import answers as core_answers
 from server.operations.daemons import (
@@ -307,6 +315,18 @@ def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
         return own
     theirs = standings((keeper.root / "logs", keeper.flower_dir / "logs"))
     return (*own, *(one for one in theirs if one.daemon == "gateway"))
+
+
+def no_daemons(workspace: Workspace) -> str:
+    """Say why :func:`daemon_standings` knows no daemon of a server.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The text.
+    """
+    return unrecorded((workspace.root / "logs", workspace.flower_dir / "logs"), command="consilium server up")
 
 
 def _kept(workspace: Workspace, daemon: str) -> bool:

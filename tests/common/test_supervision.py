@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,13 @@ from common.supervision import (
     KeptRunning,
     Supervisor,
     deliberate,
+    heartbeat,
     json_report,
     keep_running,
     keeping,
     last_words,
     standings,
+    unrecorded,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends processes by signals")
@@ -276,8 +279,10 @@ def test_daemons_that_are_kept_already_are_not_kept_twice_and_who_looks_sees_how
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from common import supervision
 from common.process import DaemonSpec, base_env
 from common.supervision import KeptRunning, keep_running
+supervision.BEAT_S = 0.1
 root = Path({str(tmp_path)!r})
 def kept(name, code):
     argv = (sys.executable, "-S", "-c", code)
@@ -295,6 +300,11 @@ keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
         assert "no room; to fix: make room" in bad.line
         with pytest.raises(DaemonFailed, match="are running already"):
             keep_running(tmp_path, [])
+        lock = tmp_path / "daemons.lock"
+        os.utime(lock, (0, 0))
+        while lock.stat().st_mtime == 0:  # the next heartbeat sets it
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         process.kill()
     assert {one.state for one in standings([tmp_path])} == {"stopped"}
     assert standings([tmp_path / "none"]) == ()
@@ -312,6 +322,49 @@ def test_a_stopped_daemon_is_stopped_since_its_keeper_stopped_and_not_since_it_s
     (tmp_path / FACTS).write_text(json.dumps(facts[0]) + "\n")  # killed: nobody knows when
     (one,) = standings([tmp_path])
     assert "stopped, last heard of" in one.line
+
+
+def test_a_killed_daemon_was_last_heard_of_when_its_keeper_beat_last_and_not_when_it_started(tmp_path: Path) -> None:
+    with keeping(tmp_path):
+        fact = {"time": "2026-11-24T08:00:00+00:00", "event": "daemon-ready", "daemon": "core"}
+        (tmp_path / FACTS).write_text(json.dumps(fact) + "\n")
+        heartbeat(tmp_path)
+        beaten = (tmp_path / "daemons.lock").stat().st_mtime
+        assert [one.state for one in standings([tmp_path])] == ["ready"]
+    (one,) = standings([tmp_path])
+    assert (one.state, datetime.fromisoformat(one.since).timestamp()) == ("stopped", pytest.approx(beaten, abs=0.01))
+
+
+def test_a_supervisor_beats_while_it_keeps_daemons(tmp_path: Path) -> None:
+    beats = []
+
+    def beat() -> None:
+        beats.append(None)
+        raise KeyboardInterrupt
+
+    with ProcessGroup() as group, pytest.raises(KeyboardInterrupt):
+        Supervisor(group, [], report=lambda event, **facts: None).run(on_beat=beat)
+    assert beats == [None]
+
+
+def test_a_log_whose_lock_is_gone_still_says_what_ran(tmp_path: Path) -> None:
+    """As in a copy of a site's folder: the daemons were started, so nothing may say that they never were."""
+    fact = {"time": "2026-11-24T08:00:00+00:00", "event": "daemon-ready", "daemon": "worker"}
+    (tmp_path / FACTS).write_text(json.dumps(fact) + "\n")
+    assert [(one.daemon, one.state) for one in standings([tmp_path])] == [("worker", "stopped")]
+
+
+def test_without_a_record_nothing_is_claimed_about_daemons(tmp_path: Path) -> None:
+    said = unrecorded([tmp_path / "logs"], command="consilium site up")
+    assert said.startswith("`consilium site up` has recorded none here; daemons that were started in another way")
+
+    def closed(*_: object) -> None:
+        raise PermissionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", closed)
+        said = unrecorded([tmp_path / "logs"], command="consilium site up")
+    assert said == f"not known, because user {os.getuid()} cannot read {tmp_path / 'logs' / FACTS}"
 
 
 def test_a_daemon_that_the_next_start_has_not_come_to_yet_is_stopped(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def hospital(road: Road, name: str) -> None:
         assert not (party.folder / "site").exists()
     said = party.type("site init", *where)
     if name == "north":
-        assert "never started" in party.type("site status --site-dir site")
+        assert "`consilium site up` has recorded none here" in party.type("site status --site-dir site")
     fingerprint = re.findall(r"SHA256:\S+", said)[-1]
     if name == "north":
         assert re.findall(r"SHA256:\S+", party.type("site init", *where))[-1] == fingerprint

@@ -106,6 +106,7 @@ def test_where_every_file_is_a_patient_the_sites_ledger_says_so_before_it_accept
     assert verify(place / "site-ledger.sqlite").ok
     (stated,) = json.loads(run("status", "--site-dir", str(place), "--json"))["patient_identity"]
     assert (stated["row"], stated["identity"]) == (5, "file")
+    assert "daemons: `consilium site up` has recorded none here" in run("status", "--site-dir", str(place))
     assert "from row 5 of its ledger on, no table says which patient" in run("status", "--site-dir", str(place))
 
 
