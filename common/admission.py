@@ -27,7 +27,7 @@ from common.objects import write_atomically
 from common.pki import load_node_key, node_key_line, parse_node_key
 from common.privacy.mechanism import Protection
 from common.public_keys import IdentityKey
-from common.reading import parse_json, read_text
+from common.reading import naming_file, parse_json, read_text
 
 MAX_REQUEST_BYTES = 1 << 16
 _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
@@ -172,7 +172,8 @@ def read_request(path: Path) -> JoinRequest:
     remedy = "ask the site for its request.json again"
     text = read_text(path, what="join request", most_bytes=MAX_REQUEST_BYTES, remedy=remedy)
     record = parse_json(text, what="join request", value=str(path), remedy=remedy)
-    signed = SignedRequest.from_json(record)
+    with naming_file(path, remedy=remedy):
+        signed = SignedRequest.from_json(record)
     request = signed.request
     try:
         parse_node_key(request.node_key).verify(

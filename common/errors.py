@@ -7,7 +7,7 @@ An error states what was wrong, the value, the limit and the remedy. It never co
     ├── BudgetExceeded (3)      a release would exceed a pool's budget
     ├── QuorumNotReached (4)    fewer sites accepted than the quorum
     ├── LedgerCorrupt (5)       a ledger's chain, signatures or sums are wrong
-    ├── Refused (6)             a policy or a check refused a request
+    ├── Refused (6)             a policy or a check refused a request, or another command is at work
     ├── DaemonFailed (7)        a process did not start, or ended
     └── StorageFailed (9)       a disk is full or failing
 

@@ -22,7 +22,7 @@ from common.fingerprints import fingerprint_of, is_fingerprint
 from common.ledger.charges import SiteName, check_ledger_name
 from common.objects import write_atomically
 from common.public_keys import IdentityKey, check_identity_key
-from common.reading import parse_json
+from common.reading import naming_file, parse_json
 
 MAX_PEERS = 4096
 MAX_PEERS_BYTES = 1 << 20
@@ -149,7 +149,8 @@ def read_peers(path: Path) -> Peers:
             data = stream.read(MAX_PEERS_BYTES + 1)
     except OSError as error:
         raise InvalidInput("list of peers cannot be read", value=str(path), remedy="check the path") from error
-    return Peers.parse(data, origin=str(path))
+    with naming_file(path, remedy="ask the consortium for its peers.json again"):
+        return Peers.parse(data, origin=str(path))
 
 
 def write_peers(path: Path, peers: Peers) -> None:

@@ -61,6 +61,32 @@ def parsing(what: str, *, value: object = None, limit: str = "", remedy: str = "
         raise InvalidInput(what, value=value, limit=limit, remedy=remedy) from error
 
 
+@contextmanager
+def naming_file(path: Path, *, remedy: str) -> Iterator[None]:
+    """Add a file's name and a remedy to every InvalidInput raised in the block that lacks them.
+
+    Args:
+        path: The file that the block reads.
+        remedy: What to do about a wrong file, for an error without a remedy.
+
+    Returns:
+        A context.
+
+    Raises:
+        InvalidInput: If the block raises it.
+
+    >>> with naming_file(Path("notes.txt"), remedy="give the verdict that the hospital sent"):
+    ...     raise c.InvalidInput("text is not JSON")
+    Traceback (most recent call last):
+    common.errors.InvalidInput: notes.txt: text is not JSON; to fix: give the verdict that the hospital sent
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        what = error.what if str(path) in str(error) else f"{path}: {error.what}"
+        raise InvalidInput(what, value=error.value, limit=error.limit, remedy=error.remedy or remedy) from error
+
+
 def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> str:
     """Return the text of a regular file.
 

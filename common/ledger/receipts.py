@@ -51,6 +51,7 @@ from common.ledger.charges import (
 from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, Position, SignedHead, body_digest, linked_hashes
 from common.privacy.mechanism import Mechanism
+from common.reading import naming_file
 
 OWN = ("after", "before", "pool", "site")
 """Fields that differ between the receipts of a transaction. All others except signature and rosters are shared."""
@@ -288,7 +289,8 @@ def read_receipts(path: Path) -> tuple[Receipt, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("receipts", value=str(path), limit="a file with one receipt per line") from error
-    return tuple(Receipt.parse(line) for line in lines if line)
+    with naming_file(path, remedy="give the file that the other site wrote with `consilium site heads --out`"):
+        return tuple(Receipt.parse(line) for line in lines if line)
 
 
 def row_hashes(receipt: Receipt) -> dict[int, str]:

@@ -27,6 +27,7 @@ from common.ledger.keys import (
     signing_public_key,
 )
 from common.objects import write_atomically
+from common.reading import naming_file
 
 PUBLIC = "auditor.json"
 MAX_BYTES = 16_384
@@ -93,7 +94,9 @@ def read_auditor(path: Path) -> Auditor:
     remedy = "ask the auditor for the file again"
     try:
         with path.open("rb") as stream:
-            found = Auditor.from_json(json.loads(stream.read(MAX_BYTES)))
+            data = stream.read(MAX_BYTES)
+        with naming_file(path, remedy=remedy):
+            found = Auditor.from_json(json.loads(data))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput("auditor's keys cannot be read", value=str(path), remedy=remedy) from error
     if not found.is_genuine(signing_public_key(found.signing_key)):

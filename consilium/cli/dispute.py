@@ -11,6 +11,7 @@ import typer
 
 from common.errors import InvalidInput
 from common.plain import joined
+from common.reading import naming_file
 from consilium.cli.options import AsJson, StudyDir, read_file
 from consilium.cli.say import say
 
@@ -114,7 +115,8 @@ def judge(
     if out.exists():
         raise InvalidInput("output file exists already", value=str(out), remedy="choose another with --out")
     signing, sealing = load_auditor(folder)
-    found = DrawEvidence.parse(read_file(evidence))
+    with naming_file(evidence, remedy="give the file that `consilium dispute evidence` wrote"):
+        found = DrawEvidence.parse(read_file(evidence))
     listed = read_peers(peers)
     if listed.study != found.roster.study:
         raise InvalidInput(
@@ -124,7 +126,10 @@ def judge(
             remedy="give the peers.json of this study",
         )
     identities = {peer.site: peer.key for peer in listed.peers}
-    sealed = [SealedDisclosure.parse(read_file(path)) for path in disclosures]
+    sealed = []
+    for path in disclosures:
+        with naming_file(path, remedy="give the file that the hospital wrote with `consilium site disclose`"):
+            sealed.append(SealedDisclosure.parse(read_file(path)))
     judged = judge_draw(found, sealed, identities=identities, auditor=sealing, now=format_time(datetime.now(UTC)))
     signed = judged.judgement.signed(signing)
     write_atomically(out, signed.render(), mode=0o644)
@@ -154,7 +159,9 @@ def show(
     from consilium.audit.auditor import read_auditor
     from consilium.audit.dispute import Judgement
 
-    found, chosen = Judgement.parse(read_file(judgement)), read_auditor(auditor)
+    with naming_file(judgement, remedy="give the file that `consilium dispute judge` wrote"):
+        found = Judgement.parse(read_file(judgement))
+    chosen = read_auditor(auditor)
     if not found.is_of(chosen.signing_key) or found.auditor != chosen.sealing_key:
         raise InvalidInput("judgement", value=str(judgement), limit="an unchanged judgement that this auditor signed")
     say(json.dumps(found.to_json(), indent=1) if as_json else joined(_lines(found)))

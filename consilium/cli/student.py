@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from common.reading import naming_file
 from consilium.cli.options import Metrics, StudyDir, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
@@ -77,7 +78,8 @@ def student_verdict(
 
     with locked_events(Workspace(directory)) as (workspace, events):
         for path in files:
-            taken = take_verdict(workspace, read_file(path))
+            with naming_file(path, remedy="give the file that the hospital wrote with `site evaluate --verdict`"):
+                taken = take_verdict(workspace, read_file(path))
             events.emit("verdict-taken", site=taken.site, word=taken.word, bundle=taken.bundle)
             say(f"{taken.site}: {taken.word}")
         publish_verdicts(workspace)

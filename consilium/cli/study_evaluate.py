@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from common.reading import naming_file
 from consilium.cli.options import AsJson, StudyDir, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
@@ -30,6 +31,7 @@ def evaluate(
     if files:
         with locked_events(Workspace(directory)) as (workspace, _):
             for path in files:
-                take_figures(workspace, read_file(path))
+                with naming_file(path, remedy="give the file that the hospital wrote with `site evaluate --figures`"):
+                    take_figures(workspace, read_file(path))
     found = evaluated(Workspace(directory))
     say(json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines))

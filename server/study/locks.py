@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import ConsiliumError
+from common.errors import ConsiliumError, Refused
 from common.locks import held, take
 
 
 class StudyBusy(ConsiliumError):
-    """Another process holds a lock of this study."""
+    """Another process holds a lock of this study, so the command is refused until a person decides what to do."""
+
+    exit_code = Refused.exit_code
 
 
 @contextmanager

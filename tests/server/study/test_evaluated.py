@@ -57,6 +57,15 @@ def fed(run: Federation) -> Federation:
     return run
 
 
+def test_a_wrong_file_of_figures_is_named_with_what_to_do(fed: Federation, tmp_path: Path) -> None:
+    wrong = tmp_path / "notes.txt"
+    wrong.write_text("not figures")
+    done = RUN.invoke(study_app, ["evaluate", str(fed.root), str(wrong)])
+    assert isinstance(done.exception, InvalidInput), done.output
+    assert str(done.exception).startswith(f"{wrong}: ")
+    assert "to fix: give the file that the hospital wrote with `site evaluate --figures`" in str(done.exception)
+
+
 def figures(fed: Federation, site: str, hundredths: int = 80, *, time: str = EARLY, **other: object) -> SiteFigures:
     bundle = StudentStatement.parse(statement_file(fed).read_bytes()).bundle
     said = SiteFigures(fed.study.id, bundle, site, (StructureFigure("body", hundredths),), time)

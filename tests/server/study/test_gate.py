@@ -110,6 +110,16 @@ def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Feder
     assert [(one["site"], one["word"]) for one in taken[-2:]] == [("site-0", "better"), ("site-1", "not-better")]
 
 
+@pytest.mark.parametrize("text", ["not a verdict", '{"a": 1}', "[]"])
+def test_a_wrong_file_is_named_with_the_reason_and_what_to_do(fed: Federation, tmp_path: Path, text: str) -> None:
+    wrong = tmp_path / "notes.txt"
+    wrong.write_text(text)
+    done = CliRunner().invoke(student_app, ["verdict", str(fed.root), str(wrong)])
+    assert isinstance(done.exception, InvalidInput), done.output
+    assert str(done.exception).startswith(f"{wrong}: ")
+    assert "to fix: give " in str(done.exception)
+
+
 def test_a_verdict_on_another_student_or_of_nobody_admitted_is_not_taken(fed: Federation) -> None:
     workspace = Workspace(fed.root)
     genuine = verdict(fed, "site-0")

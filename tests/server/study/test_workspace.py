@@ -58,8 +58,9 @@ def test_a_missing_part_says_which_command_makes_it(workspace):
 def test_a_second_run_is_refused_while_one_goes_on(workspace):
     with workspace.locked():
         assert workspace.busy()
-        with pytest.raises(StudyBusy, match="stop"):
+        with pytest.raises(StudyBusy, match="stop") as refused:
             supervise(workspace)
+    assert refused.value.exit_code == 6, "as the runbook says: refused, and the message says what to do"
     assert not workspace.busy()
 
 
