@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from consilium.cli.options import PublicKey, StudyDir
+from consilium.cli.options import PublicKey, StudyDir, say_not_anchored
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
@@ -41,6 +41,8 @@ def certificate(
 ) -> None:
     """Write a study's privacy certificate for filing. Exit code 5: no certificate, because the ledger does not verify.
 
+    Without --public-key the ledger's signatures are checked only with the key that the ledger itself names, and the
+    certificate says so. The certificate is not signed; `student publish` puts it into a signed folder.
     Example: consilium certificate study --out certificate --public-key 3f1c…e9
     """
     from common.ledger.keys import read_public_key
@@ -54,3 +56,5 @@ def certificate(
         say(f"the dashboard does not show it, because {directory} cannot be written", err=True)
     say(f"guaranteed {issued.guaranteed}")
     say(f"spent of it {issued.spent}; {issued.answers} answers")
+    if not issued.anchored:
+        say_not_anchored("the certificate")

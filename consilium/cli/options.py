@@ -218,6 +218,20 @@ def read_file(path: Path) -> bytes:
         raise InvalidInput("file cannot be read", value=str(path), remedy="check the path") from error
 
 
+def say_not_anchored(what: str) -> None:
+    """Print a warning that a document was made without the ledger's public key.
+
+    Args:
+        what: The document.
+    """
+    say(
+        f"warning: {what} does not show that the consortium signed this ledger: without --public-key the signatures "
+        "were checked only with the key that the ledger itself names; to fix: give --public-key with `signing_key` "
+        "from a hospital's kit",
+        err=True,
+    )
+
+
 def say_unit(unit: Unit) -> None:
     """With unit patient, print that a study of `consilium study init` protects whole hospitals by default."""
     if unit is Unit.PATIENT:

@@ -82,6 +82,11 @@ CANNOT_PROVE = (
     "person with several files is protected less well than unit patient says.",
     "That training, the data and the teachers of a hospital were as it says, or that the writer's clock was right.",
 )
+NOT_ANCHORED = (
+    "That the consortium's key signed the ledger. No public key was given, so the signatures were checked only with "
+    "the key that the ledger itself names. Compare this key with `signing_key` in a hospital's kit."
+)
+"""What a certificate cannot prove if it was made without the server's public key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class Issued:
         spent: The spent part of it.
         answers: Number of released answers.
         kept: True if the study's directory holds a copy, which the dashboard shows; False if it could not be written.
+        anchored: True if the ledger's signatures were checked with a public key that the caller gave.
     """
 
     pdf: Path
@@ -120,6 +126,7 @@ class Issued:
     spent: Guarantee
     answers: int
     kept: bool
+    anchored: bool
 
 
 def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issued:
@@ -154,6 +161,7 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issu
         spent=read_guarantee(facts["spent"]),
         answers=facts["answers"],
         kept=kept,
+        anchored=facts["ledger"]["anchored"],
     )
 
 
@@ -225,7 +233,11 @@ def certificate_facts(
                 "hashes": _hashes(workspace, study),
                 "versions": _versions(),
                 "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
-                "cannot_prove": [*(_SEALED_NOISE if sealed else _OPEN_NOISE), *CANNOT_PROVE],
+                "cannot_prove": [
+                    *(() if report.anchored else (NOT_ANCHORED,)),
+                    *(_SEALED_NOISE if sealed else _OPEN_NOISE),
+                    *CANNOT_PROVE,
+                ],
             }
 
 

@@ -228,7 +228,12 @@ def _measured(facts: dict[str, Any]) -> tuple[PaperSection, ...]:
 
 def _identity(facts: dict[str, Any], document_sha256: str) -> tuple[PaperSection, ...]:
     ledger, head = facts["ledger"], facts["ledger"]["head"]
-    known = "checked against a key given from outside" if ledger["anchored"] else "consistent with the key named here"
+    known = (
+        "the signatures were checked with a public key that was given"
+        if ledger["anchored"]
+        else "the signatures were checked ONLY with the key that the ledger itself names, because no public key was "
+        "given"
+    )
     rows = (
         ("What", "Value"),
         ("Ledger", ledger["id"]),

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from common.canonical import parse_rational
 from common.ledger.charges import ReleaseRecord, Roster, RosterRecord
 from common.ledger.records import parse_record
@@ -83,12 +85,15 @@ class Sent:
         return {"time_utc": self.time, "site": self.site, "kind": self.kind, "value": self.value}
 
 
-def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper, ...]:
+def papers(
+    workspace: Workspace, *, now: datetime | None = None, public_key: Ed25519PublicKey | None = None
+) -> tuple[Paper, ...]:
     """Draft every document of a study.
 
     Args:
         workspace: The study's directory.
         now: Time in the documents; by default the current time.
+        public_key: The server's public signing key from an independent source, with which the ledger is verified.
 
     Returns:
         The documents.
@@ -98,7 +103,7 @@ def papers(workspace: Workspace, *, now: datetime | None = None) -> tuple[Paper,
         InvalidInput: For a simulation, or a study that the ledger does not contain.
     """
     made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
-    facts = certificate_facts(workspace, Sources(), clock=lambda: made)
+    facts = certificate_facts(workspace, Sources(public_key=public_key), clock=lambda: made)
     left = tuple(_left(workspace, facts["study"]["id"]))
     make = _Papers(facts, left, _sent(workspace), made, sealed="sealed_sum" in facts["study"])
     return make.assessment(), make.checklist(), make.registry(), make.egress(), make.processing()
@@ -158,12 +163,18 @@ class _Papers:
         return Paper(name, f"{title}: {self.study['name']}", self.made, (*sections, self._source()), about | facts)
 
     def _source(self) -> PaperSection:
-        head = self.facts["ledger"]["head"]
+        head, ledger = self.facts["ledger"]["head"], self.facts["ledger"]
+        with_key = (
+            "with the public key of the server that was given"
+            if ledger["anchored"]
+            else "ONLY with the key that the ledger itself names, because no public key was given"
+        )
         return PaperSection(
             "Where the facts are from",
             [
-                f"Study {self.study['id']}; ledger {self.facts['ledger']['id']}, verified up to row {head['seq']}, "
-                f"hash {head['hash']}. Who holds the ledger can make this paper again; `consilium verify` checks it."
+                f"Study {self.study['id']}; ledger {ledger['id']}, verified up to row {head['seq']}, hash "
+                f"{head['hash']}. Its signatures were checked {with_key}. Who holds the ledger can make this paper "
+                "again; `consilium verify` checks it."
             ],
         )
 

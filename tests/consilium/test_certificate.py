@@ -25,7 +25,7 @@ from common.privacy.accounting import epsilon_exact
 from common.site_account import signed_account
 from consilium.cli.certificate import app
 from consilium.cli.ledger import verify_app
-from consilium.reports.certificate import Sources, certificate_facts
+from consilium.reports.certificate import NOT_ANCHORED, Sources, certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.papers import Paper
 from server.dashboard.app import Options, create_app
@@ -177,6 +177,21 @@ def test_pdf_and_json_are_written_and_the_json_anchors_verify(workspace: Workspa
     for path in out.iterdir():
         assert private not in path.read_bytes()
         assert private.hex().encode() not in path.read_bytes()
+
+
+def test_without_a_key_the_terminal_and_the_certificate_say_what_was_not_checked_and_with_one_neither_does(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    key = public_hex(load_signing_key(workspace.signing_key_file))
+    for given, warned in (([], True), (["--public-key", key], False)):
+        out = tmp_path / f"filed-{warned}"
+        done = RUN.invoke(app, [str(workspace.root), "--out", str(out), *given])
+        assert done.exit_code == 0, done.output
+        assert ("does not show that the consortium signed this ledger" in done.stderr) is warned
+        facts = json.loads((out / "certificate.json").read_text())
+        assert (NOT_ANCHORED in facts["cannot_prove"]) is warned
+        said = certificate_paper(facts, document_sha256="a" * 64).markdown()
+        assert ("ONLY with the key that the ledger itself names" in said) is warned
 
 
 @pytest.mark.parametrize(

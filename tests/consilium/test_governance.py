@@ -12,7 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from common.errors import LedgerCorrupt
 from common.ledger.charges import ReleaseRecord
+from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.records import parse_record
 from common.privacy.figures import epsilon_text
 from common.site_figures import SiteFigures, StructureFigure
@@ -150,6 +152,21 @@ def test_a_study_s_words_are_text_in_every_form_and_start_nothing(recorded: Reco
     (row,) = [line for line in lines if line.endswith(r"\[TO FILL IN: c\]** |")]
     assert len(re.findall(r"(?<!\\)\|", row)) == 3
     json.dumps(paper.to_json())
+
+
+def test_papers_are_made_with_a_key_or_say_that_none_was_given(recorded: Recorded, tmp_path: Path) -> None:
+    root = str(recorded.workspace.root)
+    key = public_hex(load_signing_key(recorded.workspace.signing_key_file))
+    for given, warned in (([], True), (["--public-key", key], False)):
+        done = CliRunner().invoke(app, [root, "--out", str(tmp_path / str(warned)), *given])
+        assert done.exit_code == 0, done.output
+        assert ("to fix: give --public-key" in done.stderr) is warned
+        for name in NAMES:
+            text = " ".join((tmp_path / str(warned) / f"{name}.md").read_text().split())
+            assert ("ONLY with the key that the ledger itself names" in text) is warned, name
+    wrong = CliRunner().invoke(app, [root, "--out", str(tmp_path / "wrong"), "--public-key", "a" * 64])
+    assert isinstance(wrong.exception, LedgerCorrupt)
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_a_ledger_that_does_not_hold_gets_no_papers(recorded: Recorded, tmp_path: Path) -> None:
