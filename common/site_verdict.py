@@ -23,6 +23,12 @@ from common.ledger.rows import Time
 
 BETTER, NOT_BETTER, WORSE = "better", "not-better", "worse"
 WORDS = (BETTER, NOT_BETTER, WORSE)
+MEANINGS = {
+    BETTER: "better than public data alone, by more than chance",
+    NOT_BETTER: "not shown to be better than public data alone",
+    WORSE: "worse than public data alone, or a structure is lost",
+}
+"""What each word of a verdict says about the student on the hospital's own cases."""
 MAX_VERDICT_BYTES = 4_096
 MAX_VERDICTS = 4_096
 

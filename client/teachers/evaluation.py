@@ -45,6 +45,7 @@ from client.teachers.evaluation_pictures import case_picture, reliability_pictur
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.site import scans_by_patient
 from client.training.task import held_out_count
+from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
 from common.config import DataConfig, load_study
 from common.data.msd import Case, Dataset, Problem
@@ -58,7 +59,7 @@ from common.objects import write_atomically
 from common.plain import joined
 from common.worth import GainWord
 
-EVALUATION_SCHEMA = 2
+EVALUATION_SCHEMA = 3
 
 WORSE = 10
 """Exit code of ``--strict`` if the student is worse than public models, or misses a structure in most cases."""
@@ -74,6 +75,11 @@ LESS_SURE = 0.02
 REMEDY = (
     "Possible causes are dishonest or faulty sites, and noise. Tell the consortium that this student is worse here; "
     "you need not send it the figures of your cases."
+)
+
+OWN_BETTER = (
+    "For your own patients use your teachers, or a network from `consilium site adapt`. The verdict stays as it is: it "
+    "compares with public data alone, because no other hospital has your teachers."
 )
 
 OnCase = Callable[[int, int], None]
@@ -147,28 +153,43 @@ class Evaluation:
         return (*(structure.sentence() for structure in self.gone), *worse)
 
     @property
-    def against(self) -> tuple[str, ...]:
-        """All findings against using this student here.
+    def verdict(self) -> str | None:
+        """The verdict, which compares the student with public models only (:mod:`common.site_verdict`).
 
-        These are the alarms, and the comparisons with the site's own teachers, if those are better or clearly better
-        calibrated.
+        ``worse`` if there is an alarm, ``better`` if a gain over every public model is proven, else ``not-better``.
+        None if the student was compared with no public model.
+        """
+        compared = [one for one in self.comparisons if one.public and one.structure == ALL]
+        if not compared:
+            return None
+        if self.alarms:
+            return site_verdict.WORSE
+        proven = all(one.word is GainWord.PROVEN for one in compared)
+        return site_verdict.BETTER if proven else site_verdict.NOT_BETTER
+
+    @property
+    def own_better(self) -> tuple[str, ...]:
+        """The findings that this site's own teachers are better, or clearly better calibrated.
+
+        They say what to use at this site. They do not change the verdict, because no other hospital has these teachers.
         """
         own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
         sure, theirs = (self.reliability.get(name, NOTHING).error for name in (STUDENT, OWN_TEACHERS))
-        less_sure = f"less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}"
-        return (*self.alarms, *(one.sentence() for one in own), *([less_sure] if sure > theirs + LESS_SURE else []))
+        less_sure = f"Less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}."
+        return (*(one.sentence() for one in own), *([less_sure] if sure > theirs + LESS_SURE else []))
 
     @property
     def headline(self) -> str:
-        """The comparisons over all structures, in one line."""
-        found = [one.worth.title for one in self.comparisons if one.structure == ALL]
-        return "; ".join(found) or "There was no model to compare the student with"
+        """The verdict with its meaning, and the public models that it compares with, in one line."""
+        public = dict.fromkeys(one.reference for one in self.comparisons if one.public)
+        if self.verdict is None:
+            return "No verdict: there was no model from public data to compare the student with"
+        return f"Verdict: {self.verdict} ({site_verdict.MEANINGS[self.verdict]}; compared with {', '.join(public)})"
 
     @property
     def speaks_for(self) -> bool:
-        """True if a gain over public models is proven and no finding is against the student."""
-        public = [one for one in self.comparisons if one.public and one.structure == ALL]
-        return bool(public) and all(one.word is GainWord.PROVEN for one in public) and not self.against
+        """True if the verdict is ``better`` and this site's own teachers are not better."""
+        return self.verdict == site_verdict.BETTER and not self.own_better
 
     def mean(self, part: str | None = None) -> dict[str, Any]:
         """Average the scores.
@@ -216,7 +237,8 @@ class Evaluation:
             },
             "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
             "alarms": list(self.alarms),
-            "against": list(self.against),
+            "verdict": self.verdict,
+            "own_teachers_better": list(self.own_better),
             "headline": self.headline,
             "speaks_for": self.speaks_for,
             "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
@@ -426,7 +448,9 @@ def _score(
 def _page(facts: dict[str, Any], pictures: list[str]) -> str:
     """Return the evaluation as an HTML page that shows the pictures beside it."""
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
-    return page.get_template("evaluation.html").render(evaluation=facts, pictures=pictures, remedy=REMEDY)
+    return page.get_template("evaluation.html").render(
+        evaluation=facts, pictures=pictures, remedy=REMEDY, own_better=OWN_BETTER
+    )
 
 
 def _number(value: float) -> float | None:
@@ -438,7 +462,7 @@ def _cell(value: float) -> str:
 
 
 def comparison_lines(result: Evaluation) -> list[str]:
-    """Return the comparisons as lines of text, with the reasons for missing ones and the findings against the student.
+    """Return the verdict and the comparisons as lines of text, with the reasons for missing ones.
 
     Args:
         result: The evaluation.
@@ -451,8 +475,10 @@ def comparison_lines(result: Evaluation) -> list[str]:
     if not any(comparison.public for comparison in result.comparisons):
         lines.append("the student cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
-    if result.against:
-        lines.append(f"{len(result.against)} finding(s) speak against using this student. {REMEDY}")
+    if result.alarms:
+        lines.append(f"{len(result.alarms)} finding(s) speak against using this student. {REMEDY}")
+    if result.own_better:
+        lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {OWN_BETTER}"]
     return lines
 
 

@@ -11,16 +11,14 @@ from pathlib import Path
 
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books
-from client.teachers.comparison import ALL
 from client.teachers.evaluation import Evaluation
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.objects import write_atomically
-from common.site_verdict import BETTER, NOT_BETTER, WORSE, SiteVerdict
+from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
-from common.worth import GainWord
 
 SENT = "verdict.json"
 """File of this site's newest verdict, in the student's folder."""
@@ -33,22 +31,18 @@ def word_of(evaluation: Evaluation) -> str:
         evaluation: The evaluation.
 
     Returns:
-        ``worse`` if the evaluation has an alarm, ``better`` if a gain over every public model is proven, else
-        ``not-better``.
+        :attr:`~client.teachers.evaluation.Evaluation.verdict`.
 
     Raises:
         InvalidInput: If the student was compared with no public model.
     """
-    compared = [one for one in evaluation.comparisons if one.public and one.structure == ALL]
-    if not compared:
+    if evaluation.verdict is None:
         raise InvalidInput(
             "verdict on a student",
             limit="a student that was compared with the public start or the mean shape",
             remedy="; ".join(missing.reason for missing in evaluation.missing) or "evaluate with other cases (--data)",
         )
-    if evaluation.alarms:
-        return WORSE
-    return BETTER if all(one.word is GainWord.PROVEN for one in compared) else NOT_BETTER
+    return evaluation.verdict
 
 
 def give_verdict(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteVerdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import socket
 import stat
@@ -457,6 +458,9 @@ def test_a_student_that_beats_the_public_start_raises_no_alarm_and_strict_ends_w
     answering(monkeypatch, student=ball((4, 4, 3), 2.0), start=ball((6, 6, 6), 2.0))
     code, text = evaluated(begun, write_cases(tmp_path), "--strict")
     assert code == 0
+    assert (
+        "Verdict: better (better than public data alone, by more than chance; compared with the public start)." in text
+    )
     assert "Gain proven over the public start" in text
     assert "speak against" not in text
 
@@ -557,9 +561,11 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
     assert (row.cases, row.other) == (3, pytest.approx(np.mean(by_hand)))
     assert row.word == "worse"
     page = (folder / "evaluation.html").read_text()
-    assert "Worse than this site&#39;s own teachers" in page.split("<h2>Compared")[0]
+    assert "Worse than this site&#39;s own teachers" in page.split("<h2>Comparisons")[0]
     assert 'class="ok"' not in page
-    assert "speak against using this student" in page
+    for text in (html.unescape(page), evaluation.table(result)):
+        assert "speak against using this student" not in text, "only public data decides the verdict"
+        assert "The verdict stays as it is: it compares with public data alone" in text
     assert "Worse than this site's own teachers" in evaluation.table(result)
     assert result.alarms == ()  # what a verdict for the consortium counts is public data alone
 

@@ -13,15 +13,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from client.teachers.comparison import ALL, PUBLIC_START, CaseComparison, Gone, Missing
-from client.teachers.evaluation import Evaluation
+from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, Gone, Missing
+from client.teachers.evaluation import Evaluation, comparison_lines
 from client.teachers.pulled_student import check_gate
 from client.teachers.verdict import word_of
 from common.config import GateConfig, Study, parse_study, render_study
 from common.errors import InvalidInput, Refused
 from common.events import EventLog, read_events
 from common.node_auth import AdmittedNode, write_admitted
-from common.site_verdict import MAX_VERDICT_BYTES, SiteVerdict
+from common.site_verdict import MAX_VERDICT_BYTES, MEANINGS, SiteVerdict
 from common.student_statement import StudentStatement
 from consilium.cli.student import student_app
 from consilium.reports.publication import publish_student
@@ -253,6 +253,18 @@ def evaluation(*differences: float, public: bool = True, gone: bool = False) -> 
 )
 def test_a_word_is_what_the_cases_can_tell_from_public_data(made: Evaluation, word: str) -> None:
     assert word_of(made) == word
+
+
+def test_better_own_teachers_stand_beside_one_verdict_and_do_not_change_it() -> None:
+    made = evaluation(0.1)
+    own = CaseComparison(OWN_TEACHERS, False, ALL, 3, 0.6, 0.7, -0.1, 0.01, 0, 0)
+    both = replace(made, comparisons=(*made.comparisons, own))
+    assert word_of(both) == "better"
+    lines = comparison_lines(both)
+    assert lines[0] == f"Verdict: better ({MEANINGS['better']}; compared with the public start)."
+    assert sum("erdict" in line for line in lines) == 2, "the verdict, and that the teachers do not change it"
+    assert "speak against" not in " ".join(lines)
+    assert any("compares with public data alone, because no other hospital has your teachers" in line for line in lines)
 
 
 def test_there_is_no_word_without_anything_public_to_compare_with() -> None:
