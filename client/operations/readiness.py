@@ -298,8 +298,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     """
     folder = config.path("teachers")
     if not _has_teachers(config):
-        before = "" if has_consented(config.root) else "`consilium site consent`, then "
-        return Checkup("teachers", State.FAIL, "none is trained yet", f"{before}`consilium site train`")
+        return Checkup("teachers", State.FAIL, "none is trained yet", f"{_consent_first(config)}`consilium site train`")
     if not load:
         return Checkup("teachers", State.OK, "trained")
     from client.records.declared import has_foreign
@@ -326,6 +325,13 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
         return Checkup("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
     return Checkup("teachers", State.FAIL, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
+
+
+def _consent_first(config: SiteConfig) -> str:
+    try:
+        return "" if has_consented(config.root) else "`consilium site consent`, then "
+    except ConsiliumError:  # another check reports it
+        return ""
 
 
 def _peers(directory: Path) -> list[Checkup]:

@@ -320,7 +320,8 @@ def joining_text(study: Study, *, file: Path) -> str:
             f"δ = {delta_text(privacy.delta)}, {privacy.protection}",
             guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True),
             pool_sentence(study, yours=True),
-            f"read all of it before you send the request: `consilium study show {file} --for-site`",
+            "read the whole consent sheet (who sees what, how long it lasts, how to withdraw) before you send the "
+            f"request: `consilium study show {file} --for-site`",
         ]
     )
 

@@ -50,7 +50,7 @@ def consent(
 
 
 def consent_sheet(study: Study, *, patients: int | None) -> str:
-    """Return the consent sheet for a hospital: the study's terms, its patients, how long it lasts and how it ends.
+    """Return the consent sheet for a hospital whose patients were counted from its dataset.
 
     Args:
         study: The study.
@@ -59,23 +59,10 @@ def consent_sheet(study: Study, *, patients: int | None) -> str:
     Returns:
         The text.
     """
-    from server.study.consent_text import for_site
+    from server.study import consent_text
 
-    many = "not known: the dataset cannot be read now" if patients is None else f"{patients}, by your dataset"
-    queries = study.privacy.planned_queries
-    return f"""{for_site(study, patients=patients)}
-YOUR SITE, HOW LONG IT LASTS AND HOW IT ENDS
-  Purpose, contact        a model that segments {", ".join(study.data.labels[1:])}; the consortium's letter says what
-                          for, and whom to ask there.
-  Patients                {many}.
-  Duration                {queries} questions, then no more; asking takes hours to days once your teachers are trained.
-  Withdrawal              `consilium site pause` at any time, `site withdraw` for good, `site withdraw-patient` for one
-                          patient. What was released before stays released; it cannot be recalled.
-  Kept                    here: your ledger, for the life of the patient pool, because budgets add up; teachers, logs
-                          and evaluations, until you delete them. At the consortium: noisy releases, its signed
-                          ledger with your site's name, and the student; `consilium provision forget` deletes
-                          what else it holds of a site that left.
-"""
+    counted = "not known: the dataset cannot be read now" if patients is None else "by your dataset"
+    return consent_text.consent_sheet(study, patients=patients, counted=counted)
 
 
 def patients_of(config: SiteConfig, study: Study) -> int | None:

@@ -245,7 +245,7 @@ def create(
 def show(
     path: Annotated[Path, typer.Argument(help="A study file or a study's directory.")],
     for_site: Annotated[
-        bool, typer.Option("--for-site", help="Show the text that a hospital reads before it consents.")
+        bool, typer.Option("--for-site", help="Show the consent sheet that a hospital reads before it consents.")
     ] = False,
     patients: Annotated[
         int | None,
@@ -266,7 +266,9 @@ def show(
     if as_json:
         say(json.dumps(describe.facts(study, sites=sites, spending=spending), indent=1))
     elif for_site:
-        say(describe.for_site(study, patients=patients, spending=spending))
+        counted = "not counted here; give --patients, or read the sheet by `consilium site consent`"
+        stated = counted if patients is None else "as you state with --patients"
+        say(describe.consent_sheet(study, patients=patients, counted=stated, spending=spending))
         if study.privacy.sealed and ((site := path if path.is_dir() else path.parent) / "site.toml").exists():
             say(consent_to_peers(site))
     else:

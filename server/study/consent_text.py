@@ -244,8 +244,37 @@ def start_sentence(study: Study, *, yours: bool = False) -> str:
     )
 
 
+def consent_sheet(study: Study, *, patients: int | None, counted: str, spending: Spending | None = None) -> str:
+    """Return the consent sheet for a hospital: the study's terms, its patients, how long it lasts and how it ends.
+
+    Args:
+        study: The study.
+        patients: Number of the hospital's patients; None if it is unknown.
+        counted: Where the number is from, or why it is unknown.
+        spending: What was spent, if there is a ledger.
+
+    Returns:
+        The text.
+    """
+    many = counted if patients is None else f"{patients}, {counted}"
+    queries = study.privacy.planned_queries
+    return f"""{for_site(study, patients=patients, spending=spending)}
+YOUR SITE, HOW LONG IT LASTS AND HOW IT ENDS
+  Purpose, contact        a model that segments {", ".join(study.data.labels[1:])}; the consortium's letter says what
+                          for, and whom to ask there.
+  Patients                {many}.
+  Duration                {queries} questions, then no more; asking takes hours to days once your teachers are trained.
+  Withdrawal              `consilium site pause` at any time, `site withdraw` for good, `site withdraw-patient` for one
+                          patient. What was released before stays released; it cannot be recalled.
+  Kept                    here: your ledger, for the life of the patient pool, because budgets add up; teachers, logs
+                          and evaluations, until you delete them. At the consortium: noisy releases, its signed
+                          ledger with your site's name, and the student; `consilium provision forget` deletes
+                          what else it holds of a site that left.
+"""
+
+
 def for_site(study: Study, *, patients: int | None = None, spending: Spending | None = None) -> str:
-    """Return the text that a hospital reads before it consents.
+    """Return the study's terms as a hospital reads them: the first part of :func:`consent_sheet`.
 
     Args:
         study: The study.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from common.data.dataset import Dataset, Doubled, PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused
 from common.pki import create_authority, create_node_keys
+from consilium.cli.main import app
 from consilium.cli.site import site_app
 from server.dashboard.reports import read_reports
 from server.ledger.verify import verify
@@ -215,6 +217,16 @@ def test_a_hospital_reads_the_plain_sentence_where_it_joins_before_it_sends_its_
     assert "whether your hospital's data were used, or had been exchanged for any other hospital's" in said
     assert "a coin toss is right 50 % of the time" in said
     assert said.splitlines()[-1].startswith("SHA256:")
+    pointed = re.search(r"how long it lasts, how to withdraw\).*`consilium (study show .* --for-site)`", said)
+    assert pointed is not None
+    shown = CliRunner().invoke(app, shlex.split(pointed[1])).stdout
+    agreed = run("consent", "--site-dir", str(tmp_path / "new"), "--by", "Ada", "--yes")
+    for words in ("WHO SEES WHAT", "Duration", "Withdrawal", "Kept", "`consilium site pause` at any time"):
+        assert words in shown
+        assert words in agreed
+    assert [line for line in shown.splitlines() if line not in agreed.splitlines()] == [
+        "  Patients                not counted here; give --patients, or read the sheet by `consilium site consent`."
+    ]
 
 
 def test_without_a_training_there_is_no_record(tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
     assert all(finding.ok and not finding.remedy for finding in findings[:-1]), findings
 
 
+def test_teachers_are_asked_for_after_consent_only(world: World) -> None:
+    shutil.rmtree(world.site / "teachers")
+    (found,) = (one for one in check_site(world.site) if one.check == "teachers")
+    assert found.remedy == "`consilium site consent`, then `consilium site train`"
+
+
 def test_what_is_about_to_be_started_is_not_looked_at(world: World) -> None:
     checked = [finding.check for finding in check_site(world.site, starting=True)]
     assert checked == [finding.check for finding in check_site(world.site)][:-2]
