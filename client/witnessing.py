@@ -30,6 +30,10 @@ from common.witness.messages import Growth, HeadSaid, PeerHead, WitnessReply, Wi
 from common.witness.notes import CheckpointNote, note_in, origin_of, witness_name
 
 log = logging.getLogger(__name__)
+_MISSING = (
+    "event=witness-missing ledger=%s peers=%d says='%d of the other hospitals have not confirmed the ledger of the "
+    "server, so they cannot prove a later change of it; if every run says this, ask them for `consilium site status`'"
+)
 
 
 class Witnessing:
@@ -67,11 +71,12 @@ class Witnessing:
         """
         peers = self._ledger.peers(request.study)
         origin = origin_of("server", request.ledger)
+        before = self.memory.note(origin)
         line, problem = self._server(request, origin)
         said = tuple(self._peer(head, peers) for head in request.heads if head.site != self._site)
-        missing = self._keep_server(request, origin, peers) if line else sorted(peers)
+        missing = self._keep_server(request, origin, peers, before=before) if line else sorted(peers)
         if missing:
-            log.warning("event=witness-missing ledger=%s peers=%d", request.ledger, len(missing))
+            log.warning(_MISSING, request.ledger, len(missing), len(missing))
         own, growths = self._own(request, peers)
         held = self._ledger.held(request.ledger)
         return WitnessReply(line, problem, self.memory.size(origin), held.seq, said, own, growths)
@@ -121,12 +126,21 @@ class Witnessing:
             time=int(self._now()),
         ).line.encode()
 
-    def _keep_server(self, request: WitnessRequest, origin: str, peers: Mapping[str, str]) -> list[str]:
-        """Store the server's signed head; return the confirmed hospitals whose countersignature it lacks."""
+    def _keep_server(
+        self, request: WitnessRequest, origin: str, peers: Mapping[str, str], *, before: CheckpointNote | None
+    ) -> list[str]:
+        """Store the server's signed head; return the confirmed hospitals whose countersignature is missing.
+
+        A head that this site sees for the first time cannot have the others' signatures yet, because all sites are
+        asked for them at the same time. So the head ``before`` it is checked instead, if there was one.
+        """
         note = _read(request.note, origin)
         assert note is not None
         self.memory.keep(note)
-        return [site for site, key in peers.items() if note.cosigned_at(name=witness_name(site), key=key) is None]
+        checked = note if before is not None and before.same_head(note) else before
+        if checked is None:
+            return []
+        return [site for site, key in peers.items() if checked.cosigned_at(name=witness_name(site), key=key) is None]
 
     def _own(self, request: WitnessRequest, peers: Mapping[str, str]) -> tuple[bytes, tuple[Growth, ...]]:
         origin, key = origin_of("site", self._ledger.ledger_id), self._ledger.public_key

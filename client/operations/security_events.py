@@ -49,7 +49,7 @@ _LINES: Known = {
     ("client.worker", "receipt-refused"): ("receipt-refused", re.compile(r"reason=(?P<reason>\S+)")),
     ("client.witnessing", "witness-missing"): (
         "witness-missing",
-        re.compile(r"ledger=(?P<ledger>\S+) peers=(?P<peers>\d+)"),
+        re.compile(r"ledger=(?P<ledger>\S+) peers=(?P<peers>\d+)(?: says='.*')?"),
     ),
     ("client.witnessing", "witness-disagrees"): (
         "witness-disagrees",

@@ -122,6 +122,29 @@ def _offer(e: Mapping[str, Any]) -> str:
     return f"{e['site']} {MISSED.get(reason, said)}"
 
 
+def unwitnessed_words(reason: str) -> str:
+    """Return the reason why a site has not countersigned the ledger's newest head, with what to do, in words.
+
+    Args:
+        reason: The reason as in the event ``witness-missing``.
+
+    Returns:
+        The words.
+
+    >>> unwitnessed_words("no-reply")
+    'it sent no reply (if it stays away, ask for its `consilium site status`)'
+    """
+    return _UNWITNESSED.get(reason, reason)
+
+
+_UNWITNESSED = {
+    "no-reply": "it sent no reply (if it stays away, ask for its `consilium site status`)",
+    "gap": "it knows another row than the one at which the proof that it was sent begins",
+    "stale": "it knows a newer row (if this ledger was restored from a backup, run `consilium ledger recover`)",
+    "unsigned": "no key in its site.toml has signed that row (ask the hospital to compare `signing_key` with its kit)",
+}
+
+
 def _released(e: Mapping[str, Any]) -> str:
     return (
         f"{many(len(e['queries']), 'answer')} released by {many(len(e['roster']), 'site')}; "
@@ -158,7 +181,11 @@ _EVENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "receipts-held": lambda e: f"{e['site']} holds its receipts up to row {e['ledger_row']}",
     "receipts-missing": lambda e: f"the receipts could not be sent to {e['site']}: {e['reason']}",
     "witnessed": lambda e: f"{e['site']} has countersigned the head of row {e['size']}",
-    "witness-missing": lambda e: f"{e['site']} has not countersigned the head of row {e['size']}: {e['reason']}",
+    "witness-missing": lambda e: (
+        f"{e['site']} has not confirmed the ledger up to its newest row, {e['size']}, because "
+        f"{unwitnessed_words(e['reason'])}. Until it does, it cannot prove a later change of these rows. It is asked "
+        "again at the end of the next run"
+    ),
     "witness-disagrees": lambda e: (
         f"{e['site']} knows another history of the ledger {', '.join(e['ledgers'])} than the head of row {e['size']}"
     ),

@@ -15,7 +15,7 @@ from server.dashboard.reports import HandedReport
 from server.dashboard.views.budget import BudgetView
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
-from server.dashboard.wording import declined_words, duration, many
+from server.dashboard.wording import declined_words, duration, many, unwitnessed_words
 
 NEARLY_SPENT = 0.9
 AWAY_S = 3600.0
@@ -273,7 +273,8 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
         yield Alarm(
             "witness-missing",
             "warning",
-            f"{site.name} has not countersigned the ledger's newest signed head ({site.unwitnessed})",
+            f"{site.name} has not confirmed the ledger up to its newest row, because "
+            f"{unwitnessed_words(site.unwitnessed)}",
             "The site is asked again at the end of the next run. If that fails, run `consilium site status` there.",
             site.name,
         )

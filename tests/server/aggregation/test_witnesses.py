@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from client.operations import security_events
 from client.witnessing import Witnessing
 from common.errors import QuorumNotReached
 from common.events import EventLog
 from common.ledger.keys import public_hex
 from common.messages import WitnessReply, WitnessRequest, decode, encode
+from common.security_log.follow import logged_event
 from common.witness.memory import MAX_CONFLICTS, SHOWN, blinded
 from common.witness.merkle import root
 from common.witness.messages import PeerHead
 from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
+from server.dashboard.wording import event_view
 from server.ledger.server_ledger import Ledger
 from tests.federation import Federation, make_study
 
@@ -115,11 +118,36 @@ def test_a_site_that_is_away_is_told_of_and_counted_as_missing(world: Federation
     world.transport.offline = {100}
     countersign(world)
     assert told(world, "witness-missing") == [("site-0", world.ledger.row_count)]
+    (event,) = world.events("witness-missing")
+    words = event_view(event).words
+    for said in ("site-0 has not confirmed the ledger up to its newest row", "it sent no reply", "asked again"):
+        assert said in words
     assert sorted(seen_by(world).witnesses) == ["site-1", "site-2"]
     world.transport.offline = set()
     world.ledger.note("and more")
     countersign(world)  # it catches up over the head that it missed
     assert len(seen_by(world).witnesses) == 3
+
+
+def test_a_site_warns_in_words_of_hospitals_that_stay_away_and_not_of_the_first_look_at_a_head(
+    world: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    countersign(world)
+    world.ledger.note("something more")
+    countersign(world)
+    assert "witness-missing" not in caplog.text, "nobody was away"
+    world.ledger.note("and more")
+    world.transport.offline = {100}
+    countersign(world)
+    said = {record.getMessage() for record in caplog.records if "witness-missing" in record.getMessage()}
+    (line,) = said
+    assert f"event=witness-missing ledger={world.ledger.ledger_id} peers=1 says='1 of the other hospitals" in line
+    assert (
+        "they cannot prove a later change of it; if every run says this, ask them for `consilium site status`" in line
+    )
+    event = logged_event(f"2026-11-24 09:00:00,000 WARNING client.witnessing {line}", security_events._LINES)
+    assert event is not None
+    assert event.facts == {"ledger": world.ledger.ledger_id, "peers": 1}
 
 
 def fork(world: Federation, *, rows: int) -> Ledger:
