@@ -55,7 +55,7 @@ def _section(name: str, command: click.Command) -> str:
 
 
 def _spelled(option: click.Option) -> str:
-    names = "/".join((*option.opts, *option.secondary_opts))
+    names = "/".join((", ".join(option.opts), *option.secondary_opts))
     if option.is_flag:
         return names
     words = map(str, option.type.choices) if isinstance(option.type, click.Choice) else ()

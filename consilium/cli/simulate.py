@@ -43,7 +43,13 @@ def simulate(
     ] = None,
     public_images: Annotated[
         int | None,
-        typer.Option(help="Number of volumes set aside as public, without labels [a fifth].", **options.PLAIN),
+        typer.Option(
+            "--public-images",
+            "--queries",
+            help="Number of volumes set aside as public, without labels, about which the teachers are asked [a fifth]. "
+            "A joint query asks about all of them in each of its rounds.",
+            **options.PLAIN,
+        ),
     ] = None,
     label_maps: Annotated[
         int | None, typer.Option(help="Number of public label maps, of other patients [an eighth].", **options.PLAIN)
@@ -59,7 +65,13 @@ def simulate(
     student_steps: Annotated[
         int | None, typer.Option(help="Training steps of the student [as the recipe says].", min=8, **options.PLAIN)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training. Noise has no seed.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of phantoms, split and training; noise has no seed. A simulation is one split with one draw of "
+            "noise: repeat it with other seeds and --out, or use `consilium bench utility --seeds`, for intervals."
+        ),
+    ] = 0,
     absent: options.Absent = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:

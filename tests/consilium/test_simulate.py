@@ -85,6 +85,22 @@ def lay(root: Path, layout: str) -> None:
         (root / "dseg.tsv").write_text("index\tname\n0\tbackground\n3\tcore\n")
 
 
+@pytest.mark.parametrize("name", ["--queries", "--public-images"])
+def test_the_number_of_queries_has_the_demos_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def stop(out: Path, asked: DemoOptions, **_: object) -> Path:
+        raise Asked(asked.queries)
+
+    monkeypatch.setattr("consilium.demo.run.run_demo", stop)
+    done = CliRunner().invoke(app, ["--phantoms", "--out", str(tmp_path / "out"), name, "7"])
+    assert isinstance(done.exception, Asked), done.output
+    assert done.exception.args == (7,)
+
+
 @pytest.mark.parametrize("layout", ["msd", "nnunet", "table", "bids"])
 def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Path, layout: str) -> None:
     lay(tmp_path / "set", layout)
