@@ -342,6 +342,34 @@ def test_every_page_opens_with_whom_it_is_for_and_what_they_can_do_after_it():
             assert "After this page" in " ".join(second.split()), path.name
 
 
+def test_a_reader_of_a_clone_comes_from_the_page_contributing_to_the_guide():
+    """The built site includes the guide there; a forge shows the page as it is."""
+    assert "[CONTRIBUTING.md](../CONTRIBUTING.md)" in (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+
+
+def test_the_scientists_three_commands_are_about_one_study():
+    text = (ROOT / "docs" / "start" / "scientist.md").read_text(encoding="utf-8")
+    first = [
+        line.split() for line in text.splitlines() if re.match(r"consilium (plan|simulate|bench utility) --", line)
+    ]
+    terms = [dict(re.findall(r"--(\S+) (\S+)", " ".join(words))) for words in first]
+    named = ("hospitals", "unit", "voters", "epsilon", "delta", "aggregation")
+    assert len(terms) == 3
+    assert len({tuple(one[name] for name in named) for one in terms}) == 1
+
+
+def test_the_first_command_of_a_page_for_beginners_stands_after_how_to_install():
+    """What a clone needs before its first command; a hospital's page leads to its own way of installing."""
+    pages = ("operator", "privacy-officer", "scientist")
+    for name in ("README.md", "docs/index.md", *(f"docs/start/{page}.md" for page in pages)):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        first = re.search(r"(?m)^(\$ )?(make demo|consilium )|^.*`consilium (plan|study show) ", text)
+        assert first is not None, name
+        before = text[: first.start()]
+        assert "`make venv`" in before, name
+        assert ".venv/bin" in before, name
+
+
 def test_a_glossary_word_is_a_link_where_a_page_uses_it_first():
     for path in glossary_links.DOCUMENTS:
         text = path.read_text(encoding="utf-8")
