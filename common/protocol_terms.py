@@ -57,6 +57,8 @@ class ProtocolTerms:
         most_rounds: Most rounds that may be planned.
         pairs: True if public start, student and controls may be trained on public volumes with label maps.
         finer: True if the student may be trained on a finer grid.
+        one_public: True if the controls ``zero_code`` and ``public_only`` are one network, unless public volumes with
+            label maps exist.
         teacher: Settings of the teachers' recipe that differ from the default, as they were measured.
         student: Settings of the student's recipe that differ from the default.
         prospects: The planner's facts about it; None if it cannot be recommended.
@@ -70,6 +72,7 @@ class ProtocolTerms:
     most_rounds: int | None = None
     pairs: bool = False
     finer: bool = False
+    one_public: bool = False
     teacher: Mapping[str, Any] = field(default_factory=dict)
     student: Mapping[str, Any] = field(default_factory=dict)
     prospects: Prospects | None = None
@@ -104,6 +107,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             most_rounds=MAX_JOINT_ROUNDS,
             pairs=True,
             finer=True,
+            one_public=True,
             teacher={"steps": 150, "learning_rate": 5e-3},
             prospects=Prospects(
                 asked="a joint query",

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from common.config import Study
 from common.intervals import mean_interval
 from common.objects import write_atomically
 from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.protocol_terms import protocol_name, terms_of
 from common.study_mechanism import sealed_sentences
 from consilium.reports.report_facts import CONTROLS, DiceScore, PrivacyFacts, ReportFacts
 from consilium.reports.report_pictures import OUTLINES, draw_pictures
@@ -235,13 +237,8 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
     seen += [DiceRow(f"Teacher {teacher.name}", teacher.score) for teacher in facts.teachers]
     missing = DiceScore(math.nan, (math.nan,) * len(facts.labels))
     controls = []
-    for name, (title, note) in CONTROLS.items():
+    for name, (title, note) in _controls(facts.study).items():
         score = facts.controls[name]
-        if name == "public_only" and facts.study.codec.paired:
-            title, note = (
-                "Paired public cases alone",
-                f"the public start trained on from its {facts.study.codec.paired}",
-            )
         reason = "not trained: it needs two labelled volumes" if name == "shuffled_codes" else "not trained"
         controls.append(DiceRow(title, score or missing, note if score else reason))
     return (
@@ -253,6 +250,20 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
         ),
         DiceGroup("Known only because a demo holds every party's data", tuple(seen)),
     )
+
+
+def _controls(study: Study) -> Mapping[str, tuple[str, str]]:
+    """Return title and description of each control that is a network of its own; one network is listed once."""
+    if study.codec.paired:
+        alone = "Paired public cases alone", f"the public start trained on from its {study.codec.paired}"
+        return {**CONTROLS, "public_only": alone}
+    if not terms_of(protocol_name(study.codec)).one_public:
+        return CONTROLS
+    both = f"{CONTROLS['zero_code'][0]}, {CONTROLS['public_only'][0].lower()}"
+    note = "one network is both in this study: its labels are those of a public network, as if no hospital had answered"
+    return {
+        name: (both, note) if name == "zero_code" else said for name, said in CONTROLS.items() if name != "public_only"
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +280,8 @@ class GainBar:
 
 def _gain_bars(facts: ReportFacts) -> tuple[GainBar, ...]:
     """Return a bar for the student, each control, the teachers and the mean shape, if they were scored."""
-    named = [("Student", facts.student), *((CONTROLS[name][0], one) for name, one in facts.controls.items())]
+    titles = {name: title for name, (title, _) in _controls(facts.study).items()}
+    named = [("Student", facts.student), *((title, facts.controls[name]) for name, title in titles.items())]
     named += [("Mean teacher", facts.mean_teacher), ("Teachers together, without noise", facts.ensemble)]
     named += [("Mean shape", facts.mean_shape)]
     bars = []

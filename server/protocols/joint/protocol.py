@@ -64,7 +64,7 @@ class Joint(InRounds):
         if network == STUDENT:
             return _training(lesson, None)
         training = _training(lesson, network)
-        if network == "public_only" and lesson.paired is None:  # identical to the zero_code control
+        if network == "public_only" and lesson.paired is None:  # ProtocolTerms.one_public
             return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
         return training
 

@@ -292,6 +292,22 @@ def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_wher
     assert "There is no interval." in page(math.nan, math.nan, 0.66)
 
 
+def test_one_network_that_is_two_controls_is_shown_once_and_said_to_be_both() -> None:
+    """In a joint study without public pairs ``public_only`` is the network of ``zero_code``."""
+    facts = make_facts()
+    one = facts.controls["zero_code"]
+    codec, privacy = replace(facts.study.codec, joint=True), replace(facts.study.privacy, planned_queries=4)
+    joint = replace(facts.study, codec=codec, privacy=privacy)
+    both = replace(facts, study=joint, controls={**facts.controls, "public_only": one})
+    page = Outline(render_html(both)).text
+    assert page.count("Zero code, public only") == 2, "in the chart and in the table"
+    assert "one network is both in this study" in page
+    assert "Public only" not in page
+    apart = Outline(render_html(facts)).text
+    assert "Zero code, public only" not in apart
+    assert apart.count("Public only") == 2
+
+
 def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page(tmp_path: Path) -> None:
     facts = make_facts(pictures=0)
     write_report(tmp_path, replace(facts, controls={**facts.controls, "shuffled_codes": None}))
