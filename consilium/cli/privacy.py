@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.config import OPEN, DataConfig, PrivacyConfig, load_study
+from common.config import JOINT_ROUNDS, OPEN, DataConfig, PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
+from common.protocol_terms import protocol_name, terms_of
 from common.reading import parse_json, parsing
 from consilium.cli.options import PLAIN, AsJson
 from consilium.cli.say import console, say
 
 if TYPE_CHECKING:
+    from consilium.reports.plan_report import About
     from server.planning.planner import Plan
     from server.planning.recommend import Recommendation, Rehearsal
 
@@ -60,11 +63,16 @@ def plan_command(
     study: StudyFile = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
-    queries: Annotated[int | None, typer.Option(help="Number N of planned releases [80].")] = None,
+    queries: Annotated[
+        int | None, typer.Option(help="Number N of planned releases [those of the recommended study].")
+    ] = None,
     hospitals: Annotated[
         int | None, typer.Option(help="Number K of hospitals that answer [the study's quorum, or 8].")
     ] = None,
-    voters: Voters = None,
+    voters: Annotated[
+        int | None,
+        typer.Option(help="Number m of teachers of each hospital [as recommended; of a described study: 1]."),
+    ] = None,
     radius: Radius = None,
     dimension: Annotated[int | None, typer.Option(help="Length l of a code [the spectrum's, or 128].")] = None,
     unit: UnitOption = None,
@@ -118,6 +126,9 @@ def plan_command(
 ) -> None:
     """Show what a privacy budget buys, before any of it is spent. Charges nothing.
 
+    The plan is of the recommended study, unless a study is described by --study, or by --queries, --dimension,
+    --spectrum or --chart (which plan separate queries about N volumes; N is then 80 by default).
+
     Example: consilium plan --epsilon 8 --delta 1e-3 --queries 80 --hospitals 8 --chart plan.png
 
     Example: consilium plan --study study.toml --hospitals 12 --json
@@ -131,10 +142,10 @@ def plan_command(
         --label-maps split/public/label-maps --cases split/validation
     """
     from consilium.cli.study_words import say_files
-    from consilium.reports.plan_report import check_chart, write_chart
+    from consilium.reports.plan_report import About, check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
-    from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend, study_prospects
+    from server.planning.recommend import NOT_REHEARSED, REHEARSED, joint_noise, recommend, study_prospects
 
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
@@ -142,19 +153,19 @@ def plan_command(
     if chart is not None:
         check_chart(chart)
     values = None if spectrum is None else _read_spectrum(spectrum, length=dimension)
-    result = plan(
+    planned = partial(
+        plan,
         budget=privacy.budget,
         accountant=privacy.accountant,
         protection=privacy.protection,
-        queries=privacy.planned_queries,
         hospitals=(privacy.quorum if study else 8) if hospitals is None else hospitals,
-        voters_per_site=privacy.voters_per_site,
         radius=clip,
         dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
         colluders=privacy.sealed_colluders,
         spare_draws=privacy.spare_draws,
     )
+    result = planned(queries=privacy.planned_queries, voters_per_site=privacy.voters_per_site)
     if cases is not None and label_maps is None:
         raise InvalidInput("--cases", limit="only with --label-maps of other patients, from which the control is made")
     shapes = None
@@ -173,12 +184,27 @@ def plan_command(
         shapes=shapes,
         paired=(paired or 0) if study is None else load_study(study).codec.paired,
     )
+    described = study is not None or any(one is not None for one in (queries, dimension, spectrum, chart))
+    if voters is not None and not described:
+        noise = joint_noise(
+            budget=result.budget,
+            accountant=result.accountant,
+            protection=result.protection,
+            hospitals=result.hospitals,
+            voters=voters,
+            colluders=result.mechanism.colluders,
+        )
+        advised = replace(advised, voters=voters, noise=noise)
     if cases is not None and label_maps is not None:
         advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients, start=start))
     begins = start is not None or (study is not None and bool(load_study(study).start.weights))
     remark = "" if not begins else REHEARSED if start is not None and cases is not None else NOT_REHEARSED
+    if not described:  # one study in all rows: the recommended one
+        result = planned(queries=JOINT_ROUNDS, voters_per_site=advised.voters)
+    framed = not described or (study is not None and terms_of(protocol_name(load_study(study).codec)).framed)
+    about = About.RECOMMENDED if not described else About.FRAMED if framed else About.SEPARATE
     own = None if study is None else study_prospects(load_study(study), hospitals=result.hospitals)
-    _print(result, advised, own, patients=patients, remark=remark, as_json=as_json)
+    _print(result, advised, own, patients=patients, remark=remark, about=about, as_json=as_json)
 
 
 def _rehearsal(
@@ -233,6 +259,7 @@ def _print(
     *,
     patients: int | None,
     remark: str,
+    about: About,
     as_json: bool,
 ) -> None:
     from consilium.reports.plan_report import delta_warning, plan_table
@@ -250,14 +277,14 @@ def _print(
             **({"given_network": remark} if remark else {}),
         }
         warning = delta_warning(result, patients=patients)
-        facts = {**result.to_json(), "delta_warning": warning, "recommended": recommended}
+        facts = {**result.to_json(), "plan_of": str(about), "delta_warning": warning, "recommended": recommended}
         if own is not None:
             facts["study"] = {"gain": own.gain, "gain_low": own.low, "gain_high": own.high}
         say(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
         summary = f"{advised.summary}; {remark}" if remark else advised.summary
         study = "" if own is None else f"with {own.hospitals} hospitals: {own.summary}"
-        console().print(plan_table(result, recommended=summary, patients=patients, study=study))
+        console().print(plan_table(result, recommended=summary, about=about, patients=patients, study=study))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,27 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
     return None if units is None else warn_about(plan.budget.delta, unit=unit, units=units)
 
 
-def plan_table(plan: Plan, *, recommended: str, patients: int | None = None, study: str = "") -> Table:
+class About(StrEnum):
+    """The study that a plan is about. All rows of its table are about this one study, except a row that says so.
+
+    Attributes:
+        RECOMMENDED: The study that is recommended for the budget.
+        FRAMED: A given study in which one query covers all volumes, so figures of separate queries do not apply.
+        SEPARATE: A given study with a separate query about each volume.
+    """
+
+    RECOMMENDED = "the recommended study"
+    FRAMED = "the given study"
+    SEPARATE = "separate queries about each volume"
+
+
+def plan_table(plan: Plan, *, recommended: str, about: About, patients: int | None = None, study: str = "") -> Table:
     """Return the plan as a table with two columns. Every ε has accountant, δ, unit and relation.
 
     Args:
         plan: The plan.
         recommended: The recommendation as a sentence.
+        about: The study that the plan is about.
         patients: Patients of one hospital, to judge δ; None if unknown.
         study: The prediction for the given study as it is, as a sentence; empty if there is none.
 
@@ -50,7 +66,8 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None, stu
     table = Table(title="Privacy plan", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column()
-    rows: list[tuple[str, str]] = [("guarantee", str(plan.guarantees[0]))]
+    other = "another study than the one above: " if about is About.SEPARATE else ""
+    rows: list[tuple[str, str]] = [("plan of", about), ("guarantee", str(plan.guarantees[0]))]
     rows += [("", str(other)) for other in plan.guarantees[1:]]
     if plan.known_twice is not None:
         rows += [("known at 2 hospitals", f"{plan.known_twice} (the lines above: at one hospital only)")]
@@ -64,6 +81,19 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None, stu
         ("noise multiplier z", noise_text(plan.noise_multiplier)),
         *_sealed_rows(plan),
         *_trade_rows(plan),
+        *(_separate_rows(plan) if about is About.SEPARATE else []),
+        *([("this study", study)] if study else []),
+        ("verdict" if about is About.RECOMMENDED else "recommended", f"{other}{recommended}"),
+        ("accountants", plan.accountant_note),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _separate_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return table rows with what separate queries about each volume can tell."""
+    rows = [
         (
             "noise on the mean",
             f"{noise_text(plan.noise_per_coordinate)} a coordinate, about {noise_text(plan.noise_norm, 4)} in norm",
@@ -80,13 +110,7 @@ def plan_table(plan: Plan, *, recommended: str, patients: int | None = None, stu
             ("  water-filled", f"{plan.errors.water_filled / total:.3f}"),
         ]
     rows += [("verdict", plan.summary)]
-    rows += [("would help" if i == 0 else "", line) for i, line in enumerate(plan.advice)]
-    rows += [("this study", study)] if study else []
-    rows += [("recommended", recommended)]
-    rows += [("accountants", plan.accountant_note)]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return [*rows, *(("would help" if i == 0 else "", line) for i, line in enumerate(plan.advice))]
 
 
 def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ def call(app: typer.Typer, *arguments: str) -> tuple[int, str]:
 
 
 def test_plan_prints_the_papers_headline_with_its_verdict() -> None:
-    code, text = call(plan_app)
+    code, text = call(plan_app, "--queries", "80")
     flat = " ".join(text.replace("│", " ").split())
     assert code == 0
     assert "ε = 8 (exact) at δ = 0.001, unit hospital, relation replace-one" in flat
@@ -38,6 +38,35 @@ def test_plan_prints_the_papers_headline_with_its_verdict() -> None:
         "mostly reflect the public shapes, not the hospitals' data: 80 answers together carry at most 50 bits" in flat
     )
     assert "8.876" in flat
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_a_plan_is_of_one_study_and_has_one_verdict_about_it() -> None:
+    flat = words_of(call(plan_app, "--hospitals", "8", "--delta", "1e-5")[1])
+    assert "plan of the recommended study" in flat
+    assert "queries N 4 planned" in flat
+    assert " verdict a joint query in 4 rounds" in flat
+    assert "information ceiling" not in flat, "a figure of separate queries about each volume"
+    assert "mostly reflect the public shapes" not in flat
+    assert json.loads(call(plan_app, "--json")[1])["plan_of"] == "the recommended study"
+
+
+def test_the_recommended_study_has_the_voters_that_were_given_in_every_row() -> None:
+    patient = ("--unit", "patient", "--hospitals", "8", "--delta", "1e-5")
+    few, more = (words_of(call(plan_app, *patient, "--voters", count)[1]) for count in ("3", "5"))
+    assert "8 hospitals × 3 voters" in few
+    assert "3 teachers a site" in few
+    assert "5 teachers a site" not in few
+    assert "5 teachers a site" in more
+
+
+def test_a_plan_of_separate_queries_calls_the_recommendation_another_study() -> None:
+    flat = words_of(call(plan_app, "--queries", "80")[1])
+    assert "plan of separate queries about each volume" in flat
+    assert "recommended another study than the one above: a joint query" in flat
 
 
 def test_plan_says_the_plain_sentence_and_warns_of_a_delta_that_is_large_for_the_patients() -> None:
