@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations.staff_decisions import consent
 from common.data.msd import write_dataset
 from tests.worlds import STUDY, site_toml, write_case
 
@@ -33,6 +34,7 @@ def site(tmp_path: Path) -> Path:
     write_dataset(tmp_path / "set", name="n", labels=labels, channels=["MRI"], cases=cases)
     (tmp_path / "study.toml").write_text(STUDY.replace("steps = 3", "steps = 1500"))
     (tmp_path / "site.toml").write_text(site_toml())
+    consent(tmp_path, by="Ada", sheet="")
     return tmp_path
 
 
