@@ -58,6 +58,8 @@ class Witnessing:
     ) -> None:
         self.memory = HeadMemory(folder)
         self._site, self._ledger, self._now = site, ledger, now
+        self._gaps = 0
+        """Number of requests in a row whose proof did not begin at the row that this site knows."""
         self._server_keys = tuple(public_hex(key) for key in server_keys)
 
     def answer(self, request: WitnessRequest) -> WitnessReply:
@@ -74,7 +76,12 @@ class Witnessing:
         before = self.memory.note(origin)
         line, problem = self._server(request, origin)
         said = tuple(self._peer(head, peers) for head in request.heads if head.site != self._site)
-        missing = self._keep_server(request, origin, peers, before=before) if line else sorted(peers)
+        self._gaps = self._gaps + 1 if problem == "gap" else 0
+        missing = sorted(peers)
+        if line:
+            missing = self._keep_server(request, origin, peers, before=before)
+        elif self._gaps == 1:  # the server learns from this reply where its proof must begin, and asks again
+            missing = []
         if missing:
             log.warning(_MISSING, request.ledger, len(missing), len(missing))
         own, growths = self._own(request, peers)

@@ -133,7 +133,7 @@ def test_a_site_warns_in_words_of_hospitals_that_stay_away_and_not_of_the_first_
     world: Federation, caplog: pytest.LogCaptureFixture
 ) -> None:
     countersign(world)
-    world.ledger.note("something more")
+    world.core().run(world.transport)  # the server learns from a first refused proof which receipts a site holds
     countersign(world)
     assert "witness-missing" not in caplog.text, "nobody was away"
     world.ledger.note("and more")
@@ -148,6 +148,19 @@ def test_a_site_warns_in_words_of_hospitals_that_stay_away_and_not_of_the_first_
     event = logged_event(f"2026-11-24 09:00:00,000 WARNING client.witnessing {line}", security_events._LINES)
     assert event is not None
     assert event.facts == {"ledger": world.ledger.ledger_id, "peers": 1}
+
+
+def test_a_proof_that_keeps_beginning_at_another_row_is_warned_of(
+    world: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = EventLog(world.events_file, study=world.study.id)
+    asking = Witnesses(world.root / "witnesses", study=world.study.id, ledger=world.ledger, events=events)
+    request = replace(asking._request(world.sites[0]), held_row=99)
+    witness = world.workers[world.sites[0].node_id]._witness
+    assert witness.answer(request).problem == "gap"
+    assert "witness-missing" not in caplog.text, "the server may not know yet which receipts this site holds"
+    assert witness.answer(request).problem == "gap"
+    assert f"peers={SITES - 1} " in caplog.text
 
 
 def fork(world: Federation, *, rows: int) -> Ledger:
