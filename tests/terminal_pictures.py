@@ -30,7 +30,7 @@ PICTURES = {
 
 def captured(command: str, *, cwd: Path) -> str:
     """What a command printed to a terminal of :data:`WIDTH` columns, whatever its status."""
-    words = [sys.executable, "-c", "from consilium.cli.main import main; main()", *shlex.split(command)[1:]]
+    words = [sys.executable, "-P", "-c", "from consilium.cli.main import main; main()", *shlex.split(command)[1:]]
     told = {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     done = subprocess.run(
         words, cwd=cwd, env=os.environ | told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
