@@ -10,11 +10,13 @@ and the figures were copied from the page; its table says so. Names without a fo
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+from client.adapting.ways import usual
 from common.privacy.figures import epsilon_text
 from research.recipes import PUBLISHED
 
@@ -77,13 +79,13 @@ HEARD = {
     "apart": "clipped sums: distance over back-propagation's length",
 }
 AT_HOME = {
-    "hippocampus-patient-8-development": "hippocampus",
-    "hearts-patient-8-development": "hearts",
-    "tumours-patient-8-development": "tumours",
+    "hippocampus": "hippocampus-patient-8",
+    "hearts": "hearts-patient-8",
+    "tumours": "tumours-patient-8",
 }
-"""Record with figures of ``--home`` → name of its dataset in the table."""
-ADAPTED = {"half-way": "half way", "averaged": "averaged"}
-"""Way of `consilium site adapt` → its column."""
+"""Dataset → the start of the names of its records with figures of ``--home``."""
+PARTS = ("development", "report")
+"""The parts of the cases, as the ends of these names."""
 
 
 def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:
@@ -145,17 +147,30 @@ def recipe(settings: dict[str, str]) -> str:
 
 
 def at_home() -> str:
-    """Each hospital's own network beside the student and two networks that `consilium site adapt` makes of both."""
+    """Each hospital's network alone, the student, and the network that `consilium site adapt` makes by default."""
     rows = []
-    for file, task in AT_HOME.items():
-        for site, one in _record(f"utility/{file}")["home"].items():
-            ways = one["ways"]
-            cells = [figure(ways[way]["mean"]) for way in ("own", "student")]
-            cells += [cell for way in ADAPTED for cell in (figure(ways[way]["mean"]), gain(ways[way]["over_own"]))]
+    for task, file in AT_HOME.items():
+        parts = {part: _home(f"utility/{file}-{part}") for part in PARTS}
+        for site, one in parts[PARTS[0]].items():
+            way = usual(math.floor(one["patients"]))
             patients = figure(one["patients"], digits=1).removesuffix(".0")
-            rows.append([task, site, patients, *cells])
-    head = ["", "hospital", "private patients", "alone", "student"]
-    return markdown([*head, *(cell for words in ADAPTED.values() for cell in (words, "over alone"))], rows)
+            cells = [cell for part in PARTS for cell in _adapted(parts[part].get(site), way)]
+            rows.append([task, site, patients, way.replace("-", " "), *cells])
+    head = ["", "hospital", "private patients", "adapted by"]
+    figures = [cell for part in PARTS for cell in (f"{part} cases: alone", "student", "adapted", "over alone")]
+    return markdown([*head, *figures], rows)
+
+
+def _home(name: str) -> dict[str, Any]:
+    """The figures of ``--home`` by hospital; none without such a record."""
+    return _record(name).get("home", {}) if (RESULTS / f"{name}.json").exists() else {}
+
+
+def _adapted(one: dict[str, Any] | None, way: str) -> list[str]:
+    if one is None:
+        return ["not measured", "", "", ""]
+    ways = one["ways"]
+    return [*(figure(ways[each]["mean"]) for each in ("own", "student", way)), gain(ways[way]["over_own"])]
 
 
 def _record(name: str) -> dict[str, Any]:
