@@ -46,7 +46,7 @@ test-slow: $(DEV)  ## the slow ones: federations of real daemons, long statistic
 	nice -n 15 $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist loadfile --no-loadscope-reorder -m "slow and not docker and not faults and not hospital and not gpu"
 
 test-large: $(DEV)  ## BraTS-sized volumes from teacher to student: peak memory of each process, in minutes
-	$(BIN)/python benchmarks/large_volumes.py --out large-out
+	$(BIN)/python -m benchmarks.large_volumes --out large-out
 
 test-gpu: $(DEV)  ## what only a GPU can show: speed beside MONAI's inferer, mixed precision
 	$(BIN)/python -m pytest -m gpu -s

@@ -19,10 +19,11 @@ import numpy as np
 
 from benchmarks.run import commit
 from common.codecs import fit_codec, shapes
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, DataConfig
 from common.data.msd import read_dataset
 from common.metrics import mean_dice
 from research.roles import load_cases
+from tests.worlds import make_study
 
 MAPS, PUBLIC, VALIDATION = 24, 16, 10
 NOISY = 3  # number of noise draws for each map
@@ -43,12 +44,7 @@ def fidelity(
         data: The study's grid and labels.
         seed: Seed of fitting.
     """
-    study = Study(
-        name="codec-fidelity",
-        data=data,
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=16, quorum=8),
-        codec=CodecConfig(name=codec, max_dimension=dimension),
-    )
+    study = make_study(data=data, codec=CodecConfig(name=codec, max_dimension=dimension))
     order = np.random.default_rng([0, 0]).permutation(len(labels))
     maps, public, validation = np.split(labels[order], np.cumsum([MAPS, PUBLIC, VALIDATION]))[:3]
     others = np.concatenate([validation, public])

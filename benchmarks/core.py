@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import server.aggregation.exchange as exchange
 from benchmarks.run import RATIO, Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
-from common.config import CollectionConfig, DataConfig, PrivacyConfig, Study
+from common.config import CollectionConfig
 from common.envelope import answered, body_of
 from common.events import EventLog
 from common.ledger.keys import public_hex
@@ -51,6 +51,7 @@ from server.aggregation.receipts import ReceiptDelivery
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
+from tests.worlds import make_study
 
 VOLUMES = 10
 
@@ -162,13 +163,8 @@ def federation(
     Returns:
         The figures by name.
     """
-    meter, terms = Meter(), {"quorum": 2} | terms
-    study = Study(
-        name="bench",
-        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=volumes, **terms),
-        collection=CollectionConfig(batch_size=min(batch, volumes)),
-    )
+    meter = Meter()
+    study = make_study(planned_queries=volumes, collection=CollectionConfig(batch_size=min(batch, volumes)), **terms)
     mechanism = study_mechanism(study, dimension=dimension)
     codec, sealing = sha256_bytes(b"codec"), X25519PrivateKey.generate()
     keys = {100 + number: Ed25519PrivateKey.generate() for number in range(sites)}

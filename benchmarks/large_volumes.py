@@ -5,7 +5,7 @@ channel files for each case, patch training of a four-level U-Net for each voter
 codes, the codec, and the student with a label map on the file's own voxels. A GPU is used if there is one. Data are
 synthetic and steps are few: this measures memory and time, not quality.
 
-    python benchmarks/large_volumes.py --out DIR [--cases 4] [--steps 3] [--voters 2] [--patch 64]
+    python -m benchmarks.large_volumes --out DIR [--cases 4] [--steps 3] [--voters 2] [--patch 64]
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import nibabel as nib
 import numpy as np
 
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import CodecConfig, DataConfig, Study, TrainingConfig
 from common.privacy.mechanism import Unit
+from tests.worlds import make_study
 
 if TYPE_CHECKING:
     from client.training.private.settings import PrivateSettings
@@ -54,7 +55,7 @@ def study(size: Size) -> Study:
     recipe = TrainingConfig(
         channels=(16, 32, 64, 128), steps=size.steps, batch_size=1, patch=(size.patch,) * 3, amp=True
     )
-    return Study(
+    return make_study(
         name="large",
         data=DataConfig(
             labels=("background", "edema", "core", "enhancing"),
@@ -62,9 +63,10 @@ def study(size: Size) -> Study:
             grid=(240, 240, 160),
             channels=CHANNELS,
         ),
-        privacy=PrivacyConfig(
-            epsilon=8, delta=1e-3, planned_queries=2, quorum=1, unit=Unit.PATIENT, voters_per_site=size.voters
-        ),
+        planned_queries=2,
+        quorum=1,
+        unit=Unit.PATIENT,
+        voters_per_site=size.voters,
         codec=CodecConfig(augmentations=24),
         teacher=recipe,
         student=recipe,
@@ -264,7 +266,7 @@ def main() -> None:
         make_data(arguments.out, arguments.cases)
     too_much = []
     for stage, (_, limit) in STAGES.items():
-        command = [sys.executable, __file__, "--out", str(arguments.out), "--stage", stage]
+        command = [sys.executable, "-m", "benchmarks.large_volumes", "--out", str(arguments.out), "--stage", stage]
         for name in ("steps", "voters", "patch"):
             command += [f"--{name}", str(getattr(arguments, name))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

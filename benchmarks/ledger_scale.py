@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.run import Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
-from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import MAX_NOISE_STD, Mechanism, QuerySpec
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
+from tests.worlds import make_study
 
 BATCH, DIMENSION = 1_000, 8
 CONSORTIUM = (10_000, 64)
@@ -44,11 +44,7 @@ def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
         The ledger's signing key.
     """
     key = Ed25519PrivateKey.generate()
-    study = Study(
-        name="scale",
-        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=10, quorum=2),
-    )
+    study = make_study(planned_queries=10)
     mechanism = Mechanism(DIMENSION, 1 << 16, 1, Fraction(MAX_NOISE_STD >> 10))
     roster = tuple(RosterEntry(f"site-{number:04}", f"pool-{number:04}") for number in range(sites))
     codec, zero, terms = sha256_bytes(b"codec"), np.zeros(DIMENSION, dtype=np.int64), study.privacy

@@ -28,11 +28,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.run import RATIO, Figure, figure
 from common.canonical import sha256_bytes
-from common.config import DataConfig, PrivacyConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
 from server.ledger.server_ledger import Candidate, Ledger
+from tests.worlds import make_study
 
 BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
 
@@ -88,11 +88,7 @@ def measure(folder: Path, *, rounds: int) -> Pace:
         folder: Folder on the disk to measure.
         rounds: Number of rounds.
     """
-    study = Study(
-        name="speed",
-        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=14 * rounds + BATCH, quorum=2),
-    )
+    study = make_study(planned_queries=14 * rounds + BATCH)
     privacy, mechanism = study.privacy, study_mechanism(study, dimension=DIMENSION)
     roster = tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in SITES)
     zero = np.zeros(DIMENSION, dtype=np.int64)

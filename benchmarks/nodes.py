@@ -26,7 +26,7 @@ from client.policy import Consent, load_site
 from client.site.books import open_books
 from client.site.node_link import write_link
 from client.worker import Worker
-from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, CollectionConfig, DataConfig
 from common.data.synthetic import study_data, write_phantoms
 from common.process import Daemon, DaemonSpec, ProcessGroup
 from common.sockets import free_ports
@@ -41,6 +41,7 @@ from server.operations.supervisor import (
 )
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.worlds import make_study
 
 COUNTS, ROUNDS = (2, 4, 8, 16, 32), 3
 AT_ONCE, READY_S = 4, 600.0
@@ -87,10 +88,10 @@ def _study(root: Path) -> Workspace:
     """Create a study with enough volumes for every number of nodes."""
     volumes = len(COUNTS) * (ROUNDS + 3)
     cases = write_phantoms(root / "all", cases=volumes + 8, seed=1).cases
-    study = Study(
-        name="nodes",
+    study = make_study(
         data=study_data(2),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=volumes, quorum=COUNTS[0]),
+        planned_queries=volumes,
+        quorum=COUNTS[0],
         codec=CodecConfig(augmentations=20, max_dimension=8),
         collection=CollectionConfig(batch_size=1),
     )

@@ -12,16 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import sha256_bytes
-from common.config import (
-    CodecConfig,
-    CollectionConfig,
-    DataConfig,
-    PrivacyConfig,
-    StartConfig,
-    Study,
-    TrainingConfig,
-    render_study,
-)
+from common.config import CodecConfig, CollectionConfig, StartConfig, TrainingConfig, render_study
 from common.data.dataset import Case
 from common.data.grid import WHOLE_VOXELS, asked_at
 from common.data.msd import read_dataset
@@ -37,6 +28,7 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.start import GivenStart
 from server.study.workspace import Site, Workspace
+from tests.worlds import make_study
 
 QUERIES, SITES = 8, ("north", "east", "south", "west")
 
@@ -123,10 +115,12 @@ def make_study_directory(
     from. So many of the volumes, and the last site, come ``later``: they lie in ``phantoms``, ready to be added."""
     cases = phantoms(root / "phantoms", volumes + 10)
     public, maps = cases[:volumes], cases[volumes:]
-    study = Study(
+    study = make_study(
         name="hippocampus-demo",
         data=asked_at(study_data(2), most=most),
-        privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=rounds or queries or volumes, quorum=3),
+        epsilon=epsilon,
+        planned_queries=rounds or queries or volumes,
+        quorum=3,
         codec=CodecConfig(augmentations=20, max_dimension=12, joint=rounds > 0, protocol=protocol),
         teacher=TrainingConfig(channels=(4, 8), steps=4),
         student=TrainingConfig(channels=(4, 8), steps=steps),
@@ -159,12 +153,7 @@ def make_study_directory(
 def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) -> Workspace:
     """A study whose ledger has so many rows, and a run in progress; each release names ``roster`` of its sites."""
     workspace = Workspace(root)
-    study = Study(
-        name="large",
-        data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=rows, quorum=2),
-        codec=CodecConfig(),
-    )
+    study = make_study(name="large", delta=1e-5, planned_queries=rows)
     workspace.study_file.write_text(render_study(study), encoding="utf-8")
     registered = tuple(Site(name=f"site-{i}", pool=f"pool-{i}", node_id=i) for i in range(sites))
     workspace.save_sites(registered)

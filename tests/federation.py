@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, fit_codec
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import Study
 from common.events import EventLog, read_events
 from common.ledger.keys import public_hex
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
@@ -34,20 +34,11 @@ from server.protocols.rounds import round_query
 from server.public.material import CodecRecord
 from server.study.create_study import ServerKeys
 from server.study.workspace import Site
+from tests.worlds import make_study as make_study
 from tests.worlds import site_toml
 
 GRID = (8, 8, 8)
 P = TypeVar("P", bound=Part)
-
-
-def make_study(**privacy: Any) -> Study:
-    terms: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 6, "quorum": 2} | privacy
-    return Study(
-        name="test",
-        data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID),
-        privacy=PrivacyConfig(**terms),
-        codec=CodecConfig(max_dimension=6, augmentations=0),
-    )
 
 
 def ball(centre: tuple[float, float, float], radius: float) -> np.ndarray:

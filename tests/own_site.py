@@ -12,7 +12,7 @@ from client.policy import load_site
 from client.site.books import open_books
 from client.site.enrolment import SiteKit, create_site
 from client.teachers.pulled_student import STUDENT_DIR
-from common.config import CodecConfig, PrivacyConfig, Study, TrainingConfig, load_study
+from common.config import CodecConfig, Study, TrainingConfig, load_study
 from common.data.msd import read_dataset
 from common.data.synthetic import study_data, write_phantoms
 from common.models.bundle import SEEN_WEIGHTS
@@ -25,6 +25,7 @@ from server.protocols.query_protocol import query_about
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.trained_sites import train_site
+from tests.worlds import make_study
 
 STATES = (
     "joined",
@@ -43,14 +44,9 @@ STATES = (
 
 def make_own_site(root: Path, state: str) -> Path:
     """The directory of a site in this state."""
-    study = Study(
-        name="trial",
-        data=study_data(2),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=8, quorum=3),
-        codec=CodecConfig(),
-        teacher=TrainingConfig(channels=(4, 8), steps=2),
-        student=TrainingConfig(channels=(4, 8), steps=2),
-    )
+    recipe = TrainingConfig(channels=(4, 8), steps=2)
+    terms = {"planned_queries": 8, "quorum": 3, "codec": CodecConfig(), "teacher": recipe, "student": recipe}
+    study = make_study(name="trial", data=study_data(2), **terms)
     workspace = Workspace(root / "study")
     setup.create_study(workspace, study)
     workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))

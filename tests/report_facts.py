@@ -8,10 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from common.config import DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig
 from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
+from tests.worlds import make_study
 
 
 def phantom(seed: int, grid: tuple[int, int, int] = (40, 56, 40)) -> tuple[np.ndarray, np.ndarray]:
@@ -37,11 +38,8 @@ def make_picture(title: str, kind: str, seed: int) -> Picture:
 def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital") -> ReportFacts:
     """Made-up but coherent: z and N give exactly this ε by the exact accountant at δ = 1e-3."""
     multiplier = 0.480014 * math.sqrt(80)  # the exact calibration of (8, 1e-3) at 80 queries
-    study = Study(
-        name="hippocampus-pilot",
-        data=DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(40, 56, 40)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=80, quorum=3, unit=unit),  # type: ignore[arg-type]
-    )
+    terms = {"planned_queries": 80, "quorum": 3, "unit": unit, "codec": CodecConfig()}
+    study = make_study("anterior", "posterior", name="hippocampus-pilot", grid=(40, 56, 40), **terms)
     return ReportFacts(
         study=study,
         privacy=PrivacyFacts(

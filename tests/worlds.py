@@ -5,15 +5,44 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 
-from common.config import DataConfig
+from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.data.dataset import Case
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 """Of :data:`STUDY` and the patients :func:`write_case` writes."""
+
+SMALL_CODEC = CodecConfig(max_dimension=6, augmentations=0)
+
+
+def make_privacy(**terms: Any) -> PrivacyConfig:
+    """A budget of ε = 8 and δ = 1e-3 for six queries of two sites or more, unless ``terms`` say otherwise."""
+    return PrivacyConfig(**{"epsilon": 8.0, "delta": 1e-3, "planned_queries": 6, "quorum": 2} | terms)
+
+
+def make_study(
+    *structures: str,
+    name: str = "test",
+    grid: tuple[int, int, int] = (8, 8, 8),
+    data: DataConfig | None = None,
+    codec: CodecConfig = SMALL_CODEC,
+    **terms: Any,
+) -> Study:
+    """A study about these structures (one if none is named) on a grid of 1 mm voxels, or about ``data``.
+
+    ``terms`` are further sections of the study (``teacher``, ``collection``, …) and settings of :func:`make_privacy`.
+    """
+    sections: dict[str, Any] = {key: terms.pop(key) for key in Study.__dataclass_fields__.keys() & terms.keys()}
+    return Study(
+        name=name,
+        data=data or DataConfig(("background", *(structures or ("body",))), (1.0, 1.0, 1.0), grid),
+        codec=codec,
+        **{"privacy": make_privacy(**terms)} | sections,
+    )
 
 
 def study_toml(

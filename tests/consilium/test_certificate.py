@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from common.canonical import sha256_bytes
-from common.config import DataConfig, PrivacyConfig, Study
+from common.config import Study
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import RosterEntry
@@ -38,6 +38,7 @@ from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
 from tests.server.dashboard.conftest import TestClient
+from tests.worlds import make_study
 
 RUN = CliRunner()
 YEAR = timedelta(days=365)
@@ -47,13 +48,8 @@ AUDIT = Path(__file__).parent
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """A study of six queries over three hospitals: four answered in two batches."""
-    study = Study(
-        name="trial",
-        data=DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=6, quorum=2),
-    )
     made = Workspace(tmp_path / "study")
-    setup.create_study(made, study)
+    setup.create_study(made, make_study("anterior", "posterior", name="trial"))
     made.save_codec(CodecRecord(sha256="c" * 64, dimension=5))
     for number, name in enumerate(("aachen", "bergen", "cadiz")):
         setup.add_site(made, Site(name=name, pool=f"{name}-mri", node_id=number))
@@ -75,12 +71,9 @@ def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...])
 
 
 def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(tmp_path: Path) -> None:
-    privacy = PrivacyConfig(
-        epsilon=8.0, delta=1e-3, planned_queries=4, quorum=3, aggregation="sealed-sum", spare_draws=1
-    )
-    data = DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
     made = Workspace(tmp_path / "study")
-    setup.create_study(made, Study(name="trial", data=data, privacy=privacy))
+    sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
+    setup.create_study(made, make_study(name="trial", **sealed_sum))
     facts = certificate_facts(made)
     sealed = facts["study"]["sealed_sum"]
     assert (sealed["colluders"], sealed["spare_draws"], sealed["sites_at_least"]) == (1, 1, 3)
@@ -148,13 +141,8 @@ def test_the_budget_is_the_guarantee_and_what_was_spent_stands_beside_it(workspa
 
 
 def test_a_study_that_released_nothing_still_guarantees_its_budget_and_spent_nothing(tmp_path: Path) -> None:
-    study = Study(
-        name="trial",
-        data=DataConfig(labels=("background", "anterior"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=6, quorum=2),
-    )
     made = Workspace(tmp_path / "study")
-    setup.create_study(made, study)
+    setup.create_study(made, make_study())
     facts = certificate_facts(made)
     assert (facts["guarantee"]["epsilon"], facts["spent"]["epsilon"]) == (8.0, 0.0)
     assert facts["guess_right_at_most"]["spent"] == 0.5
@@ -351,13 +339,8 @@ def test_every_batch_of_a_long_study_has_its_row(workspace: Workspace) -> None:
 
 
 def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
-    study = Study(
-        name="empty",
-        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=6, quorum=2),
-    )
     made = Workspace(tmp_path / "study")
-    setup.create_study(made, study)
+    setup.create_study(made, make_study())
     assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "filed")]).exit_code == 0
     assert json.loads((tmp_path / "filed" / "certificate.json").read_text())["answers"] == 0
     assert verify(made.ledger_file).ok

@@ -14,10 +14,11 @@ import pytest
 
 from common.codecs import Codec, codec_class, fit_codec, label_map_hash, load_codec
 from common.codecs.codec import pack, unpack
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, Study
 from common.errors import InvalidInput
 from common.privacy.mechanism import radius_int
 from common.privacy.quantise import quantise, within
+from tests.worlds import make_study
 
 GRID = (16, 24, 16)
 LABELS = 3
@@ -64,12 +65,7 @@ class CodecContract:
     @classmethod
     def study(cls, **codec: object) -> Study:
         settings = {"name": cls.name, "radius": cls.radius, "max_dimension": 24, "augmentations": 24, **codec}
-        return Study(
-            name="contract",
-            data=DataConfig(labels=("background", "front", "back"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID),
-            privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
-            codec=CodecConfig(**settings),  # type: ignore[arg-type]
-        )
+        return make_study("front", "back", grid=GRID, codec=CodecConfig(**settings))  # type: ignore[arg-type]
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -11,7 +11,7 @@ from pathlib import Path
 from client.policy import load_site
 from client.site.books import read_books
 from client.site.enrolment import SiteKit, join_site
-from common.config import CodecConfig, CollectionConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import CodecConfig, CollectionConfig, TrainingConfig
 from common.data.dataset import Case
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
@@ -23,6 +23,7 @@ from server.operations import provision
 from server.operations.supervisor import request_stop, supervise
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.worlds import make_study
 
 SITES = ("site-0", "site-1")
 QUERIES, PATIENTS, POOL_EPSILON = 2, 2, 10.0
@@ -40,10 +41,11 @@ class Consortium:
 
     def study(self, name: str, *, epsilon: float, ledger: Path | None, behind: Workspace | None = None) -> Workspace:
         """A study of its own volumes and codec, set up and ready for sites; behind another one's port if given."""
-        study = Study(
+        study = make_study(
             name=name,
             data=study_data(2),
-            privacy=PrivacyConfig(epsilon=epsilon, delta=1e-3, planned_queries=QUERIES, quorum=2),
+            epsilon=epsilon,
+            planned_queries=QUERIES,
             codec=CodecConfig(augmentations=10, max_dimension=4),
             teacher=RECIPE,
             student=RECIPE,

@@ -28,6 +28,7 @@ from server.ledger.server_ledger import Ledger
 from server.public.said import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.worlds import make_privacy
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
 CHUNK = 1 << 26
@@ -35,7 +36,7 @@ NO_GATE = GateConfig()
 DATA = study_data(2)
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 CODEC = CodecConfig(augmentations=20, max_dimension=8)
-PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
+PRIVACY = make_privacy(planned_queries=QUERIES)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import CodecConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import CodecConfig, TrainingConfig
 from common.data.msd import Case, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from consilium.demo.federation import running, write_server, write_sites
@@ -24,6 +24,7 @@ from server.dashboard.auth import Role
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.worlds import make_study
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it would rather have another HTTP client
@@ -54,14 +55,8 @@ def write_data(root: Path) -> tuple[list[Case], tuple[str, ...], tuple[str, ...]
 def test_one_bad_case_in_a_hundred_stops_nobody_and_is_nobodys_business_but_the_sites(tmp_path: Path) -> None:
     public, _, _ = write_data(tmp_path)
     recipe = TrainingConfig(channels=(4, 8), steps=4)
-    study = Study(
-        name="road",
-        data=study_data(2),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2),
-        codec=CodecConfig(augmentations=20, max_dimension=8),
-        teacher=recipe,
-        student=recipe,
-    )
+    codec = CodecConfig(augmentations=20, max_dimension=8)
+    study = make_study(data=study_data(2), planned_queries=QUERIES, codec=codec, teacher=recipe, student=recipe)
     workspace = Workspace(tmp_path / "server")
     setup.create_study(workspace, study)
     setup.publish_volumes(workspace, [case.image for case in public[:QUERIES]])

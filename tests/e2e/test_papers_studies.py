@@ -26,12 +26,13 @@ from consilium.reports.certificate import Sources, issue_certificate
 from server.operations.supervisor import supervise
 from tests.e2e.ended import Ended, books_agree, is_the_papers_release
 from tests.e2e.road import CODEC, build
+from tests.worlds import make_privacy
 
 pytestmark = pytest.mark.slow
 
 NAMES = ("site-0", "site-1")
 QUERIES, DELTA = 2, 1e-3
-OPEN = PrivacyConfig(epsilon=8.0, delta=DELTA, planned_queries=QUERIES, quorum=2, unit=Unit.PATIENT)
+OPEN = make_privacy(delta=DELTA, planned_queries=QUERIES, unit=Unit.PATIENT)
 PAPER = replace(OPEN, unit=Unit.HOSPITAL, accountant=AccountantName.PAPER)
 STEPS = 3
 

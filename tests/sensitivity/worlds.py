@@ -42,7 +42,7 @@ from client.training.voter import train_voter
 from client.witnessing import Witnessing
 from client.worker import Ask, Voters, Worker
 from common.codecs.codec import Codec, fit_codec
-from common.config import SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import SEALED_SUM, CodecConfig, DataConfig, Study, TrainingConfig
 from common.envelope import asked, body_of
 from common.ledger.keys import public_hex
 from common.masking import DrawId, MaskedRoster, Member, mask_private_key, pair_mask, signed_mask_key
@@ -66,6 +66,7 @@ from server.study.create_study import ServerKeys
 from server.study.workspace import Site as RegisteredSite
 from tests.sensitivity.axes import Choice
 from tests.trained_sites import train_site
+from tests.worlds import make_study
 
 GRID = (16, 8, 8)
 STRUCTURES = ("front", "back")
@@ -333,24 +334,19 @@ def study_of(choice: Choice) -> Study:
     labels = ("background", *STRUCTURES[: int(str(choice["DataConfig.labels"])) - 1])
     unit, relation = str(choice["PrivacyConfig.unit+relation"]).split("/")
     codec, _, protocol = str(choice["CodecConfig.name+joint+protocol"]).partition("/")
-    return Study(
-        name="sensitivity",
+    return make_study(
         data=DataConfig(
             labels=labels,
             spacing_mm=choice["DataConfig.spacing_mm"],  # type: ignore[arg-type]
             grid=GRID,
             channels=tuple(f"C{i}" for i in range(int(str(choice["DataConfig.channels"])))),
         ),
-        privacy=PrivacyConfig(
-            epsilon=8.0,
-            delta=1e-3,
-            planned_queries=PUBLIC,
-            quorum=3 if choice["PrivacyConfig.aggregation"] == SEALED_SUM else 1,
-            unit=unit,  # type: ignore[arg-type]
-            relation=relation,  # type: ignore[arg-type]
-            voters_per_site=int(str(choice["PrivacyConfig.voters_per_site"])),
-            aggregation=str(choice["PrivacyConfig.aggregation"]),
-        ),
+        planned_queries=PUBLIC,
+        quorum=3 if choice["PrivacyConfig.aggregation"] == SEALED_SUM else 1,
+        unit=unit,
+        relation=relation,
+        voters_per_site=int(str(choice["PrivacyConfig.voters_per_site"])),
+        aggregation=str(choice["PrivacyConfig.aggregation"]),
         codec=CodecConfig(
             name=codec,
             radius=RADIUS,

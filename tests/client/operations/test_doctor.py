@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from client.data.layouts import DatasetSettings
 from client.operations.doctor_data import check_data
 from client.operations.findings import State
-from common.config import DataConfig, PrivacyConfig
+from common.config import DataConfig
 from common.privacy.mechanism import Unit
 from consilium.cli.site import site_app
 from tests.common.data.corpus import NAME, ONE, RULES
-from tests.worlds import study_toml
+from tests.worlds import make_privacy, study_toml
 
 SEEN = {
     "dtype-uint16": "ok",
@@ -142,7 +142,7 @@ def test_a_good_dataset_needs_no_repair_and_says_what_counts_as_a_patient(tmp_pa
 def test_a_delta_that_is_large_for_the_sites_own_patients_is_noted_at_unit_patient(tmp_path: Path) -> None:
     data = make_good(tmp_path / "set", 9)
     for unit, delta, noted in (("patient", 0.02, True), ("patient", 0.01, False), ("hospital", 0.02, False)):
-        stated = PrivacyConfig(epsilon=8.0, delta=delta, planned_queries=4, quorum=2, unit=Unit(unit))
+        stated = make_privacy(delta=delta, unit=Unit(unit))
         found = [one for one in check_data(data, ONE, DatasetSettings(), stated=stated) if one.check == "delta"]
         assert [one.state for one in found] == ([State.NOTE] if noted else [])
         assert all("1/(10 · 9 patients)" in one.text for one in found)

@@ -22,7 +22,7 @@ from common.codecs.ball_autoencoder import (
     weight_shapes,
 )
 from common.codecs.codec import pack, unpack
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, DataConfig
 from common.data.msd import read_dataset
 from common.data.volume import load_label
 from common.errors import InvalidInput
@@ -447,12 +447,7 @@ def test_held_out_real_maps_come_back_a_tenth_better_than_the_mean_shape_with_ha
     data, maps, others = real_maps(hippocampus)
     for seed in range(3):
         for length in (8, 16, 32):
-            study = Study(
-                name="real",
-                data=data,
-                privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
-                codec=CodecConfig(name="ball-ae", max_dimension=length, augmentations=40),
-            )
+            study = make_study(data=data, codec=CodecConfig("ball-ae", max_dimension=length, augmentations=40))
             codec: Codec = fit_codec(study, maps, noise_std=0.024, seed=seed)
             assert codec.dimension == length
             codes = np.stack([codec.encode(shapes.one_hot(m, labels=3)) for m in others])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from client.ledger.site_ledger import SiteLedger
 from common.canonical import sha256_bytes
-from common.config import DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.receipts import Receipt
 from common.ledger.rollback_guard import standing_path
@@ -28,6 +28,7 @@ from server.ledger.backup import backup
 from server.ledger.server_draws import BatchResult
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import VerifyReport, verify
+from tests import worlds
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
 PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
@@ -36,13 +37,9 @@ BUDGET = Budget(epsilon=8.0, delta=1e-3)
 SITES = ("aachen", "bergen", "cadiz")
 
 
-def make_study(name: str = "trial", *, quorum: int = 2, **changes: object) -> Study:
-    privacy = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 80, "quorum": quorum, **changes}
-    return Study(
-        name=name,
-        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(**privacy),  # type: ignore[arg-type]
-    )
+def make_study(name: str = "trial", *, planned_queries: int = 80, **terms: Any) -> Study:
+    asked = {"planned_queries": planned_queries, "codec": CodecConfig()}
+    return worlds.make_study("lesion", name=name, grid=(16, 16, 16), **asked, **terms)
 
 
 def make_mechanism(*, room_for: int = 10, dimension: int = 4, voters: int = 1, budget: Budget = BUDGET) -> Mechanism:

@@ -23,7 +23,7 @@ from monai.utils import BundleProperty, BundlePropertyConfig
 from scipy.ndimage import gaussian_filter
 
 from common.canonical import sha256_file
-from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import DataConfig, TrainingConfig
 from common.data.volume import load_volume, to_native
 from common.errors import InvalidInput
 from common.models.fit import predict
@@ -31,6 +31,7 @@ from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName
 from tests.client.adapting.written import facts_of
+from tests.worlds import make_study
 
 torch.set_num_threads(1)
 
@@ -67,12 +68,12 @@ DOCUMENTED_SCHEMA = {
     },
 }
 
-STUDY = Study(
+STUDY = make_study(
     name="trial",
     data=DataConfig(
         labels=("background", "front", "back"), spacing_mm=(1.0, 1.0, 1.5), grid=(16, 24, 16), channels=("T1",)
     ),
-    privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
+    planned_queries=4,
     student=TrainingConfig(channels=(4, 8)),
 )
 FACTS = facts_of(STUDY)

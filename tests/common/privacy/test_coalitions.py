@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from common.config import DataConfig, PrivacyConfig, Study
+from common.config import Study
 from common.models.bundle_configs import readme
 from common.models.bundle_facts import BundlePrivacy
 from common.privacy.accounting import epsilon_exact, max_mu_squared
@@ -15,18 +15,14 @@ from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protecti
 from common.privacy.shares import share_std
 from common.study_mechanism import sealed_sentences
 from server.study import consent_text
+from tests.worlds import make_study
 
 HIDDEN = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 BUDGET = Budget(8.0, 1e-3)
 
 
 def study(**privacy: object) -> Study:
-    terms: dict[str, object] = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 4, "quorum": 5}
-    return Study(
-        name="trial",
-        data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-        privacy=PrivacyConfig(**(terms | privacy)),  # type: ignore[arg-type]
-    )
+    return make_study(**{"planned_queries": 4, "quorum": 5} | privacy)
 
 
 SEALED = study(aggregation="sealed-sum", colluders=2, spare_draws=1)

@@ -19,7 +19,6 @@ import pytest
 
 import common.privacy
 import server.planning
-from common.config import DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
 from common.privacy import (
     accounting,
@@ -42,6 +41,7 @@ from common.study_mechanism import study_mechanism
 from server.planning import planner
 from server.planning import recommend as advice
 from server.planning.public_shapes import PublicShapes
+from tests.worlds import make_study
 
 HOSPITAL = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 BUDGET = Budget(8.0, 1e-3)
@@ -50,11 +50,7 @@ ADD_REMOVE = training.Neighbours.ADD_REMOVE
 CODE = np.zeros(2, dtype=np.int64)
 NUMBERS = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -1.0, Fraction(-1, 2)]
 HASH = "a" * 64
-STUDY = Study(
-    name="study",
-    data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
-    privacy=PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=4, quorum=2),
-)
+STUDY = make_study(planned_queries=4)
 
 
 def mechanism(**changes: Any) -> Mechanism:

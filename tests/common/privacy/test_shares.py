@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import ncx2
 
-from common.config import DataConfig, PrivacyConfig, Study, parse_study, render_study
+from common.config import Study, parse_study, render_study
 from common.errors import InvalidInput, Refused
 from common.privacy import shares
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import Mechanism, Protection, Relation, Unit
 from common.study_mechanism import study_mechanism
+from tests.worlds import make_study
 
 
 def mechanism(*, dimension: int = 64, noise_std: Fraction = Fraction(70_000), colluders: int | None = 1) -> Mechanism:
@@ -144,12 +145,7 @@ def test_the_norm_of_a_sum_is_exact_in_integers(size: int) -> None:
 
 
 def study(**privacy: object) -> Study:
-    settings: dict[str, object] = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 4, "quorum": 3, **privacy}
-    return Study(
-        name="study",
-        data=DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8)),
-        privacy=PrivacyConfig(**settings),  # type: ignore[arg-type]
-    )
+    return make_study(**{"planned_queries": 4, "quorum": 3} | privacy)
 
 
 def test_a_sealed_study_is_another_study_and_an_open_one_says_nothing_of_it() -> None:

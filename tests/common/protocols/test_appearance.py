@@ -9,12 +9,13 @@ import pytest
 from jaxtyping import Float
 
 from common.codecs.codec import Codec
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, DataConfig
 from common.errors import InvalidInput
 from common.privacy.quantise import quantise
 from common.protocols.appearance import LEAST_STD, AppearanceEncoder, window_of
 from common.protocols.frame import Frame
 from server.protocols.appearance.look import first_frame
+from tests.worlds import make_study
 
 GRID, CHANNELS = (8, 8, 8), 2
 WINDOW = np.random.default_rng(7).uniform(0.1, 1, GRID)
@@ -22,12 +23,8 @@ WINDOW = np.random.default_rng(7).uniform(0.1, 1, GRID)
 
 @pytest.fixture
 def frame() -> Frame:
-    study = Study(
-        name="looks",
-        data=DataConfig(labels=("background", "a", "b"), spacing_mm=(1, 1, 1), grid=GRID, channels=("t1", "t2")),
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=4, quorum=3),
-        codec=CodecConfig(protocol="appearance"),
-    )
+    data = DataConfig(labels=("background", "a", "b"), spacing_mm=(1, 1, 1), grid=GRID, channels=("t1", "t2"))
+    study = make_study(data=data, codec=CodecConfig(protocol="appearance"))
     return first_frame(study, codec="a" * 64, noise_std=0.01)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import PrivacyConfig
 from common.errors import InvalidInput
 from consilium.audit.books import allowed, noise_of
 from consilium.audit.run import audit_service
@@ -16,15 +15,14 @@ from consilium.audit.service import Service, read_life
 from consilium.audit.subject import Limit, Subject, stand_in
 from consilium.audit.world import World
 from server.ledger.server_ledger import Ledger
+from tests.worlds import make_privacy
 
 
 def subject(
     *, sites: int = 3, dimension: int = 16, joint: bool = False, limits: object = (), **more: object
 ) -> Subject:
-    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 3, "quorum": 2, **more}
-    return stand_in(
-        PrivacyConfig(**terms), hospitals=sites, dimension=dimension, radius=1.0, framed=joint, limits=tuple(limits)
-    )
+    terms = make_privacy(**{"planned_queries": 3} | more)
+    return stand_in(terms, hospitals=sites, dimension=dimension, radius=1.0, framed=joint, limits=tuple(limits))
 
 
 STUDIES: dict[str, dict[str, object]] = {

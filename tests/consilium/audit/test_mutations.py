@@ -24,7 +24,6 @@ import pytest
 from client import worker
 from client.ledger import site_codes
 from common import masking
-from common.config import PrivacyConfig
 from common.ledger import server_state as books
 from common.ledger import site_state as site_books
 from common.ledger import spending
@@ -44,6 +43,7 @@ from server.aggregation import batch
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
+from tests.worlds import make_privacy
 
 Patch = pytest.MonkeyPatch
 Sampler = Callable[[int, Fraction], np.ndarray]
@@ -56,8 +56,8 @@ EXACT = ("books", "life")
 
 def of_two_queries(sites: int, **more: object) -> Subject:
     """Two queries about one volume each, and as few sites as will do."""
-    terms = {"epsilon": 8.0, "delta": 1e-3, "planned_queries": 2, "quorum": min(sites, 2), **more}
-    return stand_in(PrivacyConfig(**terms), hospitals=sites, dimension=256, radius=1.0, framed=False)
+    terms = make_privacy(**{"planned_queries": 2, "quorum": min(sites, 2)} | more)
+    return stand_in(terms, hospitals=sites, dimension=256, radius=1.0, framed=False)
 
 
 @cache
@@ -102,14 +102,14 @@ def hospital_voters() -> Subject:
 @cache
 def uneven() -> Subject:
     """A radius that is no multiple of the grid's step."""
-    terms = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=2, quorum=2)
+    terms = make_privacy(planned_queries=2)
     return stand_in(terms, hospitals=2, dimension=256, radius=1.00001, framed=False)
 
 
 @cache
 def rounds() -> Subject:
     """Three rounds of a joint query."""
-    privacy = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=3, quorum=2)
+    privacy = make_privacy(planned_queries=3)
     return stand_in(privacy, hospitals=2, dimension=64, radius=1.0, framed=True)
 
 
@@ -122,7 +122,7 @@ def voters() -> Subject:
 @cache
 def at_length() -> Subject:
     """As many draws as the largest default audit measures, in two lives."""
-    privacy = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=10, quorum=2)
+    privacy = make_privacy(planned_queries=10)
     return stand_in(privacy, hospitals=2, dimension=4096, radius=1.0, framed=False)
 
 

@@ -13,7 +13,7 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 from scipy.ndimage import binary_dilation, binary_erosion
 from typer.testing import CliRunner
 
-from common.config import DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import DataConfig, TrainingConfig
 from common.data.input_ranges import InputRanges, input_ranges
 from common.data.synthetic import write_phantoms
 from common.data.volume import load_volume
@@ -25,6 +25,7 @@ from common.models.unet import build_unet
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from consilium.cli.predict import app
 from consilium.predict import load_model
+from tests.worlds import make_study
 
 LABELS = ("background", "left", "right")
 DATA = DataConfig(labels=LABELS, spacing_mm=(1, 1, 1), grid=(16, 16, 16))
@@ -62,12 +63,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         study="1" * 64,
         codec="2" * 64,
     )
-    study = Study(
-        name="t",
-        data=DATA,
-        privacy=PrivacyConfig(epsilon=8, delta=1e-3, planned_queries=4, quorum=2),
-        student=RECIPE,
-    )
+    study = make_study(data=DATA, planned_queries=4, student=RECIPE)
     directory = tmp_path_factory.mktemp("model") / "bundle"
     export_bundle(directory, study=study, model=model, privacy=facts)
     return directory

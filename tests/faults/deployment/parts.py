@@ -34,10 +34,11 @@ from server.operations import provision
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.trained_sites import train_site
+from tests.worlds import make_privacy
 
 SITES = ("site-1", "site-2", "site-3")
 QUERIES, BATCH, PATIENTS = 16, 2, 2
-PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=QUERIES, quorum=2)
+PRIVACY = make_privacy(planned_queries=QUERIES)
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 HOST, PORT, INTERNAL_PORT = "10.77.0.1", 8443, 8000
 TRUTH_S = 180.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from common.config import DataConfig, PrivacyConfig, Study
+from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.keys import load_signing_key
@@ -27,6 +27,7 @@ from server.ledger.backup import backup
 from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
+from tests.worlds import make_study
 
 SITES = ("aachen", "bergen", "cadiz", "delft")
 DIMENSION = 3
@@ -84,20 +85,17 @@ def begin(seed: int, folder: Path) -> Life:
 
     def study(name: str, number: int) -> Study:
         more = {"aggregation": "sealed-sum", "colluders": 1, "spare_draws": 2} if sealed else {}
-        return Study(
+        return make_study(
             name=name,
-            data=DataConfig(labels=("background", "lesion"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16)),
-            privacy=PrivacyConfig(
-                epsilon=rng.choice((1.0, 2.0, 8.0)) if number else rng.choice((4.0, 8.0)),
-                delta=rng.choice((1e-3, 1e-5)),
-                planned_queries=rng.choice((3, 6)),
-                quorum=3 if sealed else 2,
-                accountant=AccountantName(rng.choice(("exact", "exact", "rdp", "paper"))),
-                unit=Unit(unit if number == 0 or rng.random() < 0.7 or voters > 1 else "hospital"),
-                relation=Relation(relation),
-                voters_per_site=voters,
-                **more,  # type: ignore[arg-type]
-            ),
+            epsilon=rng.choice((1.0, 2.0, 8.0)) if number else rng.choice((4.0, 8.0)),
+            delta=rng.choice((1e-3, 1e-5)),
+            planned_queries=rng.choice((3, 6)),
+            quorum=3 if sealed else 2,
+            accountant=AccountantName(rng.choice(("exact", "exact", "rdp", "paper"))),
+            unit=Unit(unit if number == 0 or rng.random() < 0.7 or voters > 1 else "hospital"),
+            relation=Relation(relation),
+            voters_per_site=voters,
+            **more,
         )
 
     first, second = Workspace(folder / "first"), Workspace(folder / "second")

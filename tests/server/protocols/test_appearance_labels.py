@@ -6,23 +6,22 @@ import numpy as np
 import pytest
 
 from common.codecs.pca import PcaCodec
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, DataConfig
 from common.metrics import dice_per_class
 from server.planning.public_shapes import codec_of
 from server.protocols.appearance.labels import labelled, placed
 from server.protocols.appearance.look import Look, first_frame
+from tests.worlds import make_study
 
 GRID = (24, 24, 16)
 NOISE = 0.163
-STUDY = Study(
-    name="four-contrasts",
+STUDY = make_study(
     data=DataConfig(
         labels=("background", "dead", "oedema", "enhancing"),
         spacing_mm=(4.0, 4.0, 4.0),
         grid=(32, 32, 32),
         channels=("FLAIR", "T1", "T1ce", "T2"),
     ),
-    privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=4, quorum=3),
     codec=CodecConfig(protocol="appearance"),
 )
 KNOWN = Look(np.array([[2.0, np.log(0.5)]]), np.full((1, 2), 0.01))

@@ -20,7 +20,6 @@ from common.canonical import sha256_bytes, sha256_file
 from common.config import (
     CodecConfig,
     DataConfig,
-    PrivacyConfig,
     StartConfig,
     Study,
     TrainingConfig,
@@ -53,21 +52,14 @@ from server.study.consent_text import facts, for_consortium, for_site
 from server.study.start import GivenStart, read_given
 from server.study.workspace import Endpoint, Workspace
 from tests.dashboard_study import Recorded, make_study_directory
+from tests.worlds import make_study
 
 DATA = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
 RECIPE = TrainingConfig(channels=(4, 8), steps=4)
 
 
 def study_of(start: StartConfig, *, teacher: TrainingConfig = RECIPE, data: DataConfig = DATA) -> Study:
-    return Study(
-        name="grown",
-        data=data,
-        privacy=PrivacyConfig(epsilon=8.0, delta=1e-5, planned_queries=4, quorum=2),
-        codec=CodecConfig(),
-        teacher=teacher,
-        student=RECIPE,
-        start=start,
-    )
+    return make_study(data=data, codec=CodecConfig(), teacher=teacher, student=RECIPE, start=start)
 
 
 def weights_of(*, seed: int = 5, classes: int = 2) -> bytes:
