@@ -15,6 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from client.worker import Worker
 from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, fit_codec
 from common.config import Study
@@ -151,19 +152,27 @@ class Federation:
             more=more,
         )
 
-    def core(self, queries: Sequence[QuerySpec] | None = None, *, before: int = 0) -> Aggregator:
-        """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned."""
+    def core(self, queries: Sequence[QuerySpec] | None = None, **changes: Any) -> Aggregator:
+        """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned.
+
+        ``changes`` are further arguments of :class:`Aggregator`.
+        """
+        usual: dict[str, Any] = {"sampler": self.sampler, "retry_pause_s": 0.01}
         return aggregator_of(self.study)(
             study=self.study,
             queries=self.planned() if queries is None else queries,
-            before=before,
             sites=lambda: self.sites,
             ledger=self.ledger,
             sealing_key=self.sealing_key,
             events=EventLog(self.events_file, study=self.study.id),
-            sampler=self.sampler,
-            retry_pause_s=0.01,
+            **usual | changes,
         )
+
+    def worker(self, **changes: Any) -> Worker:
+        """Another worker of the first site, over its open ledger. ``changes`` are arguments of :class:`Worker`."""
+        old = self.workers[100]
+        usual = {"config": old._config, "consent": old._consent, "ledger": old._ledger, "fetch": self.objects.get}
+        return Worker(**{"voters": self.voters["site-0"], **usual, **changes})
 
     def planned(self) -> tuple[QuerySpec, ...]:
         record = CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension)

@@ -44,7 +44,7 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.protocols.query_protocol import protocol_of
 from server.protocols.rounds import keep_frame
 from server.public.material import CodecRecord
-from server.study.create_study import create_study, server_keys
+from server.study.create_study import create_study, open_ledger, server_keys
 from server.study.workspace import Site, Workspace
 
 
@@ -95,7 +95,7 @@ class Service:
         self.workspace.save_codec(CodecRecord(sha256=codec, dimension=subject.codec.dimension))
         if subject.frame is not None:
             keep_frame(self.workspace.public(), subject.frame, after=())
-        with self._ledger() as ledger:
+        with open_ledger(self.workspace) as ledger:
             for site, limit in zip(self.sites, self.server_limits, strict=False):
                 ledger.declare_pool(self._declaration(site, limit))
         self.events_file = root / "events.jsonl"
@@ -132,7 +132,7 @@ class Service:
         def lie(node: int, body: bytes, reply: bytes) -> bytes:
             return self._lie(node, body, reply, far=far)
 
-        with closing(self.opened()) as sites, self._ledger() as ledger:
+        with closing(self.opened()) as sites, open_ledger(self.workspace) as ledger:
             core = aggregator_of(self.study)(
                 study=self.study,
                 queries=self.planned()[:1],
@@ -219,7 +219,7 @@ class Service:
         Returns:
             True if it is released; in a sealed study, if a draw is charged.
         """
-        with self._ledger() as ledger:
+        with open_ledger(self.workspace) as ledger:
             ledger.register_study(study)
             roster = tuple(RosterEntry(site=site.name, pool=site.pool) for site in self.sites)
             nothing = np.zeros(query.mechanism.dimension, dtype=np.int64)
@@ -249,7 +249,7 @@ class Service:
         """
         answers = {}
         batch = digest("batch", {"study": study.id, "queries": [query.id]})
-        with closing(self.opened(study)) as sites, self._ledger() as ledger:
+        with closing(self.opened(study)) as sites, open_ledger(self.workspace) as ledger:
             plain = Offer(study=study.id, ledger=ledger.ledger_id, batch=batch, queries=(query,))
             peers = tuple(Peer(site.name, site.answer_key) for site in self.sites)
             offer = encode(replace(plain, draw=1, peers=peers) if study.privacy.sealed else plain)
@@ -267,7 +267,7 @@ class Service:
         Returns:
             Number of answers that changed.
         """
-        with self._ledger() as ledger:
+        with open_ledger(self.workspace) as ledger:
             ledger.register_study(other)
         return self.ask_again(other)
 
@@ -282,7 +282,7 @@ class Service:
         """
         changed = 0
         before = {release.query: release for release in read_life(self).releases}
-        with self._ledger() as ledger:
+        with open_ledger(self.workspace) as ledger:
             for release in before.values():
                 stored = ledger.answer(release.query)
                 if stored is None:
@@ -299,9 +299,6 @@ class Service:
         return changed
 
     # --- helpers
-
-    def _ledger(self) -> Ledger:
-        return Ledger.open(self.workspace.ledger_file, signing_key=load_signing_key(self.workspace.signing_key_file))
 
     def _declaration(self, site: Site, limit: Limit) -> PoolDeclaration:
         return PoolDeclaration(

@@ -101,7 +101,7 @@ def create_study(
         create_sealing_key(workspace.sealing_key_file)
         if shared is not None:
             workspace.share_ledger(shared.books_dir)
-            with _open_ledger(workspace) as opened:
+            with open_ledger(workspace) as opened:
                 check_shared(opened, study)
                 opened.register_study(study)
         else:
@@ -359,7 +359,7 @@ def fit_study_codec(
 
 def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
     """Raise InvalidInput if the study has answers: changing ``what`` would make them unreadable."""
-    with _open_ledger(workspace) as ledger:
+    with open_ledger(workspace) as ledger:
         answers = len(ledger.answers(study.id))
     if answers:
         raise InvalidInput(
@@ -502,14 +502,25 @@ def add_site(
     declaration = pool_to_declare(workspace, site.name, site.pool, books=books, pool_epsilon=pool_epsilon)
     sites = (*workspace.registered(), site)
     workspace.check_sites(sites)
-    with _open_ledger(workspace) as ledger:
+    with open_ledger(workspace) as ledger:
         ledger.declare_pool(declaration)
         if books is not None:
             ledger.declare_books(site.pool, books.ledger_id)
     workspace.save_sites(sites)
 
 
-def _open_ledger(workspace: Workspace) -> Ledger:
+def open_ledger(workspace: Workspace) -> Ledger:
+    """Open a study's ledger with its signing key, so that rows can be added.
+
+    Args:
+        workspace: The study.
+
+    Returns:
+        The open ledger; the caller closes it.
+
+    Raises:
+        LedgerCorrupt: If the ledger cannot be trusted, for example because an older copy was restored.
+    """
     return Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file))
 
 

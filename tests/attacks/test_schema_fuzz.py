@@ -65,7 +65,6 @@ from common.protocols.frame import Frame
 from common.witness.notes import origin_of
 from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
-from server.aggregation.sealed_sums import aggregator_of
 from server.aggregation.witnessing import Witnesses
 from tests.attacks.costs import peak_bytes
 from tests.federation import Federation, make_study, part
@@ -507,16 +506,7 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number
     flood.fed, flood.bodies, flood.phase, flood.aimed = fed, world.messages(kind, seed, number=number), phase, sealed
     started = time.thread_time()
     time_of_core = count()
-    core = aggregator_of(fed.study)(
-        study=fed.study,
-        queries=fed.planned(),
-        sites=lambda: fed.sites,
-        ledger=fed.ledger,
-        sealing_key=fed.sealing_key,
-        events=EventLog(fed.events_file, study=fed.study.id),
-        clock=lambda: float(next(time_of_core)) * 100,
-        retry_pause_s=0,
-    )
+    core = fed.core(clock=lambda: float(next(time_of_core)) * 100, retry_pause_s=0)
     with contextlib.suppress(QuorumNotReached):
         core.run(flood)
     assert len(fed.ledger.answers(fed.study.id)) == before[1]

@@ -54,13 +54,7 @@ def worker_for(fed: Federation, study: Study, **server: str) -> Worker:
     config = fed.workers[100]._config
     config = replace(config, server=replace(config.server, **server))
     ledger_of(fed).consent(study)
-    return Worker(
-        config=config,
-        consent=Consent.of(study),
-        ledger=ledger_of(fed),
-        voters=fed.voters["site-0"],
-        fetch=fed.objects.get,
-    )
+    return fed.worker(config=config, consent=Consent.of(study))
 
 
 def assert_refused(fed: Federation, worker: Worker, request: CodesRequest, *, reason: str = "not-accepted") -> None:

@@ -58,19 +58,9 @@ def time() -> Time:
 
 @pytest.fixture
 def worker(fed: Federation, time: Time) -> Worker:
-    old = fed.workers[100]
     slow = Slow()
     slow.time = time
-    worker = Worker(
-        config=old._config,
-        consent=old._consent,
-        ledger=old._ledger,
-        voters=slow,
-        fetch=fed.objects.get,
-        tick_s=1.0,
-        clock=time.clock,
-        sleep=time.sleep,
-    )
+    worker = fed.worker(voters=slow, tick_s=1.0, clock=time.clock, sleep=time.sleep)
     fed.voters["site-0"], fed.workers[100] = slow, worker
     worker.handle(encode(fed.offer(fed.planned())))
     assert time.slept == [], "an offer is answered at once"
@@ -184,15 +174,7 @@ def test_a_worker_that_is_stopped_leaves_no_reply_before_its_tick(fed: Federatio
 
 
 def test_a_tick_that_is_none_is_refused(fed: Federation) -> None:
-    old = fed.workers[100]
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidInput):
-            Worker(
-                config=old._config,
-                consent=old._consent,
-                ledger=old._ledger,
-                voters=StubVoters(),
-                fetch=fed.objects.get,
-                tick_s=bad,
-            )
+            fed.worker(tick_s=bad)
     assert REPLY_TICK_S == 1.0

@@ -61,7 +61,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...]) -> None:
     study = workspace.study()
     queries = plan_queries(study, codec=workspace.codec(), volumes=[f"{n:064x}" for n in range(6)])[first:last]
-    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+    with setup.open_ledger(workspace) as ledger:
         ledger.release_batch(
             study_id=study.id,
             batch_id=f"b{first}",
@@ -229,7 +229,7 @@ def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Wo
     release(workspace, 4, 6, ("aachen", "bergen"))
     study = workspace.study()
     second = plan_queries(study, codec=CodecRecord(sha256="d" * 64, dimension=5), volumes=["e" * 64] * 6)[:1]
-    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+    with setup.open_ledger(workspace) as ledger:
         result = ledger.release_batch(
             study_id=study.id,
             batch_id="late",

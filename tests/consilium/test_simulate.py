@@ -27,7 +27,6 @@ from common.data.synthetic_tumours import write_tumours
 from common.data.volume import load_label
 from common.errors import InvalidInput
 from common.events import read_events
-from common.ledger.keys import load_signing_key
 from consilium.cli.simulate import app
 from consilium.cli.study import study_app
 from consilium.demo import run
@@ -39,7 +38,7 @@ from server.ledger.verify import verify
 from server.planning import public_shapes
 from server.planning.public_shapes import PublicShapes
 from server.planning.recommend import recommend, training_for
-from server.study.create_study import create_study
+from server.study.create_study import create_study, open_ledger
 from server.study.workspace import Workspace
 from tests.consilium.balls import balls
 from tests.worlds import STUDY
@@ -276,7 +275,7 @@ def test_a_simulation_that_was_killed_goes_on_and_its_report_says_what_it_is(tmp
     first.send_signal(signal.SIGKILL)
     first.communicate()
     workspace = Workspace(out / "server")
-    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+    with open_ledger(workspace) as ledger:
         before = {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(workspace.study().id)}
     again = start(out, tmp_path / "set")
     stdout, stderr = again.communicate(timeout=600)

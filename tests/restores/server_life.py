@@ -25,7 +25,7 @@ from consilium.in_process import pool_of
 from server.ledger.recovery import recover_charges
 from server.ledger.server_ledger import Candidate, Ledger
 from server.public.material import CodecRecord
-from server.study.create_study import create_study
+from server.study.create_study import create_study, open_ledger
 from server.study.workspace import Site, Workspace
 from tests.common.ledger.ledger_world import Caps, make_mechanism, make_query, make_study, roster_of
 from tests.restores.harness import Case, Moment, Part, keep
@@ -114,7 +114,7 @@ class Life:
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:
         workspace = self.workspace
-        with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+        with open_ledger(workspace) as ledger:
             yield ledger
 
     @contextmanager

@@ -20,7 +20,6 @@ from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
 from common.ledger.charges import RosterEntry
-from common.ledger.keys import load_signing_key
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
 from common.pool_config import PoolConfig
@@ -131,7 +130,7 @@ def test_the_standing_may_lie_on_another_disk(tmp_path: Path) -> None:
     assert ServerStanding.load(tmp_path / "disk" / "trial.standing").pools == {}
     (tmp_path / "disk" / "trial.standing").unlink()
     with pytest.raises(LedgerCorrupt, match="mount"):
-        Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file))
+        setup.open_ledger(workspace)
 
 
 @pytest.mark.parametrize("what", ["a budget without an accountant", "a full disk", "a folder that is not there"])
@@ -250,7 +249,7 @@ def spend_in(workspace: Workspace, study: Study, fed: Federation, number: int) -
     """One release of a study on the workspace's ledger, by the pools north and south."""
     record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
     query = plan_queries(study, codec=record, volumes=fed.volumes)[number]
-    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+    with setup.open_ledger(workspace) as ledger:
         ledger.release_batch(
             study_id=study.id,
             batch_id=f"b{number}",

@@ -14,14 +14,12 @@ from common.codecs.pca import PcaCodec
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import PoolDeclaration
-from common.ledger.keys import load_signing_key
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.mechanism import AccountantName, Budget
 from common.protocols.frame import Frame
 from consilium.audit.subject import from_workspace
 from consilium.cli.audit import audit_app
 from server.aggregation.aggregator import Aggregator
-from server.ledger.server_ledger import Ledger
 from server.protocols.rounds import keep_frame
 from server.public.material import CodecRecord
 from server.study import create_study as setup
@@ -94,7 +92,7 @@ def directory(root: Path, study: Study, *, sites: int) -> Workspace:
 
 def tighten(workspace: Workspace, pool: str, site: str, epsilon: float) -> None:
     privacy = workspace.study().privacy
-    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+    with setup.open_ledger(workspace) as ledger:
         budget = Budget(epsilon=epsilon, delta=privacy.delta)
         ledger.declare_pool(PoolDeclaration(pool, site, budget, AccountantName.EXACT, privacy.protection))
 

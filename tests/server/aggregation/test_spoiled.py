@@ -15,7 +15,6 @@ from common.config import CollectionConfig, Study
 from common.errors import Refused
 from common.events import EventLog, read_events
 from common.ledger.charges import RosterEntry
-from common.ledger.keys import load_signing_key
 from common.masking import MaskedRoster, MaskKey, Member
 from consilium.cli.study import study_app
 from consilium.in_process import pool_of
@@ -142,7 +141,7 @@ def spoiled(tmp_path: Path) -> Workspace:
     setup.create_study(workspace, study)
     names = ("site-0", "site-1", "site-2")
     query = plan_queries(study, codec=CodecRecord(sha256="c" * 64, dimension=4), volumes=["d" * 64])[0]
-    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+    with setup.open_ledger(workspace) as ledger:
         for name in names:
             ledger.declare_pool(pool_of(Site(name, f"{name}/patients", node_id=1), study))
         members = tuple(Member(name, MaskKey(f"{i:064x}", bytes(64))) for i, name in enumerate(names))
