@@ -215,9 +215,8 @@ def server_student(root: Path, plan: Study) -> dict[str, object]:
     from common.privacy.gaussian import rounded_gaussian
     from common.study_mechanism import study_mechanism
     from server.protocols.decode import decode_answer
-    from server.protocols.per_volume import CACHE_BYTES
     from server.protocols.stored_labels import as_stored
-    from server.protocols.student_fit import train_student
+    from server.protocols.student_fit import CACHE_BYTES, train_student
 
     codec = load_codec((root / "codec.bin").read_bytes())
     mechanism = study_mechanism(plan, dimension=codec.dimension)

@@ -55,10 +55,9 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     Raises:
         InvalidInput: If there is no label.
     """
-    training = protocol_of(released.public.study).finish(lesson_of(released), STUDENT)
+    files, protocol = FitFiles.at(released.student_dir), protocol_of(released.public.study)
+    training = protocol.finish(lesson_of(released), STUDENT)
     assert training is not None  # every protocol has a student
-
-    files = FitFiles.at(released.student_dir)
     curve = ValidationCurve(released, files, steps=training.steps, events=events)
 
     def on_step(step: int, loss: float) -> None:

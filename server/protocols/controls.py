@@ -84,7 +84,7 @@ def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
         return protocol_of(study).finish(lesson, name)
 
     def as_given(_files: object, _on_step: object) -> torch.nn.Module:
-        from server.protocols.public_start import given_model
+        from server.protocols.student_fit import given_model
 
         model = given_model(lesson.public)
         assert model is not None  # studies without a given network have no such control

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +15,6 @@ from jaxtyping import Float
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, load_codec
 from common.config import Study
-from common.data.volume_cache import VolumeCache, together
 from common.errors import InvalidInput
 from common.objects import Objects
 from common.privacy.mechanism import GRID_BITS, Mechanism, QuerySpec
@@ -44,9 +41,6 @@ if TYPE_CHECKING:
     import torch
 
     from common.models.fit import OnStep
-
-CACHE_BYTES = 1 << 29
-"""Bytes of volumes and labels kept in memory while a student is trained; the others are read from files."""
 
 Labels = Mapping[str, Float[np.ndarray, "c x y z"]]
 
@@ -277,29 +271,11 @@ def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
 
 
 def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
-    """Return the training of a network on these labels by the study's student recipe.
-
-    The network begins from the study's given network if there is one, otherwise from random weights.
-    """
+    """Return the training of a network on these labels by the study's student recipe."""
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.public_start import given_model
-        from server.protocols.student_fit import train_student
+        from server.protocols.student_fit import learn
 
-        with ExitStack() as stack:
-            keep: Callable[[np.ndarray], np.ndarray | Path] = np.asarray
-            if files is not None:
-                cache = VolumeCache(files.weights.with_suffix(".cache"), budget_bytes=CACHE_BYTES)
-                keep = stack.enter_context(cache).keep
-            model, _ = train_student(
-                together([keep(lesson.image(name)) for name in labels]),
-                together([keep(label) for label in labels.values()]),
-                lesson.public.study.student,
-                seed=lesson.seed,
-                start=given_model(lesson.public),
-                checkpoint=None if files is None else files.checkpoint,
-                on_step=on_step,
-            )
-        return model
+        return learn(lesson, labels, files=files, on_step=on_step)
 
     return NetworkTraining(inputs, train, lesson.public.study.student.steps)

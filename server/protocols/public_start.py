@@ -22,15 +22,16 @@ from jaxtyping import Float
 
 from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, LinearCodec
-from common.config import Study, TrainingConfig
+from common.config import TrainingConfig
 from common.data.volume_cache import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, near, predict
-from common.models.unet import build_unet, network_for, weights_from_bytes, weights_to_bytes
+from common.models.unet import build_unet, weights_to_bytes
 from common.protocols.frame import Frame, plan_frame, sharpen
 from server.protocols.decode import labels_of
 from server.protocols.paired import Paired, read_paired
 from server.protocols.query_protocol import STUDENT_SEED
+from server.protocols.student_fit import given_model
 from server.public.material import START_FILE, OnStage, Public
 
 Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
@@ -221,35 +222,6 @@ def joint_frame(
         radius=radius,
         codec=sha256_bytes(codec.to_bytes()),
     )
-
-
-def read_start(weights: bytes, study: Study) -> torch.nn.Module:
-    """Return the network of a public start.
-
-    Args:
-        weights: Its stored weights.
-        study: The study, whose student recipe defines the network's architecture.
-
-    Returns:
-        The network with these weights.
-    """
-    data = study.data
-    model = network_for(study.student, data)
-    weights_from_bytes(weights, model)
-    return model
-
-
-def given_model(public: Public) -> torch.nn.Module | None:
-    """Return the network that the consortium gave the study to begin from.
-
-    Args:
-        public: The study's public material (terms, codec, volumes).
-
-    Returns:
-        The network in evaluation mode; None if none was given.
-    """
-    weights = public.given_start()
-    return None if weights is None else read_start(weights, public.study).eval()
 
 
 def refine(

@@ -6,17 +6,59 @@ post-processing. It refuses pseudo-labels that are not an array of at least two 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from common.config import TrainingConfig
-from common.data.volume_cache import StoredVolumes
+from common.config import Study, TrainingConfig
+from common.data.volume_cache import StoredVolumes, VolumeCache, together
 from common.errors import InvalidInput
 from common.models.fit import FitResult, OnStep, fit
-from common.models.unet import build_unet
+from common.models.unet import build_unet, network_for, weights_from_bytes
+from server.protocols.query_protocol import FitFiles, Lesson
+from server.public.material import Public
+
+CACHE_BYTES = 1 << 29
+"""Bytes of volumes and labels kept in memory while a student is trained; the others are read from files."""
+
+
+def learn(
+    lesson: Lesson, labels: Mapping[str, Float[np.ndarray, "k x y z"]], *, files: FitFiles | None, on_step: OnStep
+) -> torch.nn.Module:
+    """Train a network on a lesson's volumes with these labels, by the study's student recipe.
+
+    The network begins from the study's given network if there is one, otherwise from random weights.
+
+    Args:
+        lesson: Public data and released labels.
+        labels: Float32 probabilities [k, x, y, z] by volume hash.
+        files: Files of the training, for its checkpoint and for volumes that do not fit into memory; None keeps all
+            volumes in memory.
+        on_step: Called with step and loss.
+
+    Returns:
+        The trained network.
+    """
+    start = given_model(lesson.public)
+    with ExitStack() as stack:
+        keep: Callable[[np.ndarray], np.ndarray | Path] = np.asarray
+        if files is not None:
+            cache = VolumeCache(files.weights.with_suffix(".cache"), budget_bytes=CACHE_BYTES)
+            keep = stack.enter_context(cache).keep
+        model, _ = train_student(
+            together([keep(lesson.image(name)) for name in labels]),
+            together([keep(label) for label in labels.values()]),
+            lesson.public.study.student,
+            seed=lesson.seed,
+            start=start,
+            checkpoint=None if files is None else files.checkpoint,
+            on_step=on_step,
+        )
+    return model
 
 
 def train_student(
@@ -65,3 +107,32 @@ def train_student(
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return model, result
+
+
+def read_start(weights: bytes, study: Study) -> torch.nn.Module:
+    """Return the network of a public start.
+
+    Args:
+        weights: Its stored weights.
+        study: The study, whose student recipe defines the network's architecture.
+
+    Returns:
+        The network with these weights.
+    """
+    data = study.data
+    model = network_for(study.student, data)
+    weights_from_bytes(weights, model)
+    return model
+
+
+def given_model(public: Public) -> torch.nn.Module | None:
+    """Return the network that the consortium gave the study to begin from.
+
+    Args:
+        public: The study's public material (terms, codec, volumes).
+
+    Returns:
+        The network in evaluation mode; None if none was given.
+    """
+    weights = public.given_start()
+    return None if weights is None else read_start(weights, public.study).eval()

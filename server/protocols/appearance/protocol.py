@@ -182,7 +182,7 @@ def _start(public: Public) -> bytes | None:
 
 
 def _start_model(public: Public) -> torch.nn.Module | None:
-    from server.protocols.public_start import read_start
+    from server.protocols.student_fit import read_start
 
     weights = _start(public)
     return None if weights is None else read_start(weights, public.study)

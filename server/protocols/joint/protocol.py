@@ -123,7 +123,8 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     trainings = 2 if control is None and lesson.paired is not None else 1  # with the network of the paired cases
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.public_start import counted_on, read_start, refine, refine_finer
+        from server.protocols.public_start import counted_on, refine, refine_finer
+        from server.protocols.student_fit import read_start
 
         beside = _beside(lesson, start, on_step if control in (None, "public_only") else None)
         if control == "public_only" and beside is not None:
@@ -201,7 +202,8 @@ def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | No
 
     The network is trained once, for the student and all controls.
     """
-    from server.protocols.public_start import Beside, read_start, refine_paired
+    from server.protocols.public_start import Beside, refine_paired
+    from server.protocols.student_fit import read_start
 
     if lesson.paired is None:
         return None

@@ -15,8 +15,8 @@ from server.protocols.appearance import protocol as appearance
 from server.protocols.appearance.labels import placed
 from server.protocols.appearance.protocol import Appearance
 from server.protocols.controls import STUDENT
-from server.protocols.public_start import read_start
 from server.protocols.query_protocol import FitFiles
+from server.protocols.student_fit import read_start
 from tests.dashboard_study import Recorded, make_study_directory
 
 pytestmark = pytest.mark.slow
