@@ -151,12 +151,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Returns:
             The study's id.
         """
-        text = study.to_json()
-        terms = StudyTerms.from_json(text)
         with self._writing():
-            if terms.id not in self._books.studies:
-                self._append(ConsentRecord(text, terms.id, self.pool))
-        return terms.id
+            if study.id not in self._books.studies:
+                self._append(ConsentRecord(study.to_json(), study.id, self.pool))
+        return study.id
 
     def decide(self, study_id: str, decision: str) -> None:
         """Pause, resume or withdraw from a study. This does not undo releases that were made already.

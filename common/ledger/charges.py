@@ -112,7 +112,6 @@ class StudyTerms:
     voters_per_site: int
     radius: float
     colluders: int | None = None
-    """Number t of sites that may collude with the server in a sealed sum; None if the server adds the noise."""
 
     @property
     def least_roster(self) -> int:

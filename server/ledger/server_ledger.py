@@ -174,12 +174,10 @@ class Ledger(AnswersQueries):
         Returns:
             The study's id.
         """
-        text = study.to_json()
-        terms = StudyTerms.from_json(text)
         with self._writing():
-            if terms.id not in self._books.studies:
-                self._append(StudyRecord(text, terms.id))
-        return terms.id
+            if study.id not in self._books.studies:
+                self._append(StudyRecord(study.to_json(), study.id))
+        return study.id
 
     def declare_pool(self, declaration: PoolDeclaration) -> None:
         """Declare a site's patient pool and its lifetime budget, or tighten the budget.
