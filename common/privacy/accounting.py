@@ -7,7 +7,7 @@ with μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as r
 on μ² is rounded down.
 
 ``exact``  the analytic Gaussian curve (Balle & Wang 2018, Theorem 8). No other accountant can be tighter.
-``rdp``    Rényi DP at dp-accounting's orders and the best order in closed form, with dp-accounting's float operations.
+``rdp``    Rényi DP, with the smallest ε over dp-accounting's orders α and two best orders (:func:`epsilon_rdp`).
 ``pld``    privacy loss distributions by dp-accounting, imported on first use: a second opinion on ``exact``.
 ``paper``  eq (14) of Fay et al. 2021, the closed form that the paper calibrates with.
 
@@ -38,10 +38,10 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
 
 MAX_COORDINATES = 1 << 24
-"""Most noisy coordinates that a pool may release, so that the sampler's part of δ stays within ``SAMPLER_DELTA``."""
+"""Largest number of noisy coordinates in all releases of one pool. More could need more of δ than ``SAMPLER_DELTA``."""
 
 MAX_EPSILON = 2000.0
-"""Largest ε of a budget: up to here (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` stays inside ``SAMPLER_DELTA``."""
+"""Largest ε of a budget. Up to this ε, (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` is below ``SAMPLER_DELTA``."""
 
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
 """Range of μ that the accountants accept. A smaller μ reveals nearly nothing, a larger μ nearly everything."""
@@ -93,8 +93,8 @@ def delta_exact(mu: float, epsilon: float) -> float:
 def epsilon_exact(mu_squared: Fraction | float, delta: float) -> float:
     """Return the smallest ε of a μ-GDP sequence of releases at δ, by the analytic Gaussian curve.
 
-    Newton's method starts at eq (14), right of the root, and approaches the root without crossing it, because log δ(ε)
-    is concave (Prékopa). The returned value is checked to satisfy δ(ε) ≤ ``delta``.
+    Newton's method starts at the larger ε of :func:`epsilon_paper`, right of the root, and approaches the root without
+    crossing it, because log δ(ε) is concave (Prékopa). The returned value is checked to satisfy δ(ε) ≤ ``delta``.
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
@@ -117,9 +117,10 @@ def epsilon_exact(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
     """Return an upper bound on ε at δ by Rényi DP, with RDP(α) = α·μ²/2 and the best of a set of orders.
 
-    The orders are dp-accounting's, the best order of the plain conversion, 1 + √(2·log(1/δ))/μ (eq (12) of Fay et al.
-    2021), and the minimiser of the improved conversion. Every order gives a valid bound, so the result is sound
-    whichever is used, and exact ≤ rdp ≤ paper for every μ.
+    The set has dp-accounting's orders and two more: the best order for Mironov's conversion of RDP to ε, 1 +
+    √(2·log(1/δ))/μ (eq (12) of Fay et al. 2021), and the best order for the tighter conversion of Canonne, Kamath &
+    Steinke. Every order gives a valid bound, and so does the best of them. For every μ, ``exact`` gives at most the ε
+    of ``rdp``, and ``rdp`` at most that of ``paper``.
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
@@ -186,7 +187,7 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
     """Return the bound ε = μ²/2 + √(2·μ²·log(1/δ)), eq (14) of Fay et al. 2021 with μ² for N·S²/σ².
 
-    The bound is valid and loose. It is Proposition 5's conversion at the best order (12).
+    The bound is valid and loose. It converts Rényi DP to ε by Proposition 5 of that paper, at the order of its eq (12).
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 2⁴⁰.
@@ -266,7 +267,7 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
         Σμ² as a dyadic rational with 56 significant bits. It is checked to satisfy ε(Σμ²) ≤ ε.
 
     Raises:
-        InvalidInput: If ε is larger, or if no release fits the budget.
+        InvalidInput: If ε is above :data:`MAX_EPSILON`, or if the budget allows no release or any release.
 
     >>> limit = c.max_mu_squared(c.AccountantName.EXACT, c.Budget(epsilon=8.0, delta=1e-5))
     >>> round(float(limit), 3)
@@ -412,8 +413,8 @@ def guarantee(
         The guarantee, with ε rounded up.
 
     Raises:
-        InvalidInput: If an argument is outside its range, or if the ε of a group is beyond :data:`MAX_EPSILON`, where
-            the sampler's part of δ would not cover it.
+        InvalidInput: If an argument is outside its range, or if the ε of a group is above :data:`MAX_EPSILON`, because
+            the part of δ that is set aside would then not cover the sampler.
 
     >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
     >>> print(c.guarantee(Fraction(1), budget, patient, "exact"))
@@ -425,7 +426,12 @@ def guarantee(
     together = group_mu_squared(mu_squared or Fraction(1), size=group)
     epsilon = 0.0 if mu_squared == 0 else epsilon_by(name, together, budget.analytic_delta)
     if group > 1 and epsilon > MAX_EPSILON:
-        raise InvalidInput("epsilon of a group", value=epsilon, limit=f"at most {epsilon_text(MAX_EPSILON)}")
+        raise InvalidInput(
+            "epsilon of a group",
+            value=epsilon,
+            limit=f"at most {epsilon_text(MAX_EPSILON)}",
+            remedy="choose a smaller group",
+        )
     return Guarantee(epsilon=epsilon, delta=budget.delta, accountant=name, protection=protection, group=group)
 
 
@@ -492,8 +498,9 @@ def _epsilon_paper(mu_squared: Fraction, delta: float) -> float:
 
 
 def _orders(mu: float, delta: float) -> list[float]:
-    """Return the best order of the plain conversion in closed form (12), and the minimiser of the improved
-    conversion.
+    """Return the two best orders that :func:`epsilon_rdp` adds to those of dp-accounting.
+
+    The first is the closed form of eq (12) of Fay et al. 2021. The second is found numerically.
     """
     closed = 1 + sqrt(2 * log(1 / delta)) / mu
     low, high = log(1e-3 * (closed - 1)), log(1e3 * (closed - 1))

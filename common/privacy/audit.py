@@ -118,8 +118,8 @@ class Finding:
         measured: The measured value.
         limit: The limit that the value must keep.
         alarm: True if the limit is broken.
-        meaning: Words in the printed line between the measured value and the limit, such as "measured μ at least;
-            claimed".
+        meaning: What the two values are, as the printed line says it. With "measured μ at least; claimed" the line ends
+            "0.52 (measured μ at least; claimed 1.2)".
     """
 
     test: str
@@ -141,12 +141,12 @@ class AuditOutcome:
 
     @property
     def exceeded(self) -> bool:
-        """True if some test broke its limit."""
+        """True if at least one test's measured value broke its limit."""
         return any(finding.alarm for finding in self.findings)
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """Names of the tests that broke their limits."""
+        """Names of the tests whose measured values broke their limits."""
         return tuple(finding.test for finding in self.findings if finding.alarm)
 
     def _summary(
@@ -282,16 +282,16 @@ def audit(
 ) -> AuditReport:
     """Run a study ``runs`` times in each of two worlds, for each of three pairs of worlds, and test the answers.
 
-    Guarantee: if the service keeps the claim, the bound of a pair exceeds the claimed μ with probability at most 1 −
-    ``confidence``, and each test of the noise raises an alarm with probability at most 1e-5. Both hold at any number of
-    runs. More runs give more power.
+    Guarantee: if the service keeps the claim, the lower bound on μ from one pair of worlds exceeds the claimed μ with
+    probability at most 1 − ``confidence``, and each test of the noise raises an alarm with probability at most 1e-5.
+    Both hold at any number of runs. More runs give more power.
 
     Args:
         study: The study and its claim.
         runs: Runs in each world of each pair, from 20 to 1,000,000.
         confidence: Confidence of each lower bound on μ, from 0.5 to below 1.
         service: The service under audit; :func:`memory_service` if None.
-        stop_at_first_alarm: Skip the remaining pairs once a test broke its limit.
+        stop_at_first_alarm: True to skip the remaining pairs of worlds after the first alarm.
         progress: Called with (runs done, runs in all) after each run.
 
     Returns:
@@ -370,8 +370,8 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
     """Test standardised noise by its smallest singular value: finds too little noise in any direction, or noise used
     twice.
 
-    The alarm is raised if s_min/√L < 1 − √(n/L) − √(2·log(1/α)/L). For independent standard normals this has
-    probability at most α = 1e-5.
+    Let s_min be the smallest singular value of n rows with L samples each. The alarm is raised if s_min/√L < 1 − √(n/L)
+    − √(2·log(1/α)/L). For independent standard normals this has probability at most α = 1e-5.
 
     Args:
         name: Meaning of the rows, for the finding's name.
@@ -397,8 +397,8 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
     """Test noise by its Kolmogorov distance to the rounded Gaussian of the claimed σ: finds too little and too much
     noise.
 
-    The distance is taken over half-integers, where Φ((k + ½)/σ) is exact. The alarm is raised beyond √(log(2/α)/2n),
-    with α = 1e-5.
+    The distance is the largest over all half-integers k + ½, where the rounded Gaussian has exactly the distribution
+    function Φ((k + ½)/σ). The alarm is raised if the distance of n values exceeds √(log(2/α)/2n), with α = 1e-5.
 
     Args:
         noise: Integer-valued float array of any shape: answers minus true sums, in grid steps.
@@ -431,7 +431,7 @@ def _check_confidence(confidence: float) -> None:
 
 
 def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
-    """Test the budget filter: the service must answer all N queries, and refuse one more."""
+    """Test the budget filter: the service must answer all N queries, and must refuse query N + 1."""
     codes = _codes(study, "constant", 1)
     if (answered := len(serve(codes))) != study.queries:
         raise InvalidInput(

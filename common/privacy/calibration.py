@@ -1,8 +1,9 @@
 """Computes how much noise a plan needs, how many queries are left, and the ε of a plan.
 
-Called by the planner, for a study's noise mechanism, and by the public interface. Noise is rounded up and limits are
-rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, which the budget filter
-uses too. Refuses plans in which rounding would allow N + 1 releases as well, and noise outside the sampler's range.
+Called by the planner, by the code that sets a study's noise, and by the public Python interface. Noise is rounded up
+and limits are rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, which the
+budget filter uses too. Refuses plans in which rounding would allow N + 1 releases as well, and noise outside the
+sampler's range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Explains a guarantee in sentences for people who consent: for one unit, for groups of units, and whether δ is small.
+"""Explains a guarantee in sentences to people who are asked for consent.
+
+The sentences say what the guarantee means for one unit and for groups of units, and whether δ is small enough.
 
 Called for the consent sheet, the certificate and the reports. Every figure follows from a bound on Σμ² and the
 settings, and is rounded up. The module draws, charges and measures nothing. Refuses NaN, infinite and negative figures.
@@ -23,7 +25,8 @@ def guess_right_at_most(mu_squared: Fraction) -> float:
     """Return the largest probability with which anybody can guess which of two neighbouring worlds is the real one.
 
     Both worlds are equally likely beforehand. The bound is (1 + TV)/2 with TV = 2Φ(μ/2) − 1, the total variation
-    distance of N(0, 1) and N(μ, 1), plus half of ``SAMPLER_DELTA`` for the noise sampler. It holds for every test.
+    distance of N(0, 1) and N(μ, 1), plus half of ``SAMPLER_DELTA`` for the noise sampler. The bound holds for every
+    method of guessing.
 
     Args:
         mu_squared: Σμ² of the releases, at least 0.

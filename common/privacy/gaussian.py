@@ -27,9 +27,10 @@ How close the sampler is to the exact distribution:
    Φ̄((k ± ½)/σ) to 60 bits more than are drawn, and further random bits are drawn until P lies strictly between two of
    them.
 
-The output therefore has exactly the distribution of the rounded Gaussian, except that int64 may not hold |Z| > 2¹⁶,
-which has probability below e^(−2³¹). The total variation of one coordinate is below :data:`SAMPLER_TV` = 2⁻⁴⁰⁹⁶. Tests
-compare ``ndtri`` with mpmath to a thousandth of the guard. Two things are assumed: the CSPRNG, and mpmath's erfc.
+The output therefore has exactly the distribution of the rounded Gaussian, with one exception: for |Z| > 2¹⁶ the product
+σ·Z can be too large for int64. Such a Z has probability below e^(−2³¹). The total variation of one coordinate is below
+:data:`SAMPLER_TV` = 2⁻⁴⁰⁹⁶. Tests compare ``ndtri`` with mpmath to a thousandth of the guard. Two things are assumed:
+the CSPRNG, and mpmath's erfc.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ _contexts = threading.local()
 
 
 def _context(bits: int) -> Any:
-    """Return this thread's own mpmath context at ``bits``, because the precision of the global one is shared."""
+    """Return this thread's own mpmath context at ``bits``, because all threads share the precision of mpmath's global
+    context.
+    """
     if not hasattr(_contexts, "mp"):
         _contexts.mp = mpmath.MPContext()
     _contexts.mp.prec = bits

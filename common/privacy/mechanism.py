@@ -23,18 +23,18 @@ GRID_BITS = 16
 """Codes live on the grid 2⁻¹⁶: the integer q stands for q · 2⁻¹⁶."""
 
 SAMPLER_DELTA = Fraction(1, 2**40)
-"""Part of every δ set aside for the noise sampler's distance from the true rounded Gaussian (see ``gaussian``)."""
+"""The part of every δ that covers the noise sampler's distance from the true rounded Gaussian (see ``gaussian``)."""
 
 HONEST_SITES = 2
-"""Least number of honest sites in a sealed sum. With only one, the server and the colluders could read its noisy
-code."""
+"""Least number of honest sites in a sealed sum. With only one honest site, the server and the colluders could subtract
+their own codes and learn that site's noisy code."""
 
 MAX_DIMENSION = 1 << 20
 MAX_VOTERS_PER_SITE = 1 << 12
 MAX_NOISE_STD = 1 << 60
 """Largest σ on the integer sum, in grid steps: noise must fit into int64."""
 MAX_NOISE_BITS = 128
-"""Most bits of σ's numerator and of its denominator, so that stored sums of μ² stay short."""
+"""Largest number of bits of σ's numerator, and of σ's denominator. The limit keeps stored sums of μ² short."""
 
 
 class Unit(StrEnum):
@@ -308,7 +308,7 @@ class QuerySpec(Document):
     """Everything that determines one answer; its hash is the query's id.
 
     Attributes:
-        edition: Number that is raised by 1 each time the pool's teachers are trained anew.
+        edition: Number of the pool's set of teachers. It is raised by 1 each time the teachers are trained anew.
         codec: Content hash of the codec.
         volumes: Content hashes of the public volumes in order; several for a joint query.
         round: Number of the round, from 1.
@@ -334,7 +334,11 @@ class QuerySpec(Document):
         for value in (self.codec, *self.volumes):
             check_hash(value)
         if not self.volumes or len(set(self.volumes)) != len(self.volumes):
-            raise InvalidInput("volumes of a query", value=len(self.volumes), limit="at least one, none twice")
+            raise InvalidInput(
+                "volumes of a query",
+                value=f"{len(self.volumes)} hashes, {len(set(self.volumes))} of them different",
+                limit="at least one hash, and no hash twice",
+            )
         if self.centre != "zero":
             check_hash(self.centre)
         if self.weights != "codec":

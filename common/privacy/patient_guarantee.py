@@ -4,12 +4,12 @@ Called before a private training, for a site's status, and for reports on patien
 teachers are post-processing of those trainings. A patient's ε is then the smaller of the trainings' and the releases'
 ε, but only under three conditions:
 
-1. Trainings and releases have one relation and one δ.
+1. Trainings and releases have the same relation and the same δ.
 2. Every release used only teachers that were trained privately.
 3. All trainings that ever used the patient's data are composed.
 
-Otherwise both ε are printed. If they have one relation, the sum of both ε is printed too; it always holds, at the sum
-of both δ.
+Otherwise both ε are printed. If trainings and releases have the same relation, the sum of both ε is printed too. This
+sum always holds, at the sum of both δ.
 
 A teacher never leaves its hospital. A hospital may also fine-tune (adapt) the student to its own patients under
 differential privacy, and such an adapted network may leave. Once such a training has begun, every statement about a
@@ -34,7 +34,7 @@ ADAPTED = "adapted-"
 --strategy`).
 """
 
-UNPROTECTED = "a teacher is served that no finished private training on record made"
+UNPROTECTED = "a teacher that computes codes comes from no finished private training on record"
 """The reason printed if a site has no patient-level ε for its trainings."""
 
 
@@ -189,7 +189,8 @@ def of_each_patient(release: Guarantee) -> Guarantee:
         The guarantee for unit patient, relation replace-one.
 
     Raises:
-        InvalidInput: For a group's guarantee, for an accountant that decides no budget, and for an ε that is too large.
+        InvalidInput: If ``release`` is the guarantee of a group, if its accountant may not decide on a budget
+            (``pld``), or if its ε is too large.
 
     Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14.
     """
@@ -214,9 +215,9 @@ def combine(
 ) -> Combined:
     """Return one patient's guarantee from its site's trainings and the federation's releases.
 
-    If both have one relation, ε_training + ε_release at δ_training + δ_release always holds (basic composition).
-    Without a training under replace-one, the releases' guarantee is returned; it holds for any training of the
-    teachers.
+    If trainings and releases have the same relation, ε_training + ε_release at δ_training + δ_release always holds
+    (basic composition). Without a training under replace-one, the releases' guarantee is returned; this guarantee holds
+    however the teachers were trained.
 
     Args:
         training: The composed trainings' guarantee; None if some teacher has none.

@@ -34,7 +34,8 @@ def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l
         New float64 array of shape [l] with ``np.linalg.norm(result)`` ≤ radius.
 
     Raises:
-        InvalidInput: If a value is NaN or infinite, or the code is empty or not a vector.
+        InvalidInput: If the radius is outside its range, or the code is no vector of floats, is empty, or contains NaN
+            or infinity.
 
     Source: Abadi et al. 2016, Algorithm 1.
 
@@ -72,12 +73,13 @@ def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarr
         Int64 array of shape [l] with Σq² ≤ R², whatever the code is. The zero code stays zero.
 
     Raises:
-        InvalidInput: If a value is NaN or infinite, or the code is not a vector.
+        InvalidInput: If ``radius_int`` is not from 1 to 2⁴⁰ − 1, or the code is no vector of floats, is empty, or
+            contains NaN or infinity.
 
     >>> c.quantise(np.array([3.0, 4.0]), radius_int=c.radius_int(1.0))
     array([39321, 52428])
     """
-    check_integer("integer radius", radius_int, least=1, most=(1 << 40) - 1, limit="1 to 2^40")
+    check_integer("integer radius", radius_int, least=1, most=(1 << 40) - 1, limit="an integer from 1 to 2^40 - 1")
     scaled = clip(code, radius=radius_int * 2.0**-GRID_BITS) * 2.0**GRID_BITS
     result = np.trunc(scaled).astype(np.int64)
     while not within(result, bound_int=radius_int):
@@ -91,13 +93,13 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
 
     Args:
         code: Int64 array of shape [l].
-        bound_int: Norm bound, at least 0.
+        bound_int: Norm bound, at least 1.
 
     Returns:
         True if the code is within the bound. Every int64 value is judged correctly; nothing overflows.
 
     Raises:
-        InvalidInput: If the array is empty, not a vector or not int64.
+        InvalidInput: If the bound is below 1, or the array is empty, not a vector or not int64.
 
     >>> c.within(np.array([3, 4]), bound_int=5), c.within(np.array([3, 5]), bound_int=5)
     (True, False)

@@ -1,8 +1,8 @@
 """Releases an answer: checks every site's integers, sums them exactly, and adds rounded Gaussian noise.
 
 The server's engine and the audit call the same function. In open studies every answer that leaves the server comes from
-it. The module stores no code, logs nothing, and quotes no code in an error. Refuses codes beyond the norm bound, and
-sums that could exceed int64.
+this function. The module stores no code, logs nothing, and quotes no code in an error. Refuses codes beyond the norm
+bound, and sums that could exceed int64.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Computes the noise shares of a sealed sum, and checks the sum that the server unmasks.
 
-In a sealed sum, K sites of a roster draw the noise and at most t of them may collude with the server. Each site adds
-round(N(0, s²)) to every coordinate of its code, with s² ≥ σ²/(K − t). The noise that the server and any t sites do not
-know then has standard deviation σ at least. The sum of h rounded Gaussians is, up to aliasing of order exp(−π²s²),
+In a sealed sum, the K sites of the roster draw the noise, and up to t of them may collude with the server. Each site
+adds round(N(0, s²)) to every coordinate of its code, with s² ≥ σ²/(K − t). The noise that the server and any t sites do
+not know then has standard deviation σ at least. The sum of h rounded Gaussians is, up to aliasing of order exp(−π²s²),
 post-processing of N(0, h·s²) (docs/privacy.md has the proof), so shares below :data:`MIN_SHARE_STD` grid steps are
 refused.
 
@@ -28,15 +28,17 @@ from common.privacy.gaussian import MAX_NOISE_STD
 from common.privacy.mechanism import HONEST_SITES, Mechanism
 
 MIN_SHARE_STD = 16
-"""Smallest share of the noise, in grid steps. The error term in the proof (docs/privacy.md) for h honest sites is
-29·h²·s²·exp(−π²s²) for each coordinate. For shares of this size or more it is below 2⁻³⁶⁰⁰ for 4,096 sites, less than
-the part of δ that is set aside.
+"""Smallest standard deviation of a site's noise share, in grid steps. The error term in the proof (docs/privacy.md) for
+h honest sites is 29·h²·s²·exp(−π²s²) for each coordinate. For shares of this size or more it is below 2⁻³⁶⁰⁰ for 4,096
+sites, less than the part of δ that is set aside.
 """
 FALSE_ALARM = 1e-6
 """Largest probability that an honest sum, or an honest site's vector in a dispute, exceeds its bound."""
 _ROOM = 1 << 62
 _EXACT_UP_TO = 1e9
-"""Noncentrality up to which the noncentral χ² quantile is computed; beyond it a closed bound is within 0.01 %."""
+"""Largest noncentrality for which the noncentral χ² quantile is computed. Above it, a closed bound is used, which is at
+most 0.01 % too large.
+"""
 
 
 def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
@@ -88,7 +90,7 @@ def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
         The bound in grid steps.
 
     Raises:
-        InvalidInput: As :func:`share_std`.
+        InvalidInput: If the server adds the noise, or K or s is outside the range of :func:`share_std`.
     """
     share = float(share_std(mechanism, sites=sites))
     return _longest(sites * mechanism.site_radius_int, share * sqrt(sites), mechanism.dimension, shares=sites)
@@ -98,7 +100,8 @@ def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
 class Length:
     """The joint length of several noisy sums in units of their noise, with the distribution it has for honest sums.
 
-    For honest sums ``squared`` is noncentral χ², or stochastically smaller, also if later codes depend on earlier sums.
+    For honest sums ``squared`` has a noncentral χ² distribution or is stochastically smaller. This holds even if later
+    codes depend on earlier sums.
 
     Attributes:
         squared: Σ‖Sᵢ‖²/(Kᵢ·sᵢ²).
@@ -160,9 +163,9 @@ def site_bound(mechanism: Mechanism, *, sites: int, queries: int = 1, false_alar
         The bound in grid steps.
 
     Raises:
-        InvalidInput: If ``queries`` is below 1, or as :func:`share_std`.
+        InvalidInput: If ``queries`` is below 1, or :func:`share_std` refuses the mechanism or the number of sites.
     """
-    check_integer("queries side by side", queries, least=1)
+    check_integer("queries whose vectors are joined", queries, least=1)
     longest, share = ceil(sqrt(queries) * mechanism.site_radius_int), float(share_std(mechanism, sites=sites))
     return _longest(longest, share, queries * mechanism.dimension, shares=1, false_alarm=false_alarm)
 
@@ -189,7 +192,8 @@ def _quantile(dimension: int, noncentrality: float, false_alarm: float) -> float
 def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
     """Return the change of a sum that one dishonest site can cause while 95 % of such sums pass the bound.
 
-    It is in units of m·R, the largest change by an honest site. The other sites are assumed to send the zero code.
+    The change is in units of m·R, the largest change by an honest site. The other sites are assumed to send the zero
+    code.
 
     Args:
         mechanism: The release's mechanism.

@@ -72,7 +72,7 @@ class TrainingEvent(Document):
         sampling: How the patients of a step are chosen.
         rate: q, the probability of Poisson sampling, or one over the number of fixed batches.
         noise_multiplier: z = σ/C, where C bounds one patient's part of a sum; from 1/16 to 10000.
-        steps: Number of noisy sums drawn. Zero steps and no release cost nothing.
+        steps: Number of noisy sums. An event with zero steps and no release costs nothing.
         releases: Noise multipliers of further Gaussian releases, each over all patients.
 
     Raises:
@@ -282,7 +282,8 @@ def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction,
     """Return the smallest multiplier of ``_DIGITS`` digits whose cost is at most ε.
 
     ``cost`` is nearly a power law of the multiplier. The search brackets the root from ``high`` in steps of ``factor``,
-    then bisects the grid of multipliers at points interpolated in the logarithms, which needs few evaluations.
+    then narrows the bracket on the grid of multipliers. Each next point is interpolated in the logarithms, so few
+    evaluations are needed.
     """
     of_high = cost(high)
     while of_high > epsilon:

@@ -195,7 +195,7 @@ def test_a_teacher_that_no_private_training_made_leaves_no_figure(start: Start, 
     hospital.serve()
     assert hospital.printed() == [None, None]
     shown = CliRunner().invoke(site_app, ["status", "--site-dir", str(hospital.site)]).stdout
-    assert "that no finished private training on record made: no patient-level ε of training" in shown
+    assert "comes from no finished private training on record: no patient-level ε of training" in shown
     assert "all trainings composed" not in shown
 
 
