@@ -6,8 +6,8 @@ Base of the server's and a site's ledger. Opening replays every row, in this ord
 2. The newest row must be covered by a signed head: a signature of that row's hash by the ledger's own key.
 3. The signing key given must be the ledger's.
 
-Refuses a ledger that fails one of these. A process that has a ledger open for writing checks again, before it charges,
-that nobody has changed an earlier row since, neither through SQLite nor by editing the file.
+Refuses a ledger that fails one of these checks. A process that has a ledger open for writing checks again, before it
+charges, that no earlier row has changed in the meantime, either through SQLite or by editing the file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OpenLedger(ABC, Generic[B]):
     manager that closes the file on exit.
 
     Args:
-        chain: The open file. The ledger owns it from now on.
+        chain: The open file, which this object closes when it is closed.
         books: Totals and rules of an empty ledger. Opening enters every row of the file into them.
 
     Raises:
@@ -109,7 +109,7 @@ class OpenLedger(ABC, Generic[B]):
 
     def head(self) -> SignedHead:
         """Return the newest signed head: the ledger's signature of the newest row's number and hash. Somebody who keeps
-        a copy of it on another machine can later detect that rows were cut off or rewritten.
+        a copy of the head on another machine can later detect that rows were cut off or rewritten.
         """
         self._catch_up()
         return self._chain.head()
@@ -157,11 +157,11 @@ class OpenLedger(ABC, Generic[B]):
 
     @property
     def public_key(self) -> str:
-        """The public key, in hex, of the key that now signs the ledger's heads (its newest rows)."""
+        """The public key, in hex, that now verifies the ledger's heads (signed hashes of the newest row)."""
         return self._books.key.public_key
 
     def contains(self, position: Position) -> bool:
-        """Return whether exactly this row is in the ledger.
+        """Return whether a row with this number and this hash is in the ledger.
 
         A signed head whose row is not in the ledger proves that the ledger was rolled back or forked.
 
@@ -169,7 +169,7 @@ class OpenLedger(ABC, Generic[B]):
             position: Number and hash of a row. The position before the first row is in every ledger.
 
         Returns:
-            True if the row is there with this hash.
+            True if the row is there and has this hash.
         """
         self._catch_up()
         if position == START:
@@ -207,10 +207,10 @@ class OpenLedger(ABC, Generic[B]):
         )
 
     def _fork(self, standing: KeptStanding) -> Position:
-        """Return the newest row of a standing file whose charges, and all earlier ones, this ledger contains. If there
-        is none, return START, so that the charges of every row are entered again.
+        """Return the newest row of a standing file up to which this ledger contains every charge.
 
-        The last row that both have in common may be newer than the returned row. The charge is then too large, never
+        If there is none, return START, so that the charges of every row are entered again. The standing file names
+        only some rows, so the ledger may in fact agree with it up to a later row. The charge is then too large, never
         too small.
         """
         return next((position for position in standing.positions() if self.covers(position)), START)

@@ -1,8 +1,8 @@
-"""Replays the rows of either ledger: checks each row, and tracks the keys that sign.
+"""Replays the rows of the server's or a site's ledger: checks each row, and tracks the ledger's signing keys.
 
-The totals of the server's ledger and of a site's ledger are subclasses. The same object checks new rows before they are
-written and stored rows when they are replayed. A ledger with a row that breaks a rule can therefore neither be opened
-nor verified.
+The classes that compute the server's totals and a site's totals are subclasses of :class:`RowState`. The same object
+checks new rows before they are written and stored rows when they are replayed. A ledger with a row that breaks a rule
+can therefore neither be opened nor verified.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.ledger.sqlite_file import SCHEMA_VERSION
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """The public keys that have signed the heads (newest rows) of a ledger so far.
+    """The public keys whose private keys have signed a ledger's heads (signed hashes of its newest row) so far.
 
     Attributes:
         ledger_id: Id of the ledger.
@@ -109,8 +109,8 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """Records that enter the charges of rows lost with a restored older copy, by the position of the newest lost
-        row.
+        """Records that charge again the rows that were lost when an older copy was restored. Each is stored by the
+        position of its newest lost row.
         """
         self.has_standing = False
         """True if a standing file was kept beside the ledger from the first row on."""

@@ -54,7 +54,8 @@ from common.ledger.sqlite_file import (
 )
 
 EXACT_MARKS = 256
-"""A standing file lists the last row of this many newest transactions, and of some older transactions."""
+"""Number of newest transactions whose last rows a standing file lists. It also lists the last rows of some older ones.
+"""
 
 
 class Chain:
@@ -138,7 +139,7 @@ class Chain:
 
     @classmethod
     def open(cls, path: Path, *, role: str, signing_key: Ed25519PrivateKey | None, clock: Clock) -> Chain:
-        """Open an existing ledger. It does not check the rows; the caller checks them while it replays them.
+        """Open an existing ledger without checking its rows. The caller checks them while it replays them.
 
         Args:
             path: The file.
@@ -212,7 +213,7 @@ class Chain:
     def changed_by_others(self) -> bool:
         """Return whether anything but this object changed the file since the last call, or since it was opened.
 
-        Detected are commits of other connections, bytes written without SQLite, and a file that replaced this one.
+        It detects commits of other connections, bytes written without SQLite, and a file that replaced this one.
         """
         before, self._seen = self._seen, self._stamp()
         return before != self._seen
@@ -236,9 +237,10 @@ class Chain:
         return bool(self._appended)
 
     def check_rows(self) -> None:
-        """Check, between transactions, that every row up to the newest one read is in the file unchanged.
+        """Check, between transactions, that every row that this object has read is unchanged in the file.
 
-        The check uses a connection of its own, because this one may hold older pages of the file in memory.
+        The check uses a connection of its own, because this object's connection may hold older pages of the file in
+        memory.
 
         Raises:
             LedgerCorrupt: If a row changed, or the file is missing or was replaced.
@@ -342,7 +344,7 @@ class Chain:
             The row.
 
         Raises:
-            LedgerCorrupt: If it is missing or changed.
+            LedgerCorrupt: If the row is missing or has changed.
         """
         row = self.row(place.seq)
         if row.hash != place.hash:
@@ -405,8 +407,8 @@ class Chain:
     def marks(self) -> tuple[tuple[int, str], ...]:
         """Return row number and hash of the last rows of some transactions, newest first.
 
-        They are stored in the standing file. A comparison with another copy of the ledger shows after which row the two
-        differ.
+        They are stored in the standing file. If an older copy of the ledger is restored, they show after which row the
+        copy and the lost ledger differ.
 
         Returns:
             The last rows of the newest :data:`EXACT_MARKS` transactions, then of older transactions at growing
@@ -562,8 +564,9 @@ class Chain:
             self._seen = self._stamp()
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
-        """From now on, sign the ledger's heads (the newest row of each transaction) with another key. The row that
-        introduces the key must have been committed.
+        """Sign the ledger's heads (signed hashes of the newest row) with another key from now on.
+
+        The row that introduces the key must have been committed.
 
         Args:
             key: The new key.

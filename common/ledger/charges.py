@@ -366,7 +366,7 @@ class ReleaseRecord(Document):
         answer_sha256: Hash of the answer; empty in a sealed sum.
         roster: The sites, if the roster is short.
         draw: In a sealed sum, number of this attempt at the query's sum, from 1.
-        masks: In a sealed sum, the id of the roster together with the sites' mask keys.
+        masks: In a sealed sum, one id for the roster and its sites' mask keys together.
         roster_sha256: Id of the roster's row, if the roster is long.
     """
 

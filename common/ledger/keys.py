@@ -1,8 +1,8 @@
 """Reads and writes key files: the Ed25519 key that signs a ledger's heads, and the X25519 key that decrypts codes.
 
-Called by both ledgers, by workers and by the commands that create them. A private key is one unencrypted PEM file
-(PKCS8) that only its owner may read. Refuses a file that group or others may access, a symbolic link, and a key of the
-wrong kind. An existing file is never replaced. Messages name the file and never its contents.
+Called by the server's and the sites' ledgers, by workers and by the commands that create keys. A private key is one
+unencrypted PEM file (PKCS8) that only its owner may read. Refuses a file that group or others may access, a symbolic
+link, and a key of the wrong kind. An existing file is never replaced. Messages name the file and never its contents.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ Amount = Annotated[str, OrEmpty(parse_rational)]
 
 @dataclass(frozen=True, slots=True)
 class GenesisRecord(Document):
-    """The first row: the ledger's id, role and schema, and the key that signs it.
+    """The first row: the ledger's id, role and schema, and the key that signs the ledger.
 
     ``standing`` is 1 if a standing file (:mod:`common.ledger.rollback_guard`) has been kept from this row on. It is
     None in ledgers of earlier versions, which first wrote the standing file with the first charge.
@@ -181,8 +181,8 @@ class RecoveredRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostRecord(Document):
-    """Charges that the server's ledger lost when it was restored from an older copy, and that no receipt proves,
-    entered again.
+    """Charges that are entered a second time: they were lost when an older copy of the server's ledger was restored,
+    and no receipt proves them.
 
     Attributes:
         pools: Lost charges by pool, under the pool's protection.
@@ -247,7 +247,7 @@ class ReservationRecord(Document):
         query: The query.
         query_id: Its id, as stored.
         pool: The pool that is charged.
-        ledger: Id of the server's ledger that offered it; empty in rows of earlier versions.
+        ledger: Id of the server's ledger that offered the query; empty in rows of earlier versions.
         sealing_key: Server's public key in hex to which the code is to be sealed; empty in rows of earlier versions.
         draw: In a sealed study, number of the attempt at the sum that this charge pays for. Another attempt is another
             charge.
@@ -280,9 +280,10 @@ class CodeRecord(Document):
     Attributes:
         query_id: The query's id.
         dimension: Length of the code.
-        outcome: One word that says whether it is a real code.
+        outcome: How the code was computed, in one word: ``stored``, ``zero-code``, or ``zero-votes-N`` if N voters
+            failed and counted as the zero code.
         code_sha256: Hash of the code.
-        teachers: Digest of the :class:`TeachersRecord` that it was computed with; empty if that is not known.
+        teachers: Digest of the :class:`TeachersRecord` of the teachers that computed the code; empty if unknown.
     """
 
     query_id: Sha256
@@ -356,10 +357,11 @@ class RestoredRecord(Document):
         studies: Lost charges by study, under the study's protection.
         queries: Number of queries that were accepted on this day in lost rows. They count towards the day's cap.
         pending: Ids of lost queries that may be offered again without a further charge.
-        kept_row: Number of the newest row in the standing file from which the charges were computed; 0 if there was no
-            standing file, so that everything that caps and budgets had left is charged.
-        kept_hash: As in :class:`LostRecord`.
-        fork: As in :class:`LostRecord`.
+        kept_row: Number of the newest row in the standing file from which the charges were computed. 0 if there was no
+            standing file; then everything that caps and budgets had left is charged.
+        kept_hash: Hash of that row; None in rows of earlier versions.
+        fork: Last row of that standing file that this ledger contains or had charged before; the charges count from
+            there. None in rows of earlier versions.
     """
 
     pool: Spend
@@ -476,14 +478,13 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """Return a mapping with one entry: from the position of the newest lost row whose charges a record entered again,
-    to that record.
+    """Return a record that charges lost rows again, by the position of the newest of these rows.
 
     Args:
         record: The record that charges the lost rows.
 
     Returns:
-        One entry; none if the record does not name the row's hash.
+        A mapping with one entry; empty if the record does not name the row's hash.
     """
     return {} if record.kept_hash is None else {Position(record.kept_row, record.kept_hash): record}
 

@@ -87,7 +87,7 @@ class Releases:
     """Every charge of a server's ledger, in the order of rows and by query.
 
     A query of a sealed sum is charged for every draw (attempt). Only its newest draw may have the answer; all earlier
-    draws were lost. :meth:`undo` reverts every change since :meth:`mark`; :meth:`settle` keeps them.
+    draws were lost. :meth:`undo` reverts every change since :meth:`mark`; :meth:`settle` makes these changes final.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Releases:
         return query_id in self._newest
 
     def __getitem__(self, query_id: str) -> Release:
-        """Return a query's newest charge; KeyError if it was never charged."""
+        """Return a query's newest charge; raises KeyError if the query was never charged."""
         return self._charges[self._newest[query_id]]
 
     def by_row(self, *, newest_first: bool = False) -> Iterator[tuple[int, Release]]:
@@ -265,7 +265,7 @@ class Releases:
         self._mark = None
 
     def undo(self) -> None:
-        """Revert everything since :meth:`mark`, if that was called."""
+        """Revert every change since :meth:`mark`; do nothing if :meth:`mark` was not called."""
         if self._mark is None:
             return
         count, ended = self._mark

@@ -59,7 +59,7 @@ class Reservations(dict[str, Reservation]):
         self._mechanisms: dict[Mechanism, Mechanism] = {}  # equal mechanisms share one object
 
     def hold(self, reservation: Reservation) -> None:
-        """Enter that the site accepted a query. The new entry replaces an earlier one of the same query.
+        """Enter a query that the site accepted. The new entry replaces an earlier entry of the same query.
 
         Args:
             reservation: The accepted query.

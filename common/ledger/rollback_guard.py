@@ -1,10 +1,10 @@
-"""Keeps a standing file beside each ledger, by which a ledger restored from an older copy is detected and charged.
+"""Keeps a standing file beside each ledger, which shows if the ledger was replaced by an older copy.
 
-The server's and a site's ledger use it. A ledger restored from an older copy is valid in itself; only data outside the
-file can reveal it. The standing file contains the newest head, the totals at that head, and the ends of earlier
+The server's and a site's ledger use it. An older copy of a ledger is valid in itself; only data outside the file can
+reveal that it is old. The standing file contains the newest head, the totals at that head, and the ends of earlier
 transactions (``marks``). It is written after every transaction, so it is never newer than the ledger. A ledger that
-continued from an older copy contains one of the marks. The standing file therefore shows what was charged since the two
-diverged, and not only by how much their totals differ now.
+continued from an older copy contains one of the marks. The standing file therefore shows what was charged after that
+mark in the ledger that was replaced, and not only by how much the two totals differ now.
 
 The standing file may be on another disk, behind a symbolic link. It contains no code, no answer and no name. Refuses a
 link whose target does not exist.
@@ -30,8 +30,9 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class KeptStanding(Document):
-    """Base of both ledgers' standing files. A standing file states the ledger's newest signed head and the last rows of
-    earlier transactions, newest first.
+    """Base of the standing files of the server's and the sites' ledgers.
+
+    A standing file states the ledger's newest signed head and the last rows of earlier transactions, newest first.
 
     A standing file of an early version has no ``marks``; the row where it diverged from a ledger is then unknown.
     """

@@ -1,9 +1,9 @@
 """Defines a ledger row, its hash and the signed head: everything that others need to check a ledger.
 
-Both ledgers, receipts and verifiers use it. A row's hash is computed from the hash of its body, so the chain can be
-checked without the bodies, and from the hash of the row before, so it covers all earlier rows. The ledger's role is
-among the hashed bytes, so a row of one kind of ledger is invalid in the other. Refuses times in another form than the
-ledger writes.
+The server's and the sites' ledgers, receipts and verifiers use it. A row's hash is computed from the hash of its body,
+so the chain can be checked without the bodies. It is also computed from the hash of the row before, so it covers all
+earlier rows. The ledger's role (``server`` or ``site``) is among the hashed bytes, so a row of a server's ledger is
+invalid in a site's ledger, and the reverse. Refuses times in another form than the ledger writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.ledger.keys import hex_bytes, signing_public_key
 
 NO_HASH = "0" * 64
 ROLES = {"server": "answers", "site": "codes"}
-"""Table of the payloads, for each kind of ledger."""
+"""Name of the table that stores the payloads, for each kind of ledger."""
 
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 
@@ -121,13 +121,13 @@ def row_hash(role: str, *, seq: int, time_utc: str, kind: str, body_sha256: str,
 
 
 def head_message(role: str, *, ledger_id: str, seq: int, row_hash: str) -> bytes:
-    """Return the bytes that the signature of a ledger's head (its newest row) covers.
+    """Return the bytes that the signature in a ledger's head covers.
 
     Args:
         role: ``server`` or ``site``.
         ledger_id: Id of the ledger.
-        seq: Number of the row.
-        row_hash: Its hash.
+        seq: Number of the newest row.
+        row_hash: Hash of the newest row.
 
     Returns:
         The bytes.

@@ -1,7 +1,7 @@
 """Defines the ledger rows of sealed sums: the end of a draw (an attempt at a sum), and a site's peers, mask keys and
 masked codes.
 
-Like :mod:`common.ledger.records`, which registers these types, it has one frozen type for each kind of body.
+Like :mod:`common.ledger.records`, which registers these types, this module has one frozen type for each kind of row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LostDrawRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord(Document):
-    """A confirmation that a person at this site has compared another site's public key with that hospital.
+    """A confirmation that a person at this site has compared another site's public key with the staff of that site.
 
     A later row for the same other site replaces this one. An empty ``key`` revokes the confirmation.
     """
@@ -64,13 +64,13 @@ class MaskKeyRecord(Document):
 class MaskedRecord(Document):
     """A record that a code was masked for one roster and may be sent.
 
-    A draw has at most one such row, because using the same masks for another code or other noise would reveal the
-    difference.
+    A query has at most one such row for each draw. Masking a second code, or the code with other noise, by the same
+    masks would reveal the difference of the two.
 
     Attributes:
         query_id: The query's id.
         draw: Number of the draw.
-        masks: Id of the roster with its mask keys.
+        masks: One id for the roster and its sites' mask keys together.
         share_std: Standard deviation of the site's share of the noise.
         words_sha256: Hash of the masked code.
         batch: The batch, which with the draw identifies the mask key; None in rows of earlier versions.
@@ -94,10 +94,10 @@ class DisclosureRecord(Document):
         study_id: The study's id.
         batch_id: The batch.
         draw: Number of the draw.
-        masks: Id of the roster.
+        masks: One id for the roster and its sites' mask keys together.
         auditor: The public key to which the mask key was encrypted.
         queries: Number of queries that were masked with it.
-        mu_squared: Increase of the pool's Σμ² if the auditor published everything, at most.
+        mu_squared: Largest possible increase of the pool's Σμ² if the auditor published everything.
     """
 
     study_id: StudyId

@@ -165,6 +165,9 @@ class Books(RowState):
 
         Returns:
             The limit.
+
+        Raises:
+            KeyError: If the pool is not declared.
         """
         return self._limits[pool]
 
@@ -176,6 +179,9 @@ class Books(RowState):
 
         Returns:
             The limit.
+
+        Raises:
+            KeyError: If the ledger has no such study.
         """
         return self._study_limits[study_id]
 
@@ -268,7 +274,7 @@ class Books(RowState):
             )
 
     def check_books(self, pool: str, ledger_id: str) -> None:
-        """Refuse to assign a pool to a site ledger if either is already assigned otherwise.
+        """Refuse to assign a pool to a site ledger if the pool has another ledger or the ledger has another pool.
 
         A pool has one site ledger for life, and a site ledger has one pool. A second ledger for the same patients would
         start with a full budget.
@@ -317,12 +323,15 @@ class Books(RowState):
         self.releases.mark()
 
     def settle(self) -> None:
-        """Make everything entered since :meth:`begin` final. Called after the transaction was committed."""
+        """Make every change since :meth:`begin` final. Called after the transaction was committed."""
         self._undo = None
         self.releases.settle()
 
     def roll_back(self) -> None:
-        """Revert everything entered since :meth:`begin`, if that was called. Called after the transaction failed."""
+        """Revert everything entered since :meth:`begin`. Called after the transaction failed.
+
+        Does nothing if :meth:`begin` was not called.
+        """
         if self._undo is None:
             return
         for mapping, key, old in reversed(self._undo):
@@ -399,7 +408,7 @@ class Books(RowState):
                 )
             planned = self.plan(mechanism, study_id=study.id, roster=roster)
             if isinstance(planned, Obstacle):
-                raise InvalidInput(f"the release passes a limit ({planned.reason}) of pool {planned.pool!r}")
+                raise InvalidInput(f"the release exceeds a limit ({planned.reason}) of pool {planned.pool!r}")
             charge = planned
         self._apply(charge)
         if roster != self._roster:  # consecutive releases usually have equal rosters, which then share one object
@@ -487,7 +496,7 @@ class Books(RowState):
                 raise InvalidInput("roster of a reused answer", limit="at least as many sites as the study's quorum")
             planned = charge or self.plan_reuse(query_id, study_id=record.study_id)
             if isinstance(planned, Obstacle):
-                raise InvalidInput(f"the reused answer passes a limit ({planned.reason}) of pool {planned.pool!r}")
+                raise InvalidInput(f"the reused answer exceeds a limit ({planned.reason}) of pool {planned.pool!r}")
             self._apply(planned)
         self._set(self.reused, record.study_id, {**known, **dict.fromkeys(record.query_ids)})
         self._count_answers(record.study_id, len(record.query_ids))

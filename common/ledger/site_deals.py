@@ -96,7 +96,7 @@ class DealBooks:
             if slot in seats and seats[slot] not in self._withdrawn:
                 raise InvalidInput("slot of a patient", value=slot, limit="a slot that no other patient has")
         if len({slot for slot, _ in new}) != len(new) or len({subject for _, subject in new}) != len(new):
-            raise InvalidInput("seats of a deal", limit="no slot and no patient twice")
+            raise InvalidInput("seats of a deal", limit="each slot and each patient at most once")
         return new
 
     def enter(self, record: DealRecord) -> None:

@@ -26,9 +26,9 @@ class SealedRecords:
 
     Attributes:
         peers: Confirmed key by study and site.
-        nonces: Nonce of the mask key by batch and draw.
+        nonces: Nonce from which the mask key is derived, by batch and draw.
         disclosed: Mask keys that were disclosed to an auditor.
-        masked: Row of the masked code by draw.
+        masked: Position of the row of the masked code, by query and draw.
     """
 
     def __init__(self) -> None:
@@ -104,8 +104,9 @@ class SealedRecords:
         return any((one.batch_id, one.draw) == (batch, draw) for one in self.disclosed)
 
     def enter_masked(self, row: Row, record: MaskedRecord) -> None:
-        """Enter a code that was masked for one draw (attempt at a sum). Each draw may have only one, so that the same
-        masks never hide two messages.
+        """Enter a code that was masked for one draw (attempt at a sum).
+
+        A query has at most one masked code for each draw, because the same masks must never hide two messages.
 
         Args:
             row: The row.
@@ -160,6 +161,12 @@ class SealedRecords:
         if record.draw is None:
             return
         if record.draw > (accepted or record.draw):
-            raise LedgerCorrupt(f"the receipt charges a draw of query {record.query_id[:12]} that was never accepted")
+            raise LedgerCorrupt(
+                f"the receipt charges draw {record.draw} of query {record.query_id[:12]}, but this site accepted only "
+                f"draws up to {accepted}"
+            )
         if self.masked_under(record.query_id, record.draw) not in (None, record.masks):
-            raise LedgerCorrupt(f"a draw of query {record.query_id[:12]} was asked of this site under another roster")
+            raise LedgerCorrupt(
+                f"the receipt charges draw {record.draw} of query {record.query_id[:12]} under a roster other than the "
+                "one for which this site masked its code"
+            )

@@ -266,8 +266,8 @@ class SiteBooks(RowState):
         """Return whether a code may be sent under the masks of a draw (an attempt at a sealed sum).
 
         The draw must be the newest draw of the query that this site accepted, and it must have been accepted after this
-        ledger was last restored from an older copy. Under the masks of an earlier draw another code may have been sent
-        before, which the older copy would not show.
+        ledger was last restored from an older copy. Otherwise another code may already have been sent under the same
+        masks, which the older copy does not show.
 
         Args:
             reservation: The accepted query.
@@ -279,15 +279,14 @@ class SiteBooks(RowState):
         return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
-        """Return whether accepting a query, or a further draw of it, must be charged, because it was not charged
-        before.
+        """Return whether accepting a query, or a further draw of a query, must be charged.
 
         Args:
             query_id: The query's id.
             draw: Number of the draw; None in an open study.
 
         Returns:
-            True if it must be charged.
+            True if it must be charged; False if it was charged before.
         """
         known = self.reservations.get(query_id)
         if draw is None or known is None:
@@ -346,7 +345,7 @@ class SiteBooks(RowState):
             record: The peer and its key.
 
         Raises:
-            InvalidInput: If the study is unknown, or as :meth:`SealedRecords.check_peer`.
+            InvalidInput: If the study is unknown, or :meth:`SealedRecords.check_peer` refuses the peer.
         """
         if record.study_id not in self.studies:
             raise InvalidInput("study of a peer", value=record.study_id[:16], limit="a study this site consented to")
@@ -358,14 +357,14 @@ class SiteBooks(RowState):
 
         1. Study, pool, protection and ledger must be those that the site knows.
         2. The parts of the receipt must agree with each other (:func:`check_arithmetic`).
-        3. Every charged query must have been accepted by this site. Its row may be missing if it was lost with an older
-           copy and charged as lost.
+        3. Every charged query must have been accepted by this site. The row of the acceptance may be missing if it was
+           lost when an older copy of this ledger was restored, and was then charged as lost.
         4. The receipt must continue the site's last receipt (:func:`check_continuity`).
-        5. The charges that the server marks as lost may not exceed the cost of the accepted queries without a receipt.
+        5. The charges that the server marks as lost must not exceed the cost of the accepted queries without a receipt.
 
-        The totals of a receipt may be too small after a recovery of the server's ledger. If its queries were accepted
-        before the recovery, the server signed it between the rollback and the recovery, and it is only superseded. The
-        totals of a receipt for queries accepted afterwards must contain every charge.
+        After a recovery of the server's ledger, a receipt with totals that are too small can arrive. If its queries
+        were accepted before the recovery, the server signed it before the recovery too; it is then superseded, which is
+        no contradiction. If its queries were accepted after the recovery, its totals must contain every charge.
 
         Args:
             receipt: A genuine receipt.
@@ -479,7 +478,9 @@ class SiteBooks(RowState):
             raise InvalidInput("voters or colluders of a reservation", limit="the numbers in the study's terms")
         day = row.time_utc[:10]
         if self.per_day.get(day, 0) >= self.declared.queries_per_day:
-            raise InvalidInput("the reservation exceeds the daily cap", value=self.declared.queries_per_day)
+            raise InvalidInput(
+                "the reservation exceeds the daily cap", limit=f"{self.declared.queries_per_day} queries a day"
+            )
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
         self._hold(row, record.query, study, record.ledger, record.sealing_key, record.draw)

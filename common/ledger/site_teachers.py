@@ -111,14 +111,14 @@ class TeacherBooks:
         Args:
             row: The row.
             record: Its record.
-            asked: For the row of a code, the query that it answers.
+            asked: For the row of a code, the query that the code answers; None for other rows.
 
         Returns:
             False if the row is not about teachers.
 
         Raises:
             InvalidInput: If the row breaks a rule.
-            KeyError: If it names something that no earlier row introduces.
+            KeyError: If the row names something that no earlier row introduces.
         """
         match record:
             case CodeRecord():
@@ -192,8 +192,8 @@ class TeacherBooks:
     def is_news(self, record: TrainedRecord) -> bool:
         """Return whether the row of a finished training contains anything new.
 
-        It does if the teacher is new, if a patient was withdrawn since the teacher's last row, or if the row is the
-        first that states which patients the teacher's voter had.
+        The row is new if the teacher is new, if a patient was withdrawn since the teacher's last row, or if no earlier
+        row states which patients the teacher's voter had.
 
         Args:
             record: The row.
@@ -220,7 +220,10 @@ class TeacherBooks:
         _, training = self.trainings[record.training_id]
         most = training.event.steps if training.event is not None else 0
         if not self.drawn.get(record.training_id, 0) < record.steps <= most:
-            raise InvalidInput("steps drawn by a training", value=record.steps, limit=f"more than before, up to {most}")
+            before = self.drawn.get(record.training_id, 0)
+            raise InvalidInput(
+                "steps drawn by a training", value=record.steps, limit=f"more than {before}, at most {most}"
+            )
         self.drawn[record.training_id] = record.steps
 
     def made(self, training_id: str) -> frozenset[str]:

@@ -110,7 +110,7 @@ class Spending:
         """Return how many further charges the budget allows.
 
         Args:
-            cost: μ² of each, above 0.
+            cost: μ² of one charge, above 0.
 
         Returns:
             The number.
@@ -121,7 +121,7 @@ class Spending:
         """Return the guarantee of everything spent so far, computed by an accountant.
 
         Args:
-            accountant: Its name.
+            accountant: Name of the accountant.
 
         Returns:
             The guarantee.

@@ -28,7 +28,8 @@ MIGRATIONS: dict[int, Migration] = {}
 
 
 def schema_sql(role: str) -> dict[str, str]:
-    """Return the SQL of every table and trigger of a ledger. ``verify`` compares a file with it.
+    """Return the SQL of every table and trigger of a ledger. ``consilium verify`` compares a file's schema with this
+    SQL.
 
     Args:
         role: ``server`` or ``site``.
@@ -128,7 +129,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
 
 
 def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
-    """Return the error for a failure of SQLite: of the disk, of access to the file, or of the file itself.
+    """Return the error that explains a failure of SQLite: a full disk, a file that cannot be opened, or damage.
 
     A full disk does not count as damage, because everything committed is intact.
 

@@ -1,6 +1,6 @@
 """Defines the ledger rows about a site's teachers: trainings, withdrawn patients, and teachers that answered.
 
-Like :mod:`common.ledger.records`, which registers these types, it has one frozen type for each kind of body.
+Like :mod:`common.ledger.records`, which registers these types, this module has one frozen type for each kind of row.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class DealRecord(Document):
     A slots file that contradicts a recorded assignment is therefore an older copy.
 
     Attributes:
-        deal: Id of the key with which subjects are hashed.
+        deal: Id of the deal: a hash of the key with which patients' names are hashed.
         voters: Number of voters; slot i belongs to voter i mod ``voters``.
-        seats: (slot, subject) of each patient.
+        seats: (slot, subject) of each patient. The subject is a keyed hash of the patient's name.
     """
 
     deal: Sha256
@@ -57,8 +57,10 @@ class DealRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DrawnRecord(Document):
-    """A record that a private training may have drawn the noise of its first ``steps`` steps. If the training's files
-    are restored from a backup, these steps are not drawn a second time.
+    """The number of first steps of a private training that count as drawn.
+
+    A step is drawn when its random batch and its noise are drawn; the row is written before. If the training's files
+    are restored from a backup, these steps are therefore not drawn a second time.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -110,10 +112,15 @@ class TrainedRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ForeignRecord(Document):
-    """A record that the hospital supplied a teacher that it trained elsewhere: ``voter`` is the voter, ``served`` the
-    teacher's hash, ``brought`` its kind.
+    """A teacher that the hospital trained outside Consilium and supplied for one of its voters.
 
-    It is unknown which patients it was trained on, so it computes no code for a study of unit patient.
+    The ledger does not know on which patients the teacher was trained. The teacher therefore computes no code for a
+    study of unit patient.
+
+    Attributes:
+        voter: Number of the voter.
+        served: Hash of the teacher.
+        brought: Kind of the teacher.
     """
 
     voter: Number
@@ -138,6 +145,6 @@ class TeachersRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class IdentityRecord(Document):
-    """The rule by which the site's dataset identifies patients, valid from this row on."""
+    """The rule by which the site's data set tells patients apart, valid from this row on."""
 
     identity: PatientIdentity
