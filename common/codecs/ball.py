@@ -1,14 +1,15 @@
-"""Computes the activation φ: ℝ^(l+1) → unit ℓ2 ball of ℝ^l, an autoencoder's bottleneck whose codes need no clipping.
+"""Computes the activation φ: ℝ^(l+1) → unit ℓ2 ball of ℝ^l. An autoencoder with this bottleneck needs no clipping.
 
     φ(o₀, …, o_l) = (o₁, …, o_l) / ( (e^(−o₀·√(8/π)) + 1)^(1/l) · √(Σ_{i≥1} o_i²) )
 
 (Fay, Sjölund & Oechtering 2021, "Activation function", appendix.) The last l inputs give a direction. The first input
-gives a distance from the origin, U^(1/l), where U is the logistic function of slope √(8/π). It approximates the normal
-distribution function to within .0177, so standard normal inputs come out nearly uniform in the ball.
+gives a distance from the origin, U^(1/l), where U is the logistic function of slope √(8/π). This logistic function
+approximates the normal distribution function to within .0177, so standard normal inputs come out nearly uniform in the
+ball.
 
-The module decides two cases that the paper leaves open: a vanishing direction (0/0 as printed) gives the zero code, and
-rounding never lifts a norm above 1. Called by :mod:`common.codecs.ball_autoencoder`. Refuses NaN, infinity, fewer than
-two inputs, and dtypes other than float16, float32 and float64.
+The module decides two cases that the paper leaves open: a vanishing direction (0/0 in the paper's formula) gives the
+zero code, and rounding never lifts a norm above 1. Called by :mod:`common.codecs.ball_autoencoder`. Refuses NaN,
+infinity, fewer than two inputs, and dtypes other than float16, float32 and float64.
 
 Two formulas do all the work. Each is numerically stable in any floating-point type, so a version with gradients uses
 the same two lines:
@@ -38,8 +39,8 @@ def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndar
     """Apply φ to every row of an array.
 
     Guarantees: every row has ‖φ(o)‖₂ ≤ 1 as a real number, and also as computed in float64 by any order of summation. A
-    row's value does not depend on the others. The work is done in float64 and shortened towards zero, so each number is
-    within one unit in the last place of φ's (float64: l + 32 units).
+    row's value does not depend on the others. The results are computed in float64 and rounded towards zero. Each number
+    is therefore within one unit in the last place of the exact value; for a float64 array, within l + 32 units.
 
     Args:
         inputs: Float array of shape [*batch, l + 1]: o = (o₀, o₁, …, o_l) along the last axis, with 1 ≤ l ≤ 2²⁰.
@@ -78,8 +79,8 @@ def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndar
 def ball_radius(first: Float[np.ndarray, "*shape"], *, length: int) -> Float[np.ndarray, "*shape"]:
     """Return ‖φ(o)‖₂ = (1 + e^(−o₀·√(8/π)))^(−1/l), which depends on o₀ and l only.
 
-    Guarantees: the result is from 0 to 1 and never decreases in o₀. r^l is the logistic function that approximates the
-    normal distribution function (Figure 1).
+    Guarantees: the result is from 0 to 1 and never decreases in o₀. Its l-th power is the logistic function that
+    approximates the normal distribution function (Figure 1 of the paper).
 
     Args:
         first: Float array of any shape: o₀. Any finite value is computed without overflow.

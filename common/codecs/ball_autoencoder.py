@@ -7,15 +7,15 @@ fitting fast and reliable:
 1. It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
    components of the public shapes, and the last layer of the convolutions is zero. No coordinate is unused at the
    start, and the convolutions learn a correction.
-2. o₀ = (l/√(8/π))·ln‖v‖ + a, with v the direction and a learned. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the
-   components themselves, softly clipped to the ball.
+2. o₀ = (l/√(8/π))·ln‖v‖ + a, with the direction v and a learned offset a. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l):
+   the components themselves, softly clipped to the ball.
 3. The decoder computes log-odds = m + Δ(z) − Δ(0), where m is the log-odds of the public mean shape. The zero code is
    therefore the mean shape.
 4. Noisy codes are shrunk by p/(p + σ²) before the decoder, as in the linear codec. The noise varies around the planned
    one while fitting, so that the decoder also suits the noise of smaller rosters.
 
 The module imports torch, so it is registered by name and loaded on first use. Weights are plain float32 arrays in the
-codec's npz. Fitting is deterministic on one machine. Refuses arrays of other shapes than the header implies.
+codec's npz. Fitting is deterministic on one machine. Refuses arrays whose shapes do not fit the header.
 """
 
 from __future__ import annotations
@@ -213,8 +213,9 @@ class BallAutoencoder:
         """Fit by :data:`STEPS` steps of Adam on the cross-entropy, starting from the linear codec of the same maps.
 
         The dimension is the linear codec's: ``config.dimension`` if it is set, else the number that water-filling
-        chooses for the planned noise, at most ``max_dimension``. On grids pooled by 4 or 8 the copies are deformed, and
-        decoded maps compared, at twice the pooled resolution, which needs at most an eighth of the memory and time.
+        chooses for the planned noise, at most ``max_dimension``. On grids pooled by 4 or 8, copies are deformed and
+        decoded maps are compared at twice the pooled resolution. This needs at most an eighth of the memory and time
+        that the full resolution would need.
 
         Args:
             label_maps: Public label maps, uint8 [x, y, z].
@@ -381,8 +382,8 @@ def initial_weights(
 ) -> dict[str, np.ndarray]:
     """Return weights with which the autoencoder equals the linear codec.
 
-    The linear maps are the given ones, the last learned layer on either side is zero, and the layers before are drawn
-    uniformly.
+    The linear maps are the given ones. The last learned layer of the encoder and that of the decoder are zero. The
+    weights of the earlier layers are drawn uniformly.
 
     Args:
         encoder: The linear codec's encoder, shape [l, d].
@@ -439,7 +440,12 @@ def _train(
             logits = torch.cat([torch.zeros_like(full[:, :1]), full], dim=1)
             loss = F.cross_entropy(logits, torch.tensor(truths[picks], dtype=torch.long))
             if not math.isfinite(float(loss.detach())):
-                raise InvalidInput("fitting the codec diverged at step", value=step, limit="a finite cross-entropy")
+                raise InvalidInput(
+                    "fitting the codec diverged at step",
+                    value=step,
+                    limit="a finite cross-entropy",
+                    remedy="use the codec pca",
+                )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -46,7 +46,7 @@ class Provenance(Document):
     """What a codec was fitted on, and for which noise.
 
     Attributes:
-        label_maps: Content hashes of the public label maps, at least two, none twice.
+        label_maps: Content hashes of the public label maps: at least two, all different.
         augmentations: Number of deformed copies that were added.
         seed: Seed of the fit, from 0 to 2³² − 1.
         noise_std: Planned standard deviation of the noise on the **mean** code, in the code's units.
@@ -64,7 +64,10 @@ class Provenance(Document):
         object.__setattr__(self, "label_maps", tuple(check_hash(h) for h in self.label_maps))
         if len(self.label_maps) < MIN_LABEL_MAPS or len(set(self.label_maps)) != len(self.label_maps):
             raise InvalidInput(
-                "public label maps", value=len(self.label_maps), limit=f"at least {MIN_LABEL_MAPS}, none twice"
+                "public label maps",
+                value=f"{len(self.label_maps)} hashes, {len(set(self.label_maps))} of them different",
+                limit=f"at least {MIN_LABEL_MAPS} hashes, and no hash twice",
+                remedy="give more public label maps, each of them once",
             )
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise InvalidInput("codec seed", value=self.seed, limit="0 to 2^32 - 1")
@@ -92,7 +95,8 @@ class CodecHeader(Document):
 
 @runtime_checkable
 class Codec(Protocol):
-    """A fitted codec, which turns class probabilities into codes and mean codes back. All of it is public.
+    """A fitted codec, which turns class probabilities into codes, and mean codes into class probabilities. All of it is
+    public.
 
     Attributes:
         name: Key of the codec in :data:`CODECS`.
@@ -121,7 +125,7 @@ class Codec(Protocol):
     def provenance(self) -> Provenance: ...
     @property
     def linear(self) -> LinearCodec | None:
-        """The codec itself if it is a :class:`LinearCodec`, whose basis protocols may use; else None."""
+        """The codec itself if it is a :class:`LinearCodec`, else None. Some protocols use the basis of a linear codec."""
         ...
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
@@ -205,7 +209,7 @@ class LinearCodec(Codec, Protocol):
     """A codec whose code is w_i · z_i, for the coordinates z of a shape's log-ratios in a basis. Each coordinate is
     decoded independently of the others.
 
-    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape on a grid that divides the codec's.
+    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape on a coarser grid than the codec's.
 
     Attributes:
         basis: Orthonormal directions, [l, k, u, v, w].
@@ -234,8 +238,9 @@ CODECS: Mapping[str, str] = MappingProxyType(
         "paper-pca": "common.codecs.paper:PaperPcaCodec",
     }
 )
-"""Every codec by its name in a study (``codec.name``) as ``module:class``, imported on first use, since one needs
-torch."""
+"""Every codec as ``module:class``, by its name in a study (``codec.name``). A class is imported on first use, because
+``ball-ae`` needs torch.
+"""
 
 
 def codec_class(name: str) -> type[Codec]:
@@ -302,7 +307,7 @@ def fit_codec(
     if sites is not None:
         least = study.privacy.quorum
         noise_std = mean_noise_std(
-            study, sites=check_integer("sites", sites, least=least, limit=f"the quorum, {least}")
+            study, sites=check_integer("sites", sites, least=least, limit=f"at least {least}, the study's quorum")
         )
     assert noise_std is not None
     kind = codec_class(study.codec.name)
@@ -328,8 +333,17 @@ def fit_codec(
                 limit="label maps of patients who are used for nothing else",
                 remedy="leave it out of the public label maps",
             )
-    if len(set(hashes)) != len(hashes) or (map_hashes is not None and len(map_hashes) != len(hashes)):
-        raise InvalidInput("public label maps", value=len(hashes), limit="one hash each, no map twice")
+    if len(set(hashes)) != len(hashes):
+        raise InvalidInput(
+            "public label maps",
+            value=f"{len(hashes)} maps, {len(set(hashes))} of them different",
+            limit="different maps only",
+            remedy="leave out the duplicates",
+        )
+    if map_hashes is not None and len(map_hashes) != len(hashes):
+        raise InvalidInput(
+            "hashes of public label maps", value=len(map_hashes), limit=f"{len(hashes)} hashes, one for each map"
+        )
     provenance = Provenance(
         label_maps=tuple(hashes if map_hashes is None else map_hashes),
         augmentations=study.codec.augmentations,
@@ -357,9 +371,11 @@ def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
     True
     """
     if expected_hash is not None and sha256_bytes(data) != check_hash(expected_hash):
-        raise InvalidInput("codec is not the one announced", value=sha256_bytes(data), limit=expected_hash)
+        raise InvalidInput(
+            "hash of a codec file", value=sha256_bytes(data), limit=expected_hash, remedy="fetch the file again"
+        )
     header, arrays = unpack(data)
-    with parsing("codec file", limit="arrays a codec wrote", remedy="fetch it again"):
+    with parsing("codec file", limit="the arrays of a codec", remedy="fetch it again"):
         codec = codec_class(header["name"]).from_parts(header, arrays)
         same = codec.to_bytes() == data
     if not same:
@@ -427,7 +443,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if len(data) > MAX_CODEC_BYTES:
         raise InvalidInput("codec file is too large", value=len(data), limit=f"{MAX_CODEC_BYTES} bytes")
     arrays: dict[str, np.ndarray] = {}
-    with parsing("codec file is damaged or no codec", limit="bytes a codec wrote", remedy="fetch it again"):
+    with parsing("codec file is damaged or no codec", limit="the bytes of a codec", remedy="fetch it again"):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
                 raise InvalidInput("codec file", limit="an uncompressed npz")
@@ -482,7 +498,7 @@ def read_header(
     """
     read = CodecHeader.from_json(dict(header))
     if (read.grid is not None) != grid:
-        limit = "three integers from 8" if grid else "none"
+        limit = "three integers from 8" if grid else "no grid"
         raise InvalidInput(f"{read.name} codec: grid", value=read.grid, limit=limit)
     if arrays.keys() != dtypes.keys() or any(arrays[name].dtype != dtype for name, dtype in dtypes.items()):
         raise InvalidInput(f"{read.name} codec: arrays", value=sorted(arrays), limit=", ".join(dtypes))

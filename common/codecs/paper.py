@@ -1,16 +1,18 @@
 """The codec ``paper-pca``: Algorithm 1 of Fay et al. 2021 with raw probabilities, principal components, plain decoding.
 
-A study that uses it with the accountant ``paper`` has the paper's noise: sensitivity √d/K, eq (15). It has neither
-water-filling nor Wiener weights; l counts the variances above the planned noise, eq (7). It serves as a baseline for
-``pca``. At any budget that protects anybody, its sensitivity is so large that noise hides the signal.
+A study that uses this codec with the accountant ``paper`` has the noise of the paper's eq (15) at sensitivity √d/K. The
+codec has neither water-filling nor Wiener weights; l counts the variances above the planned noise (the paper's eq (7)).
+The codec serves as a baseline for ``pca``. At any budget that protects anybody, its sensitivity is so large that noise
+hides the signal.
 
-Three points differ from the printed algorithm, each because the printed one cannot be run:
+Three points differ from the algorithm in the paper, because that algorithm cannot be run as written:
 
 1. The paper does not subtract a mean. Here the mean of the public maps is subtracted, so the zero code is the public
    mean shape.
 2. y ∈ [0, 1]^d only bounds a *difference* of two codes, by √d. Here every code is clipped to C = √d/2, so Δ = 2C = √d
    exactly, whatever a site sends.
-3. Eq (7) may keep no component. Here at least one stays. Decoded numbers are cut at 0 and normalised to probabilities.
+3. The paper's eq (7) can leave no component. Here at least one stays. Decoded numbers are cut at 0 and normalised to
+   probabilities.
 
 Refuses another radius than √d/2, since then the noise would not be the paper's, and grids whose maps do not fit in
 memory.
@@ -201,7 +203,7 @@ class PaperPcaCodec:
 
 
 def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
-    """Return C = √d/2 with d = classes · voxels. Clipping to it makes Δ = 2C the paper's √d, eq (4).
+    """Return C = √d/2 with d = classes · voxels. Clipping to C gives Δ = 2C = √d, as in eq (4) of Fay et al. 2021.
 
     Args:
         labels: Number of classes.
@@ -220,7 +222,7 @@ def codec_terms(name: str, *, labels: int, grid: Sequence[int], protocol: str = 
     """Return the default settings of a codec for a protocol.
 
     Args:
-        name: Key of the codec registry. For ``paper-pca`` the radius is the only one it accepts.
+        name: Key of the codec registry. ``paper-pca`` accepts one radius only, which is set here.
         labels: Number of classes.
         grid: Shape of a volume in voxels.
         protocol: Name of the query protocol.

@@ -5,7 +5,7 @@ Follows Fay et al. 2021, Algorithm 1, with four changes:
 1. The public mean shape is subtracted.
 2. The components are those of log-ratios, which are bounded; the paper's logits are not.
 3. Water-filling spreads the radius over the coordinates and chooses l, which is at least 1. It replaces the threshold
-   of eq (7).
+   of the paper's eq (7).
 4. Decoding shrinks every coordinate by its signal-to-noise ratio.
 
 Everything is computed from public label maps, the planned noise and a seed. The planner and the joint protocol use the
@@ -328,7 +328,7 @@ def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: fl
     """Return the variances p_i of the code's coordinates that leave the least error after decoding, with Σp =
     ``power``.
 
-    They minimise Σ λ_i σ² / (p_i + σ²): p_i = max(0, √(λ_i σ² / ν) − σ²), with ν set by the sum.
+    They minimise Σ λ_i σ² / (p_i + σ²): p_i = max(0, √(λ_i σ² / ν) − σ²), where ν is chosen so that Σp = ``power``.
 
     Args:
         variances: λ_i, positive and in descending order, shape [l].

@@ -1,8 +1,9 @@
-"""Converts label maps to smooth numbers for a linear codec, log-ratios to background on a coarser grid, and back.
+"""Converts label maps to log-ratios on a coarser grid, and log-ratios back to label probabilities.
 
-Called by the codecs, the planner and the joint protocol. Log-ratios of pooled probabilities behave like a truncated
-signed distance, so a linear combination of shapes is again a shape, and any vector maps back to probabilities. The
-module also makes the public augmentation, which stands in for a larger population.
+A log-ratio is the logarithm of a structure's probability over the background's. Called by the codecs, the planner and
+the joint protocol. Log-ratios of pooled probabilities behave like a truncated signed distance, so a linear combination
+of shapes is again a shape, and any vector maps back to probabilities. The module also makes deformed copies of public
+label maps, which stand in for a larger population.
 """
 
 from __future__ import annotations
@@ -127,9 +128,9 @@ def augmented(
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
     """Make deformed copies of label maps by MONAI's Rand3DElastic.
 
-    The affine part has rotations to 0.15 rad, shears to 0.04, scale to ±10 % and shifts to grid/24. The elastic part
-    has displacements that are smooth over grid/8, of standard deviation up to grid/48 voxels. Copy i depends on (seed,
-    i) only.
+    The affine part has rotations of up to 0.15 rad, shears of up to 0.04, scaling by up to ±10 % and shifts of up to
+    grid/24. The elastic part has displacements with a standard deviation of up to grid/48 voxels, smoothed over about
+    grid/8 voxels. Copy i depends on (seed, i) only.
 
     Args:
         label_maps: Public label maps; copies take them in turn.
