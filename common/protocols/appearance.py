@@ -5,9 +5,11 @@ and for every channel the sum of the values and of their squares. Summed over al
 mean and the logarithm of its standard deviation. For J structures and C channels these are J · 2C numbers, which are
 taken relative to a public frame (centre and weights) and clipped as one vector.
 
-Values are first standardised in each volume, under a window around public shapes, so that one set of statistics fits
-all volumes. For a structure that a voter finds nowhere, the frame's centre is used. Called by the site's worker through
-:class:`~common.protocols.site_protocol.SiteProtocol`. Refuses frames of another shape.
+Each volume's values are first scaled to mean 0 and standard deviation 1, so that one set of statistics fits all
+volumes. Mean and standard deviation are weighted: voxels near the public mean shape weigh most (the window of
+:func:`window_of`). If a voter finds a structure in fewer than :data:`LEAST_VOXELS` voxels, the frame's centre is used
+for that structure. Called by the site's worker through :class:`~common.protocols.site_protocol.SiteProtocol`. Refuses
+frames of another shape.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LEAST_VOXELS = 20
 """Least number of voxels of a structure, in all volumes together, from which its statistics are computed."""
 
 LEAST_STD = 0.05
-"""Added to every standard deviation so that its logarithm is finite. The standardised image's own is 1."""
+"""Added to every standard deviation so that its logarithm is finite. A standardised image has standard deviation 1."""
 
 WINDOW_BLUR = 2.0
 """Standard deviation, in voxels, of the blur of the public mean shape, because structures also lie near it."""
@@ -38,7 +40,7 @@ WINDOW_FLOOR = 0.1
 
 
 def window_of(codec: Codec) -> Float[np.ndarray, "x y z"]:
-    """Return a weight of each voxel for the presence of structures: the blurred public mean shape, plus a floor.
+    """Return each voxel's weight for the standardisation of images: the blurred public mean shape, plus a floor.
 
     Args:
         codec: The study's codec, whose zero code is the public mean shape.
@@ -54,7 +56,7 @@ def window_of(codec: Codec) -> Float[np.ndarray, "x y z"]:
 def standardised(
     image: Float[np.ndarray, "c x y z"], window: Float[np.ndarray, "x y z"]
 ) -> Float[np.ndarray, "c x y z"]:
-    """Scale every channel to mean 0 and standard deviation 1 under the window.
+    """Scale every channel to weighted mean 0 and weighted standard deviation 1, with the window's weights.
 
     Brightness differs between volumes more than structures differ within one; standardising removes that difference.
 
@@ -109,7 +111,9 @@ class AppearanceSite(SiteProtocol):
                 "frame of an appearance query", limit="a frame for the query's codec, with one row of statistics"
             )
         if frame.dimension != query.mechanism.dimension:
-            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
+            raise InvalidInput(
+                "code dimension", value=query.mechanism.dimension, limit=f"{frame.dimension}, the frame's dimension"
+            )
         return AppearanceEncoder(frame, window_of(codec), labels=codec.labels, channels=channels)
 
 

@@ -35,7 +35,7 @@ FILL = 1.0
 """Expected norm of a code, as a share of the radius."""
 
 MAX_COORDINATES = 512
-"""Largest number of directions. The size of a frame is this number times the size of all volumes' codes."""
+"""Largest number of a frame's directions. The largest frame has this number times the size of all volumes' codes."""
 
 SMALLEST_SHARE = 1e-9
 """Directions with less than this share of the largest variance contain only rounding errors."""
@@ -80,7 +80,10 @@ class Frame:
             and 1 <= len(self.basis) <= min(MAX_COORDINATES, math.prod(self.basis.shape[1:]))
         )
         if not fits:
-            limit = f"basis [k ≤ n·m and {MAX_COORDINATES}, n, m], k weights, centre [n, l ≥ m]"
+            limit = (
+                f"a basis of shape [k, n, m] with k at most n·m and {MAX_COORDINATES}, k weights and variances, and a "
+                "centre of shape [n, l] with l at least m"
+            )
             raise InvalidInput("frame", value=self.basis.shape, limit=limit)
         if not all(np.isfinite(getattr(self, name)).all() for name in _DTYPES):
             raise InvalidInput("frame", limit="finite numbers")
@@ -159,7 +162,8 @@ class Frame:
         return result
 
     def read(self, mean_code: Float[np.ndarray, "d"], *, noise_std: float) -> Observation:
-        """Convert a released mean code to noisy projections of the offsets: the codes minus this round's public centre.
+        """Convert a released mean code to noisy projections of the offsets (the mean codes minus this round's public
+        centre).
 
         Args:
             mean_code: The released mean code, [d].

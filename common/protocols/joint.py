@@ -52,7 +52,9 @@ class JointSite(SiteProtocol):
                 "frame of a joint query", limit="a frame made for the query's codec and number of volumes"
             )
         if frame.dimension != query.mechanism.dimension:
-            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(frame.dimension))
+            raise InvalidInput(
+                "code dimension", value=query.mechanism.dimension, limit=f"{frame.dimension}, the frame's dimension"
+            )
         return FrameEncoder(codec, frame)
 
 

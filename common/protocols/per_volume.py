@@ -45,7 +45,9 @@ class PerVolumeSite(SiteProtocol):
             InvalidInput: If the query has another dimension than the codec.
         """
         if codec.dimension != query.mechanism.dimension:
-            raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=str(codec.dimension))
+            raise InvalidInput(
+                "code dimension", value=query.mechanism.dimension, limit=f"{codec.dimension}, the codec's dimension"
+            )
         return PlainEncoder(codec)
 
 
