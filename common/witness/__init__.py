@@ -1,3 +1,4 @@
-"""Witnesses of ledgers: other parties countersign a ledger's heads (its newest rows, signed), after a proof that the
-rows up to a newer head begin with all rows up to an older one.
+"""Witnesses of ledgers: other parties countersign a ledger's heads (signed hashes of its newest row).
+
+A witness countersigns a newer head only after a proof that it covers all rows of the head that the witness knows.
 """

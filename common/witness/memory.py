@@ -1,8 +1,8 @@
-"""Remembers, for each ledger, the newest head that a party countersigned or saw countersigned, and conflicts.
+"""Remembers, for each ledger, the newest head that a party countersigned or saw countersigned, and contradicting heads.
 
-Sites and the server use it. One folder holds ``heads.json`` with sizes and roots, a note (signed head) for each ledger,
-and for a contradiction both notes. A head is on disk before its countersignature is sent. Refuses a memory that cannot
-be read.
+Sites and the server use it. One folder holds ``heads.json`` with the sizes and Merkle roots of heads, and a note
+(signed head) for each ledger. If two heads contradict each other, it holds the notes of both. A head is on disk before
+its countersignature is sent. Refuses a memory that cannot be read.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
 
 
 class HeadMemory:
-    """The signed heads (newest rows) of ledgers that a party remembers, in one folder.
+    """The heads of ledgers (signed hashes of their newest rows) that a party remembers, in one folder.
 
     Args:
         folder: The folder.
@@ -266,7 +266,8 @@ class HeadMemory:
     def conflicts(self) -> tuple[str, ...]:
         """Return one line for each ledger of which two histories were signed."""
         return tuple(
-            f"two histories of {origin} were signed: it was rolled back or forked; both heads are in {self.folder}"
+            f"two histories of {origin} were signed: the ledger was rolled back or forked; both heads are in "
+            f"{self.folder}"
             for origin in self.conflicting()
         )
 

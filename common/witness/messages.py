@@ -17,14 +17,14 @@ from common.witness.notes import MAX_NOTE_BYTES, MAX_SIZE
 
 MAX_WITNESSES = 256
 MAX_SIZES = 64
-"""Most proofs that a site makes for one request. Peers that know a head of another size get their proofs in a later
+"""Largest number of proofs that a site makes for one request. Peers for which it makes no proof get one in a later
 round.
 """
 MAX_NOTES_BYTES = 8 << 20
 PROBLEMS = ("", "contradicts", "gap", "stale", "unknown", "unsigned")
 """Reasons why a head was not countersigned; empty if it was. ``contradicts``: another head of the same ledger is known.
-``gap``: its proof starts at a size other than that of the known head. ``stale``: a newer head is known. ``unknown``:
-its key was not confirmed. ``unsigned``: its key did not sign it.
+``gap``: the proof starts at a size other than that of the known head. ``stale``: a newer head is known. ``unknown``:
+the ledger's key was not confirmed. ``unsigned``: the ledger's key did not sign the head.
 """
 
 
@@ -66,7 +66,7 @@ class PeerHead(Document):
 
 @dataclass(frozen=True, slots=True)
 class WitnessRequest(Document):
-    """Asks a site to countersign the newest signed head of the server's ledger and of its peers' ledgers.
+    """Asks a site to countersign the newest signed heads of the server's ledger and of its peers' ledgers.
 
     Attributes:
         study: Id of the study.
@@ -76,8 +76,9 @@ class WitnessRequest(Document):
         held_row: Newest row for which the site holds a receipt.
         held: Proof that this row is among the head's rows.
         heads: Heads of the site's peers.
-        own: The site's own head with the countersignatures so far, or empty.
-        own_since: Numbers of rows at which its peers know the site's own ledger.
+        own: Head of the receiving site's ledger with its countersignatures so far; empty if there is none.
+        own_since: Numbers of rows of those heads of the receiving site's ledger that its peers know. The reply proves
+            that the ledger's newest head continues each of them.
     """
 
     study: Sha256
@@ -103,7 +104,7 @@ class WitnessRequest(Document):
 @dataclass(frozen=True, slots=True)
 class HeadSaid(Document):
     """A site's reply about the head of one peer's ledger: a signature line, or the reason why there is none; and the
-    number of rows in the newest head that the site knows of it.
+    number of rows in the newest head of that ledger that the site knows.
     """
 
     site: SiteName
@@ -118,8 +119,16 @@ class HeadSaid(Document):
 
 @dataclass(frozen=True, slots=True)
 class WitnessReply(Document):
-    """A site's reply to a request for countersignatures: on the head of the server's ledger and of its peers' ledgers;
-    ``own`` is the head of its own ledger.
+    """A site's reply to a :class:`WitnessRequest`.
+
+    Attributes:
+        line: Signature line for the head of the server's ledger; empty if the site did not countersign it.
+        problem: Why the site did not countersign that head, a word of :data:`PROBLEMS`; empty if it did.
+        size: Number of rows in the newest head of the server's ledger that the site knows.
+        held_row: Newest row of the server's ledger for which the site holds a receipt.
+        heads: The site's replies about its peers' heads.
+        own: Newest head of the site's own ledger.
+        own_growths: Proofs that this head continues the heads that peers know (``own_since`` of the request).
     """
 
     line: bytes

@@ -148,7 +148,7 @@ class CheckpointNote:
 
         Args:
             sign: Signs with the ledger's key.
-            key: Its public key in hex.
+            key: The ledger's public key in hex.
 
         Returns:
             A new note.
@@ -173,7 +173,7 @@ class CheckpointNote:
         )
 
     def cosign(self, sign: Sign, *, name: str, key: str, time: int) -> NoteSignature:
-        """Return a witness's cosignature/v1.
+        """Return a witness's countersignature of the note, in the form cosignature/v1.
 
         Args:
             sign: Signs with the witness's key.
@@ -232,7 +232,7 @@ class CheckpointNote:
 
 
 def note_in(data: bytes) -> CheckpointNote | None:
-    """Return the checkpoint in bytes. No signature is checked.
+    """Return the checkpoint that some bytes contain. No signature is checked.
 
     Args:
         data: The bytes.
@@ -261,7 +261,12 @@ def parse_signature(line: str) -> NoteSignature:
     found = _LINE.fullmatch(line)
     data = _decoded(found[2]) if found else b""
     if not found or len(data) not in (68, 76):
-        raise InvalidInput("signature line of a checkpoint", limit="— NAME BASE64 of a key's hash and a signature")
+        raise InvalidInput(
+            "signature line of a checkpoint",
+            limit="an em dash, a name, and the base64 text of 4 bytes of a key's hash and a signature, separated by "
+            "single spaces",
+            remedy="get the note again from the party that wrote it",
+        )
     return NoteSignature(found[1], data[:4], data[4:])
 
 

@@ -90,7 +90,7 @@ def countersigned(
         if note.size > len(leaves):
             problems.append(f"a head of row {note.size} was signed, but the ledger ends at row {len(leaves)}")
         elif root(leaves[: note.size]) != note.root:
-            problems.append(f"the rows up to {note.size} differ from the rows that were signed as its head")
+            problems.append(f"the ledger's rows up to {note.size} differ from the rows that a signed head covers")
         elif (note.size, len(seen)) > (best[0], len(best[1])) and seen:
             best = note.size, seen
     return Countersigned(len(leaves), best[0], best[1], len(witnesses), tuple(dict.fromkeys(problems)))
