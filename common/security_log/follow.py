@@ -66,8 +66,8 @@ class LedgerSource:
     """The committed rows of a ledger, each checked against the row before.
 
     If the row that was logged last has changed or is gone, the ledger was restored from a copy or forked. The source
-    then yields ``ledger-changed``, and all rows again from the first. A damaged file yields ``ledger-changed`` once,
-    and not again before further rows could be read.
+    then yields ``ledger-changed``, and all rows again from the first. A damaged file yields ``ledger-changed`` only
+    once, until further rows can be read.
 
     Args:
         path: The ledger.

@@ -9,13 +9,15 @@ Facts = dict[str, str | int]
 
 
 def shared_row(record: Document) -> tuple[str, Facts] | None:
-    """Return the event of a row of a kind that both ledgers have: first row, changed key, note or refusal.
+    """Return the security event of a ledger row, if the row has a kind that server and site ledgers share.
+
+    These kinds are the first row, a changed signing key, a note by a person or a command, and a refusal.
 
     Args:
         record: The row's record.
 
     Returns:
-        The event's kind (a key of :data:`~common.security_log.events.KINDS`) and facts; None for any other record.
+        The event's kind (a key of :data:`~common.security_log.events.KINDS`) and facts; None for a row of another kind.
     """
     match record:
         case GenesisRecord():
