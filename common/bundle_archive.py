@@ -83,7 +83,9 @@ def from_archive(data: bytes) -> dict[str, bytes]:
         same = to_archive(files) == data
     if not same:
         raise InvalidInput(
-            "a bundle's archive holds bytes besides its files", limit="exactly the bytes that an export writes"
+            "a bundle's archive holds bytes besides its files",
+            limit="exactly the bytes that an export writes",
+            remedy="fetch it again",
         )
     return files
 

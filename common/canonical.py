@@ -54,13 +54,13 @@ def canonical_text(value: Json) -> str:
     """Return the text of :func:`canonical_bytes`.
 
     Args:
-        value: As for :func:`canonical_bytes`.
+        value: None, bool, int, str, list or mapping, nested.
 
     Returns:
         The text.
 
     Raises:
-        InvalidInput: As :func:`canonical_bytes`.
+        InvalidInput: If :func:`canonical_bytes` refuses the value.
     """
     return _encoded(value)[0]
 
@@ -121,13 +121,13 @@ def digest(domain: str, value: Json) -> str:
 
     Args:
         domain: Kind of the hashed value, for instance ``study``.
-        value: As for :func:`canonical_bytes`.
+        value: None, bool, int, str, list or mapping, nested.
 
     Returns:
         The hash in hex.
 
     Raises:
-        InvalidInput: As :func:`canonical_bytes`.
+        InvalidInput: If :func:`canonical_bytes` refuses the value.
     """
     return hashlib.sha256(f"consilium/{domain}/v1".encode() + b"\0" + canonical_bytes(value)).hexdigest()
 

@@ -60,10 +60,10 @@ class PrivacyConfig(StatedBudget):
         planned_queries: Number N of releases.
         quorum: Smallest number of sites in a release.
         accountant: Accountant that decides whether a release fits the budget; the others are shown beside it.
-        relation: Neighbouring relation.
-        unit: Unit of privacy.
+        relation: Which two worlds the guarantee compares, ``replace-one`` or ``zero-out``.
+        unit: Whom the guarantee protects, ``patient`` or ``hospital``.
         voters_per_site: Number m of voters of each site.
-        edition: Number that is raised by 1 each time the teachers are trained anew.
+        edition: Number of the set of teachers. It is raised by 1 each time the teachers are trained anew.
         aggregation: ``open``, where the server reads the codes and adds the noise, or ``sealed-sum``, where the sites
             mask their codes and draw the noise. New studies with a quorum of 3 or more use ``sealed-sum``.
         colluders: In a sealed sum, number of sites that may collude with the server without breaking the guarantee.
@@ -268,7 +268,8 @@ class TrainingConfig:
     def to_table(self) -> dict[str, Any]:
         """Return the section's keys and values.
 
-        Keys that later versions added are left out if they have their default, so the ids of earlier trainings stay.
+        Keys that later versions added are left out if they have their default, so the ids of earlier trainings do not
+        change.
         """
         return as_said(self, ("network", "modality_dropout"))
 

@@ -122,7 +122,7 @@ def open_curves(asked: str, *, run: str) -> Curves:
 
 
 PACKAGES = {"tensorboard": "tensorboard>=2.18", "mlflow": "mlflow-skinny>=3"}
-"""Form of the curves → the package that writes it, as in pyproject.toml."""
+"""The package that writes each form of curves, with its version as in pyproject.toml."""
 
 
 def _imported(module: str, *, extra: str) -> Any:

@@ -49,10 +49,10 @@ class DataConfig:
         object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
             raise InvalidInput(
-                "data.labels", value=self.labels, limit="the background and at least one structure, no name twice"
+                "data.labels", value=self.labels, limit="the background and at least one structure, each name only once"
             )
         if not self.channels or len(set(self.channels)) != len(self.channels):
-            raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, no name twice")
+            raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, each name only once")
         if len(self.spacing_mm) != 3 or not all(0.05 <= s <= 20 for s in self.spacing_mm):
             raise InvalidInput("data.spacing_mm", value=self.spacing_mm, limit="three numbers from 0.05 to 20 mm")
         if len(self.grid) != 3 or not all(8 <= n <= 512 and n % 8 == 0 for n in self.grid):
@@ -90,7 +90,8 @@ class DataConfig:
     def to_table(self) -> dict[str, Any]:
         """Return the section's keys and values.
 
-        Keys that later versions added are left out if they have their default, so the ids of earlier studies stay.
+        Keys that later versions added are left out if they have their default, so the ids of earlier studies do not
+        change.
         """
         return as_said(self, ("regions", "normalisation", "finer"))
 

@@ -1,11 +1,11 @@
 """Reads and writes frozen dataclasses as JSON, in a form that their annotations declare.
 
 Base of ledger rows, messages and files. One declaration serves reading and writing, so the two cannot differ. A
-:class:`Document` is read from a mapping with exactly its fields, each of exactly its type (a bool is no integer). The
-JSON form of a rational, a float or bytes is a string (``rational``, ``float.hex``, base64), of a ``StrEnum`` member its
-value, of a tuple a list, of another document a mapping. Marks in ``Annotated`` can rename a field (:class:`Key`), bound
-the length of a list before its items are read (:class:`Count`), and check the value. A field of type ``X | None`` is
-left out if it is None. Refuses unknown, missing and ill-typed fields.
+:class:`Document` is read from a mapping with exactly its fields, each of exactly its type (a bool is no integer). In
+JSON, a rational, a float and bytes are written as strings (by ``rational``, ``float.hex`` and base64), and a
+``StrEnum`` member as its value. A tuple is written as a list, another document as a mapping. Marks in ``Annotated`` can
+rename a field (:class:`Key`), bound the length of a list before its items are read (:class:`Count`), and check the
+value. A field of type ``X | None`` is left out if it is None. Refuses unknown, missing and ill-typed fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports Flower's internal names. It is the only module that does, and states for each name why it is needed.
+"""Imports Flower's internal names. No other module imports them. For each name it states why the name is needed.
 
 The names in :data:`INTERNALS` are not part of Flower's public interface, so any release may move them. Other modules
 import them as ``from common.engine import NAME``. Flower's public modules (``flwr.app``, ``flwr.clientapp``,

@@ -157,7 +157,7 @@ class DrawEvidence(Filed):
                 "sites of the evidence", value=names[:8], limit="sites on the roster of this evidence, each once"
             )
         if len({query.id for query in self.queries}) != len(self.queries):
-            raise InvalidInput("queries of the evidence", limit="no query twice")
+            raise InvalidInput("queries of the evidence", limit="each query once")
         if len({query.mechanism for query in self.queries}) != 1:
             raise InvalidInput(
                 "queries of the evidence",

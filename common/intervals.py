@@ -1,4 +1,4 @@
-"""Computes the mean of paired measurements and its confidence interval, by Student's t over cases or seeds."""
+"""Computes the mean of values, such as differences over cases or seeds, and its confidence interval by Student's t."""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ LONG = 64 << 10
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
-"""Longest deadline of a study in seconds: a week. MAX_ATTEMPT is the largest number of an attempt, more than one a
-second for a week."""
+"""Longest deadline of a study in seconds: a week. MAX_ATTEMPT is the largest number of an attempt; it allows more than
+one attempt per second for a week.
+"""
 
 MAX_TIME = 1 << 50
 """Largest time in a message, in milliseconds since 1970."""
@@ -101,7 +102,9 @@ def _characters(items: list[Any]) -> int:
 
 def _once(what: str, names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
-        raise InvalidInput(what, value=f"{len(names)} entries", limit="no entry twice")
+        raise InvalidInput(
+            what, value=f"{len(names)} entries, {len(set(names))} of them different", limit="each entry only once"
+        )
 
 
 def _check_head(row: int, head: str) -> None:
@@ -339,7 +342,10 @@ def encode(message: AnyMessage) -> bytes:
 
 
 def _encoded(part: Part, follows: list[bytes]) -> bytes:
-    """Return the bytes of one part of a :class:`Several` in the JSON line."""
+    """Return a part of a combined message (:class:`Several`) as JSON bytes, for the message's first line.
+
+    Raw bytes that must follow the line are appended to ``follows``.
+    """
     return _shared(part) if isinstance(part, Offer | CodesRequest) else canonical_bytes(_written(part, follows))
 
 

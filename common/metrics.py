@@ -112,7 +112,7 @@ def score(
         The scores.
 
     Raises:
-        InvalidInput: If there is no volume, or as :func:`dice_per_class`.
+        InvalidInput: If there is no volume, or :func:`dice_per_class` refuses a pair of label maps.
     """
     each, cases = [], []
     for prediction, truth in zip(predictions, label_maps, strict=True):
@@ -141,10 +141,10 @@ def hd95_mm(
         spacing_mm: Voxel size on each axis.
 
     Returns:
-        Distances; nan for a structure in neither map, inf for one in only one of them.
+        Distances; nan for a structure in neither map, inf for a structure in only one of them.
 
     Raises:
-        InvalidInput: As :func:`dice_per_class`.
+        InvalidInput: If shapes differ or a value belongs to no structure.
     """
     found, drawn = (_masks(labels, structures) for labels in _checked(prediction, truth, structures))
     result: list[float] = []
@@ -211,7 +211,7 @@ def lesion_wise(
         (Dice, HD95) of every structure.
 
     Raises:
-        InvalidInput: As :func:`dice_per_class`.
+        InvalidInput: If shapes differ or a value belongs to no structure.
 
     Source: github.com/rachitsaluja/BraTS-2023-Metrics.
     """

@@ -101,7 +101,9 @@ def check_regions(regions: tuple[str, ...], labels: tuple[str, ...]) -> None:
     lost = [label for value, label in enumerate(labels) if value and all(value not in own for own in members)]
     if regions and (lost or len(set(names)) != len(names)):
         raise InvalidInput(
-            "data.regions", value=lost or names, limit="every structure in a region, and no region's name twice"
+            "data.regions",
+            value=lost or names,
+            limit="every structure in at least one region, and each region's name only once",
         )
 
 

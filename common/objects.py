@@ -238,7 +238,7 @@ def shared(folder: Path) -> bool:
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
     """Remove the files and folders that a with-block created, if the block fails.
 
-    Removed are new entries of ``directory``, the directory and its parents if the block created them, and those of
+    It removes new entries of ``directory``, the directory and its parents if the block created them, and those of
     ``files`` that the block created.
 
     Args:

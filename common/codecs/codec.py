@@ -125,7 +125,7 @@ class Codec(Protocol):
     def provenance(self) -> Provenance: ...
     @property
     def linear(self) -> LinearCodec | None:
-        """The codec itself if it is a :class:`LinearCodec`, else None. Some protocols use the basis of a linear codec."""
+        """The codec itself if it is a :class:`LinearCodec`, else None. Some protocols use a linear codec's basis."""
         ...
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:

@@ -192,7 +192,8 @@ def test_a_fork_that_is_as_long_or_longer_is_an_alarm_and_stops_every_answer(wor
     problem = countersigned(
         world.root / "site-0", head, leaves, signers=[public_hex(world.signing_key)], witnesses={}
     ).problems
-    assert problem == (f"the ledger's rows up to {world.ledger.row_count} differ from the rows that a signed head covers",)
+    rows = world.ledger.row_count
+    assert problem == (f"the ledger's rows up to {rows} differ from the rows that a signed head covers",)
     assert all(world.workers[site.node_id]._witness.memory.server_forked for site in world.sites)
     with pytest.raises(QuorumNotReached):
         world.core().run(world.transport)
