@@ -115,7 +115,7 @@ class OnceASecond(logging.Filter):
             record: The log record.
 
         Returns:
-            True if it is above a warning, or its message was not logged in the last second.
+            True if its level is above WARNING, or its message was not logged in the last second.
         """
         now, said = time.monotonic(), str(record.msg)
         if record.levelno > logging.WARNING or now - self._at.get(said, -1.0) >= 1.0:

@@ -53,15 +53,15 @@ class ProtocolTerms:
         said: Line that chooses the protocol in a study's file, if it is not ``codec.protocol = NAME``.
         codecs: Codecs that it can use; empty for all.
         framed: True if a query covers all public volumes and its codes are relative to a frame. Planned queries are
-            then rounds, and a code's coordinates vary as the shapes do.
+            then rounds, and the variances of a code's coordinates are proportional to those of the public shapes.
         most_rounds: Most rounds that may be planned.
         pairs: True if public start, student and controls may be trained on public volumes with label maps.
         finer: True if the student may be trained on a finer grid.
         one_public: True if the controls ``zero_code`` and ``public_only`` are one network, unless public volumes with
             label maps exist.
-        teacher: Settings of the teachers' recipe that differ from the default, as they were measured.
+        teacher: Settings of the teachers' recipe that differ from the default; they were found best in measurements.
         student: Settings of the student's recipe that differ from the default.
-        prospects: The planner's facts about it; None if it cannot be recommended.
+        prospects: The planner's facts about the protocol; None if the planner cannot recommend it.
     """
 
     site: str
@@ -146,7 +146,10 @@ def protocol_name(codec: SaysProtocol) -> str:
     """
     if codec.joint and codec.protocol:
         raise InvalidInput(
-            "codec.protocol", value=codec.protocol, limit=f"an empty text together with {asked_by('joint')}"
+            "codec.protocol",
+            value=codec.protocol,
+            limit=f"no protocol in a file that also has {asked_by('joint')}",
+            remedy="remove one of the two lines",
         )
     return codec.protocol or ("joint" if codec.joint else PLAIN)
 

@@ -1,9 +1,10 @@
 """Checks public keys written as text: 64 hex digits in the canonical encoding of their point on the curve.
 
-Called wherever a key is read. A point of Curve25519 has several encodings. X25519 ignores the top bit of the last byte
-and takes numbers from p on modulo p; Ed25519 libraries decode numbers from p on, and a negative zero. Adding a point of
-small order gives further keys with the same X25519 secret. A check by text that no key occurs twice would accept such
-*twins* as different keys. Two keys are twins if and only if :func:`point_of` is equal for both.
+Called wherever a key is read. A point of Curve25519 has several encodings. With p = 2²⁵⁵ − 19, X25519 ignores the top
+bit of the last byte and reduces numbers of p or more modulo p. Ed25519 libraries accept numbers of p or more, and a
+negative zero. Adding a point of small order gives further keys with the same X25519 secret. A check by text that no key
+occurs twice would accept such *twins* as different keys. Two keys are twins if and only if :func:`point_of` is equal
+for both.
 
 Refuses every encoding but the canonical one, and points of small order, for which anybody can compute shared secrets
 and forge signatures. A number that encodes no point is not refused, because no signature by it can be valid.
@@ -77,7 +78,7 @@ def point_of(agreement_key: str) -> bytes:
         32 bytes.
 
     Raises:
-        InvalidInput: As :func:`check_agreement_key`.
+        InvalidInput: If :func:`check_agreement_key` refuses the key.
     """
     return _of_agreement(_hex(agreement_key))
 

@@ -111,10 +111,10 @@ class TrainingFacts:
         try:
             both = str(combine(training, release, every_release_used_it=covers, adapted=self.adapted))
         except InvalidInput:  # zero-out releases: ε for an exchanged patient is too large to be useful
-            both = f"nothing of use for {EXCHANGED}"
+            both = f"no useful figure for {EXCHANGED}"
         return (
             *([str(one) for one in found] or [f"{UNPROTECTED}: no patient-level ε of training"]),
-            *([] if self.adapted is None else [f"networks adapted here that may leave: {self.adapted}"]),
+            *([] if self.adapted is None else [f"networks adapted here that may leave the hospital: {self.adapted}"]),
             f"with all releases: {both}",
         )
 

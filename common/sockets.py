@@ -84,7 +84,7 @@ def connect(path: Path, *, timeout_s: float | None = None) -> socket.socket:
 
     Args:
         path: The socket.
-        timeout_s: Timeout in seconds; None for none.
+        timeout_s: Longest wait in seconds; None to wait without a limit.
 
     Returns:
         The connection.

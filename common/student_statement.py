@@ -1,9 +1,10 @@
 """Defines the server's signed statement about a student: its bundle, study, privacy cost and ledger row.
 
-The server makes it at export; sites check it when they pull the student. It contains the newest signed head (hash of
-the newest row) of the ledger and, for every row up to it, the facts from which the row's hash is computed. A site with
-receipts can therefore check that the head continues the rows in its receipts, and that the study's total is not below
-the total in them. Refuses text that is not canonical, and rows whose hash chain does not end at the head.
+The server makes it at export; sites check it when they pull the student. It contains the ledger's newest head (the
+signed hash of its newest row) and, for every row up to that head, the facts from which the row's hash is computed. A
+site with receipts can therefore check that the head continues the rows in its receipts, and that the study's total is
+not below the total in its receipts. Refuses text that is not canonical, and rows whose hash chain does not end at the
+head.
 """
 
 from __future__ import annotations

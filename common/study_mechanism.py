@@ -40,7 +40,7 @@ def usual_verdicts(quorum: int, *, sealed: bool) -> int:
 
 
 def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
-    """Return the default ε that a pool may spend in all studies, if its first study has this budget.
+    """Return the default ε that a pool may spend in all studies together. The budget of the pool's first study sets it.
 
     It suffices for the Σμ² of :data:`USUAL_STUDIES` equal studies.
 
@@ -49,7 +49,7 @@ def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
         budget: The study's budget.
 
     Returns:
-        ε; the study's own if no larger one can be accounted for.
+        The default ε; the study's own ε if the accountant cannot compute a larger one.
 
     Raises:
         InvalidInput: If no release fits the study's budget.

@@ -1,9 +1,9 @@
 """Compares a student with a reference network, and words the verdict in the same way for every text.
 
-Called by evaluations, reports and the dashboard. The gain is the mean of the paired differences in Dice over cases,
-with Student's 95 % interval. It is *proven* if the whole interval is above 0, *worse* if it is below 0, and *not
-proven* otherwise, also with too few cases for an interval. An interval that contains 0 proves neither a gain nor that
-there is none.
+Called by evaluations, reports and the dashboard. For each case the difference is the student's Dice minus the
+reference's. The gain is the mean of these differences, with Student's 95 % interval. The verdict is *proven* if the
+whole interval is above 0, and *worse* if it is below 0. Otherwise, and with too few cases for an interval, the verdict
+is *not proven*. An interval that contains 0 proves neither a gain nor that there is none.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
     """Return the voxels of a slice whose centre lies inside a closed contour.
 
     Args:
-        points: Its corners (i, j) in voxels, the centre of voxel (i, j) at (i, j). The last is joined to the first.
+        points: The contour's corners (i, j) in voxels; the centre of voxel (i, j) is at (i, j). The last corner is
+            joined to the first.
         shape: Shape of the slice.
 
     Returns:
@@ -90,7 +91,7 @@ def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: boo
     """Return the voxels of a structure in a slice, by rule 2 of the module.
 
     Args:
-        contours: The insides of its contours.
+        contours: The insides of the structure's contours in this slice.
         shape: Shape of the slice.
         crossing: True if contours may cross; rule 2 then applies to their overlap too.
 
@@ -98,7 +99,7 @@ def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: boo
         The voxels of the structure.
 
     Raises:
-        InvalidInput: If contours cross and may not.
+        InvalidInput: If contours cross and ``crossing`` is False.
     """
     found = np.zeros(shape, dtype=bool)
     innermost = np.zeros(shape, dtype=np.int32)  # number of the smallest contour so far around each voxel

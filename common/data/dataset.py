@@ -142,7 +142,7 @@ class Dataset:
         patient_identity: How patients are identified.
         label_values: Label values if they are not 0, 1, 2, …
         regions: Overlapping structures that the index defines, as in ``DataConfig.regions``.
-        absent: As in :class:`Case`, for all cases.
+        absent: Indices of the study's channels that the site does not have, for all cases. They are read as 0.
         doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
         synthetic: True if Consilium made the cases, so that they belong to no patient and a seed may replace secret
             randomness. The mark is read from the index and not verified; a site that sets it for real scans weakens

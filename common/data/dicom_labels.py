@@ -50,8 +50,14 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
     try:
         found = hd.seg.segread(path)
         size = int(found.Rows) * int(found.Columns) * len(found.PerFrameFunctionalGroupsSequence)
-        if size > room.voxels * max(1, len(found.segment_numbers)):
-            raise InvalidInput("voxels in a DICOM Segmentation", value=size, limit=f"at most {room.voxels} a segment")
+        segments = max(1, len(found.segment_numbers))
+        if size > room.voxels * segments:
+            raise InvalidInput(
+                "voxels in all segments of a DICOM Segmentation",
+                value=size,
+                limit=f"at most {room.voxels * segments}, which is {room.voxels} for each segment",
+                remedy=room.remedy,
+            )
         volume = found.get_volume(combine_segments=True, dtype=np.uint8)
     except InvalidInput:
         raise

@@ -43,7 +43,9 @@ MAX_CONTOURS, MAX_POINTS = 20_000, 1_000_000
 """Limits on contours and points. Planning systems write hundreds of contours for a structure, each with up to a few
 hundred points."""
 MAX_EFFORT = 1 << 31
-"""Largest number of steps to fill all contours (:func:`common.data.contours.effort`); a head takes a thousandth."""
+"""Largest number of steps to fill all contours (:func:`common.data.contours.effort`). The contours of a head take a
+thousandth of it.
+"""
 OFF_PLANE = 0.1
 """Largest distance of a contour's points from the plane of a slice, as a share of the slices' distance."""
 MOST_NAMED = 8
@@ -100,8 +102,9 @@ def read_structures(
 
     Args:
         path: The file.
-        names: The study's label for the name of each structure, by :func:`~common.names.comparable`.
-        frame: The image's frame of reference; empty if it is no DICOM series.
+        names: The study's label value of each structure, by the structure's name. The names are in the form that
+            :func:`~common.names.comparable` returns.
+        frame: UID of the image's frame of reference; empty if the image is no DICOM series.
         affine: The image's affine in RAS+; its third axis runs over the slices.
         shape: The image's shape.
 
@@ -109,7 +112,7 @@ def read_structures(
         The label map [1, i, j, k].
 
     Raises:
-        InvalidInput: If a check of the module fails, or pydicom is not installed.
+        InvalidInput: If the image is no DICOM series, a check of the module fails, or pydicom is not installed.
     """
     if not frame:
         raise InvalidInput(
@@ -128,7 +131,12 @@ def read_structures(
         ) from error
     steps = sum(contours.effort(each.points, shape[:2]) for found in drawn.values() for each in found)
     if steps > MAX_EFFORT:
-        raise InvalidInput("work to fill an RT Structure Set", value=steps, limit=f"at most {MAX_EFFORT} steps")
+        raise InvalidInput(
+            "voxels and edges to process for the contours of an RT Structure Set",
+            value=steps,
+            limit=f"at most {MAX_EFFORT}",
+            remedy="export it as DICOM-SEG, or with fewer structures",
+        )
     array = np.zeros(shape, dtype=np.uint8)
     owners: dict[int, str] = {}
     for structure, found in drawn.items():
@@ -142,7 +150,12 @@ def _read(path: Path) -> Any:
     """Return the parts of the file that are needed, after check 1 of the module."""
     dicom = pydicom()
     if (size := path.stat().st_size) > MAX_BYTES:
-        raise InvalidInput("bytes of an RT Structure Set", value=size, limit=f"at most {MAX_BYTES}")
+        raise InvalidInput(
+            "bytes of an RT Structure Set",
+            value=size,
+            limit=f"at most {MAX_BYTES}",
+            remedy="export it as DICOM-SEG, or with fewer structures",
+        )
     with path.open("rb") as stream:
         check_elements(stream, most=MAX_ELEMENTS)
     tags = ["FrameOfReferenceUID", "StructureSetROISequence", "ROIContourSequence"]
@@ -191,7 +204,12 @@ def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Struct
     count = sum(len(one.items) for one in found)
     for what, number, most in (("contours", count, MAX_CONTOURS), ("points", -(-numbers // 3), MAX_POINTS)):
         if number > most:
-            raise InvalidInput(f"{what} of an RT Structure Set", value=number, limit=f"at most {most}")
+            raise InvalidInput(
+                f"{what} of an RT Structure Set",
+                value=number,
+                limit=f"at most {most}",
+                remedy="export it as DICOM-SEG, or with fewer structures",
+            )
     return found
 
 
@@ -232,7 +250,7 @@ def _contours(
             raise InvalidInput(
                 f"contour of structure {structure.name} lies in the plane of no slice",
                 value=f"{off:.2g} slices off",
-                limit=f"{OFF_PLANE}",
+                limit=f"at most {OFF_PLANE} slices off",
                 remedy="name the series that it was drawn on as the image, or export it as DICOM-SEG",
             )
         corners = np.round(points[:, :2], contours.SNAP)

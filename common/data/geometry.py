@@ -135,7 +135,9 @@ def shear(affine: Affine) -> float:
 
 
 def same_place(one: Affine, other: Affine, shape: tuple[int, ...]) -> bool:
-    """Return whether two affines place every voxel within a tenth of a voxel (at least .01 mm) of each other.
+    """Return whether two affines place every voxel at the same position, up to a small tolerance.
+
+    The tolerance is a tenth of the smallest voxel edge, but not less than 0.01 mm.
 
     Args:
         one: Voxel → mm, shape [4, 4].

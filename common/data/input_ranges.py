@@ -50,7 +50,10 @@ class InputRanges:
         ranges = [*(one for channel in self.intensity for one in channel), *self.extent_mm]
         shaped = len(self.extent_mm) == 3 and all(len(channel) == len(_NAMES) for channel in self.intensity)
         if not shaped or self.volumes < 1 or not all(-1e9 <= low <= high <= 1e9 for low, high in ranges):
-            raise InvalidInput("ranges of a bundle's inputs", limit="finite, least before greatest, for every channel")
+            raise InvalidInput(
+                "ranges of a bundle's inputs",
+                limit="for every channel and axis, two finite numbers, the smaller one first",
+            )
 
     def to_json(self) -> dict[str, object]:
         """Return the ranges as plain JSON."""
@@ -74,7 +77,9 @@ class InputRanges:
             volumes, intensity, extent = (record[name] for name in ("volumes", "intensity", "extent_mm"))  # type: ignore[index]
             made = cls(int(volumes), tuple(map(_ranges, intensity)), _ranges(extent))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidInput("ranges of a bundle's inputs", limit="as Consilium writes them") from error
+            raise InvalidInput(
+                "ranges of a bundle's inputs", limit="the ranges that Consilium writes", remedy="fetch the bundle again"
+            ) from error
         if len(made.intensity) != channels:
             raise InvalidInput("channels of a bundle's inputs", value=len(made.intensity), limit=str(channels))
         return made

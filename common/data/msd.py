@@ -305,7 +305,7 @@ def _numbered(table: object, *, key: str) -> tuple[str, ...]:
         raise InvalidInput(f"dataset.json: {key}", value=table, limit=limit)
     names = tuple(table[str(i)] for i in range(len(table)))
     if len(set(names)) != len(names):
-        raise InvalidInput(f"dataset.json: {key}", value=names, limit="no name twice")
+        raise InvalidInput(f"dataset.json: {key}", value=names, limit="each name only once")
     return names
 
 
@@ -340,7 +340,7 @@ def _read_entry(
             continue
         relative = PurePosixPath(text)
         if relative.is_absolute() or ".." in relative.parts:
-            return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put it there")
+            return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put the file there")
         if not nifti_ending(text):
             return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not is_file(directory / relative):

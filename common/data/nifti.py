@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 1 << 31
 MAX_NATIVE_VOXELS = 1 << 27
 LARGEST_INTENSITY = 1e15
 GZIP_RATIO = 1032
-"""Largest number of bytes that one byte of gzip can unpack to. Label maps come near it."""
+"""Largest number of bytes that one byte of gzip can unpack to. Label maps come near this ratio."""
 IMAGE_RATIO = 64
 """Largest compression ratio accepted for scans of more than :data:`_SMALL` bytes. Measured scans have 2 to 8, nearly
 empty ones 20."""

@@ -107,7 +107,7 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
         A new dataset, whose ``patient_identity`` says that a table identifies the patients.
 
     Raises:
-        InvalidInput: As :func:`read_patients`.
+        InvalidInput: If a case is missing in the table or has two patients there.
     """
     ids = dict.fromkeys([*dataset.listed, *(case.id for case in dataset.cases)])
     patients = read_patients(table, ids)
@@ -201,7 +201,7 @@ def _content(path: Path) -> str | None:
 
 
 def write_patients(directory: Path, cases: Iterable[Case]) -> None:
-    """Write ``patients.tsv``; a case without a patient counts as its own.
+    """Write ``patients.tsv``; a case without a patient counts as a patient of its own.
 
     Args:
         directory: The dataset's directory.

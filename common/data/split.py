@@ -1,9 +1,9 @@
 """Splits a dataset's cases into hospitals, public parts, validation and test, by a seed, and records the split.
 
 Called by `consilium data split` and by the demo. Every case goes to exactly one part, with all scans of its patient.
-Public label maps come from other cases than public images; only of paired cases both become public. If the dataset or a
-table of sites names hospitals, each case goes to its hospital; otherwise patients are assigned at random. Refuses
-counts that the dataset cannot fill, and a directory that is not empty.
+Public label maps come from other cases than public images. Paired cases are the exception: their image and their label
+map both become public. If the dataset or a table of sites names hospitals, each case goes to its hospital; otherwise
+patients are assigned at random. Refuses counts that the dataset cannot fill, and a directory that is not empty.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class _Anatomy:
 
     Attributes:
         body: Depth in the whole body.
-        cut: Distance before the plane at which the brightness changes, which cuts the body in two.
+        cut: Signed distance from the plane at which the brightness changes. The plane cuts the body in two.
         beside: Depth in each further body beside it.
     """
 

@@ -247,14 +247,15 @@ def load_native_label(
         path: File of the label map.
         data: The study's data settings.
         volume: The image.
-        mapping: As in :func:`load_label`.
-        structures: As in :func:`load_label`.
+        mapping: The file's values → the study's; it must contain every value of the file. None if they are equal.
+        structures: The names of an RT Structure Set's structures → the study's labels; None if they are the study's.
 
     Returns:
         Uint8 array of the image file's shape.
 
     Raises:
-        InvalidInput: As :func:`load_label`.
+        InvalidInput: If values are unknown, the label map lies at another place than the image, or the file is
+            unreadable.
     """
     scan, mapping = _label_scan(path, data, volume, mapping or {}, structures or {})
     array, _ = _label_values(scan.array, labels=len(data.labels), mapping=mapping)

@@ -176,7 +176,11 @@ class Libraries:
     def __post_init__(self) -> None:
         for name in ("monai", "pytorch", "numpy", "nibabel"):
             if not re.fullmatch(r"[0-9][0-9A-Za-z.+-]{0,63}", getattr(self, name)):
-                raise InvalidInput(f"version of {name} in a bundle", value=getattr(self, name)[:64], limit="a version")
+                raise InvalidInput(
+                    f"version of {name} in a bundle",
+                    value=getattr(self, name)[:64],
+                    limit="a version number such as 1.4.0",
+                )
 
     @classmethod
     def here(cls) -> Libraries:

@@ -33,7 +33,7 @@ def load_checkpoint(path: Path | None, *, run: Mapping[str, object]) -> dict[str
     """Read the state that :func:`save_checkpoint` wrote for the same training.
 
     Args:
-        path: The checkpoint file; None for none.
+        path: The checkpoint file; None if there is none.
         run: Facts that identify the training.
 
     Returns:

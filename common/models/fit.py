@@ -64,18 +64,20 @@ class FitResult:
 
 
 NEAR = 0.3
-"""Weight of the trained network when it is averaged with the network of paired public cases (:func:`near`)."""
+"""Weight of the trained network when it is averaged with the network that was trained on public cases with label maps
+(:func:`near`).
+"""
 
 
 def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
     """Replace a model's weights by the average :data:`NEAR` · trained + (1 − :data:`NEAR`) · start, in place.
 
     ``start`` is a network that was trained on public pairs of image and label map. Training on few patients partly
-    forgets what that network learned; an average of the weights keeps both (Wortsman et al. 2022). Measured in
-    docs/utility.md.
+    forgets what that network learned; an average of the weights keeps what both learned (Wortsman et al. 2022).
+    docs/utility.md has the measurements.
 
     Args:
-        start: Weights of the network of public pairs, by name.
+        start: Weights of the network that was trained on public pairs, by name.
         model: The trained network, changed in place.
     """
     with torch.no_grad():

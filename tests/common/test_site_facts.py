@@ -60,7 +60,7 @@ def test_zero_out_releases_are_said_of_a_patient_as_replace_one_at_twice_the_mu(
         trainings(None, covers=False),
         read_guarantee({**SPENT, "epsilon": 1500.0, "unit": "hospital", "relation": "zero-out"}),
     )
-    assert beyond == "with all releases: nothing of use for unit patient, relation replace-one"
+    assert beyond == "with all releases: no useful figure for unit patient, relation replace-one"
 
 
 def test_a_site_without_private_trainings_adds_no_line_and_a_broken_report_is_refused() -> None:

@@ -358,7 +358,7 @@ def test_work_without_end_is_refused_before_anything_is_filled(
     path = write_structure_set(tmp_path / "label.dcm", [("body", [wave])])
     monkeypatch.setattr(dicom_structures, "MAX_EFFORT", 10_000)
     monkeypatch.setattr(dicom_structures, "_draw", lambda *given: pytest.fail("something was filled"))
-    refused_cheaply(path, "work to fill an RT Structure Set", volume)
+    refused_cheaply(path, "voxels and edges to process for the contours of an RT Structure Set", volume)
 
 
 def header(syntax: bytes, kind: str = dicom_structures.STRUCTURE_SET) -> bytes:
