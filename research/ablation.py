@@ -1,4 +1,4 @@
-"""Measures what each idea of the joint recipe contributes: the student again without one idea, paired over seeds.
+"""Measures what each idea of the joint recipe contributes: trains a student without that idea, and compares by seed.
 
 `consilium bench utility --ablate` calls it. Each variant runs everything up to a student by production functions with
 one argument changed, with the same roles, public images, budget and steps. Results are stored, so a stopped run
@@ -38,7 +38,7 @@ FROM_SCRATCH = TrainingConfig(steps=200, learning_rate=1e-2)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The joint recipe with one thing changed; the defaults are the recipe.
+    """The joint recipe with one thing changed. The attributes' defaults give the unchanged recipe.
 
     Attributes:
         what: Description for the table.
@@ -46,12 +46,12 @@ class Variant:
         leading: Use only this many leading coordinates of each volume.
         temperature: Temperature that sharpens predictions; 1 leaves them as they are.
         spread: Share of the shapes' variance that the public start restores.
-        centred: False encodes relative to the public mean shape, not to the public start.
-        shrunk: False takes observations as they are, without shrinking.
-        begun: False trains teachers from random weights.
-        joint: False asks one query per volume.
+        centred: True to encode relative to the public start, False to encode relative to the public mean shape.
+        shrunk: True to shrink observations according to their noise, False to use them as they are.
+        begun: True to train teachers from the public start, False to train them from random weights.
+        joint: True to ask about all volumes at once, False to ask one query per volume.
         rounds: Number of rounds; None for the setting's.
-        passes: Passes of the student; None for the recipe's.
+        passes: Number of training passes of the student; None for the recipe's.
     """
 
     what: str
@@ -84,7 +84,7 @@ VARIANTS = {
 
 
 def student(bench: Bench, name: str) -> float:
-    """Return the Dice of one variant's student on the held-out cases; trained once and stored.
+    """Return the Dice of one variant's student on the held-out cases. The student is trained once and its Dice stored.
 
     Raises:
         InvalidInput: If the setting's recipe is not ``joint``.
@@ -154,7 +154,7 @@ def _told(
 def _unshrunk(
     bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
 ) -> Float[np.ndarray, "n l"]:
-    """Return the same if every round takes its observation without shrinking, which no production protocol does."""
+    """Return the volumes' codes after all rounds if observations are used without shrinking, unlike in production."""
     study = bench.study
     for number in range(1, bench.setting.rounds + 1):
         query = round_query(

@@ -1,8 +1,8 @@
 """Computes once what all arms of one setting and seed share: codec, public start, frame, teachers and their codes.
 
 The utility, ablation, poison and PATE benchmarks use it. All arms of a seed have the same roles, teachers, public start
-and steps. One seed determines the rotation of cases, the start and the student. (In a study the student's seed is
-fixed.) It refuses a setting that its protocol cannot run.
+and steps. One seed determines which fold of the cases is held out, the public start and the student. (In a study the
+student's seed is fixed.) It refuses a setting that its protocol cannot run.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Bench:
 
     @cached_property
     def codec_hash(self) -> str:
-        """Hash of what the codec does, without the noise it was planned for, so that settings can share stored
-        results.
+        """Hash of the codec's arrays without its planned noise, so that settings whose codecs differ only in it share
+        stored results.
         """
         codec = self.codec
         if not isinstance(codec, PcaCodec):
@@ -172,7 +172,7 @@ class Bench:
 
         Args:
             start: The public start.
-            temperature: Sharpens the predictions.
+            temperature: Temperature that sharpens the predictions.
         """
         parts = [self.codec_hash, weights_hash(start.model), temperature, MAX_ROWS, MAX_WEIGHTS]
         make = partial(tangent_kernel, start.model, self.images, self.linear, temperature=temperature)
@@ -256,7 +256,7 @@ class Bench:
 
         Args:
             teachers: The teachers.
-            temperature: Sharpens the predictions; default: as the recipe does.
+            temperature: Temperature that sharpens the predictions; None for the recipe's.
         """
         if self.setting.recipe == "appearance":
             return np.stack([self._looks(model) for model in teachers])
@@ -288,7 +288,7 @@ class Bench:
         Args:
             start: The public start.
             codes: Codes of the public volumes, float [n, l].
-            passes: Passes of the student; None for the recipe's.
+            passes: Number of training passes of the student; None for the recipe's.
         """
         parts = [self.codec_hash, weights_hash(start.model), repr(self.setting.student), self.seed, array_hash(codes)]
         parts += self.schooling if passes is None else [passes]
@@ -305,7 +305,7 @@ class Bench:
         )
 
     def alone(self, start: Start) -> torch.nn.Module:
-        """Return the network trained on the paired cases alone; trained once and stored."""
+        """Return the network trained on the public cases with label maps alone. It is trained once and stored."""
         assert self.paired is not None
         recipe = self.setting.student
         path = self.kept.file("pairs", [weights_hash(start.model), repr(recipe), self.seed], ".pt")

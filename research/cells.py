@@ -81,8 +81,8 @@ def _load_digits(directory: str, data: str) -> Digits:
 def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
     """Return the cell's training event.
 
-    Its noise is the printed one, or the smallest that reaches the cell's ε at its batch size and epochs, with the
-    release of the private PCA included.
+    The noise is the one that the paper prints, or the smallest that reaches the cell's ε at its batch size and epochs.
+    The ε includes the release of the private PCA.
 
     Args:
         cell: The cell.

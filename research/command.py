@@ -1,4 +1,4 @@
-"""``consilium bench``: what a recipe is worth, measured with its controls."""
+"""Defines ``consilium bench``, which measures what a recipe is worth compared with its controls."""
 
 from __future__ import annotations
 
@@ -32,14 +32,23 @@ Data = Annotated[Path, typer.Option("--data", help="A dataset, in any layout: pr
 Layout = Annotated[str, typer.Option("--layout", help="The data's layout; recognised if not given.")]
 Sites = Annotated[
     Path | None,
-    typer.Option("--sites", help="Table with the columns case_id and site: real hospitals, however uneven."),
+    typer.Option("--sites", help="Table with the columns case_id and site, which names the hospital of each case."),
 ]
 Hospitals = Annotated[
-    int | None, typer.Option("--hospitals", help="Number of sites, dealt at random; 8 if the data name none.", min=2)
+    int | None,
+    typer.Option(
+        "--hospitals",
+        help="Number of hospitals, to which patients are assigned at random; 8 if the data name no hospitals.",
+        min=2,
+    ),
 ]
-PublicImages = Annotated[int, typer.Option("--public-images", help="Public volumes, without labels.", min=1)]
-PublicMaps = Annotated[int, typer.Option("--public-maps", help="Public label maps, of other patients.", min=2)]
-Paired = Annotated[int, typer.Option("--paired", help="Public volumes with their labels.", min=0)]
+PublicImages = Annotated[int, typer.Option("--public-images", help="Number of public volumes without labels.", min=1)]
+PublicMaps = Annotated[
+    int, typer.Option("--public-maps", help="Number of public label maps, of other patients.", min=2)
+]
+Paired = Annotated[
+    int, typer.Option("--paired", help="Number of public volumes that are published with their label maps.", min=0)
+]
 Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; by default that of the public maps.")]
 Spacing = Annotated[str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")]
 Labels = Annotated[str, typer.Option("--labels", help="Label names, background first; by default those of the data.")]
@@ -57,13 +66,17 @@ Cache = Annotated[
     Path, typer.Option("--cache", help="Folder for trained networks and finished cells; keep it to resume.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="Write the table's JSON here as well, with data, command and commit.")
+    Path | None, typer.Option("--out", help="Also write the table as JSON to this file, with data, command and commit.")
 ]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
 
 
 class Recipe(StrEnum):
-    """How answers are asked for: what structures look like, where they lie in all volumes together, or in each."""
+    """What the teachers are asked about the public volumes.
+
+    ``appearance`` asks how structures look, ``joint`` where they lie in all volumes together, ``pca`` where they lie in
+    each volume.
+    """
 
     APPEARANCE = "appearance"
     JOINT = "joint"
@@ -78,7 +91,7 @@ def papers(
     data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results; results already there are used again.")],
     seeds: Annotated[int, typer.Option(help="Number of seeds for each cell.", min=1)] = 3,
-    only: Annotated[str, typer.Option(help="Only cells whose name contains this, e.g. mnist/dp-mac/8.")] = "",
+    only: Annotated[str, typer.Option(help="Run only cells whose name contains this text, e.g. mnist/dp-mac/8.")] = "",
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,11 +107,11 @@ def papers(
 ) -> None:
     """Reproduce the DP-MAC paper's tables and figures with the product's private trainers, and compare them in 3D.
 
-    Stop it and run it again at will: finished cells are kept, and the tables are of all that are there.
-    Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd
-    Example: consilium bench papers --data data --out bench-out --only hippocampus
-    Example: consilium bench papers --data data --out bench-out --only mnist/dp-mac/8 --set order=2 --set output=bce
-    Example: consilium bench papers --data data --out bench-out --only hippocampus/dp-sgd/8 --set clip=0.05
+    The run can be stopped and started again: finished cells are kept, and the tables contain all finished cells.
+    Example: consilium bench papers --data data --out bench-out --seeds 3 --only mnist/dp-sgd Example: consilium bench
+    papers --data data --out bench-out --only hippocampus Example: consilium bench papers --data data --out bench-out
+    --only mnist/dp-mac/8 --set order=2 --set output=bce Example: consilium bench papers --data data --out bench-out
+    --only hippocampus/dp-sgd/8 --set clip=0.05
     """
     from research.papers import papers as reproduce
 
@@ -144,10 +157,10 @@ def utility(
         int, typer.Option(help="Rounds of a release about all volumes (recipe joint).", min=1, max=MAX_JOINT_ROUNDS)
     ] = JOINT_ROUNDS,
     teacher_steps: Annotated[
-        int | None, typer.Option(help="Training steps of a teacher [those of the recipe].", min=1)
+        int | None, typer.Option(help="Training steps of a teacher; by default the recipe's.", min=1)
     ] = None,
     student_steps: Annotated[
-        int | None, typer.Option(help="Training steps of the student [those of the recipe].", min=8)
+        int | None, typer.Option(help="Training steps of the student; by default the recipe's.", min=8)
     ] = None,
     seeds: Annotated[
         int, typer.Option(help="Number of repetitions; without --test each uses another fifth for validation.")
@@ -195,9 +208,9 @@ def utility(
     out: Out = None,
     as_json: TableAsJson = False,
 ) -> None:
-    """Train teachers and students at one setting and compare the student with its controls, paired over seeds.
+    """Train teachers and students at one setting, and compare the student with its controls seed by seed.
 
-    A hash of its name decides whether a patient is scored here or with --report, never in both.
+    A hash of a patient's name decides whether the patient is scored here or with --report. Nobody is scored in both.
     Example: consilium bench utility --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 5
     Example: consilium bench utility --data tumours --sites tumours/sites.csv --unit patient --delta 1e-5 --paired 8
     """
@@ -215,7 +228,10 @@ def utility(
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
     if paired and recipe not in (None, Recipe.JOINT):
         raise InvalidInput(
-            "--paired", value=paired, limit=f"none with recipe {recipe}", remedy="recipe joint learns from them"
+            "--paired",
+            value=paired,
+            limit=f"0 with --recipe {recipe}",
+            remedy="choose --recipe joint, or leave out --paired",
         )
     if report and ablate:
         raise InvalidInput("--report with --ablate", limit="one of them", remedy="choose on development cases")
@@ -267,7 +283,9 @@ def pate(
     test_cases: Annotated[
         int,
         typer.Option(
-            min=0, help="Number of cases to score on, dealt anew for every seed; 0 scores on a fifth in rotation."
+            min=0,
+            help="Number of cases to score on, chosen at random for every seed; with 0 every seed scores on another "
+            "fifth of the cases.",
         ),
     ] = 84,
     grid: Grid = "64,64,64",
@@ -282,16 +300,19 @@ def pate(
     ] = "32,64,128,256,320",
     teacher_steps: TeacherSteps = 4000,
     student_steps: StudentSteps = 4000,
-    seeds: Annotated[int, typer.Option(help="Number of repetitions; each deals the cases anew.", min=1)] = 3,
+    seeds: Annotated[
+        int, typer.Option(help="Number of repetitions; each assigns the cases to their roles anew.", min=1)
+    ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
     out: Out = None,
     as_json: TableAsJson = False,
 ) -> None:
-    """Repeat the PATE paper's experiment beside its printed numbers: both algorithms, DP-SGD, and controls.
+    """Repeat the PATE paper's experiment, with both algorithms, DP-SGD and controls, beside the paper's own numbers.
 
-    Stop it and run it again at will. At the defaults the 484 cases of Task01 are dealt as in the paper: 8 teachers of
-    40, 80 to ask about, whose label maps fit the codec, and 84 to score on. Options make smaller experiments.
+    The run can be stopped and started again. At the defaults the 484 cases of Task01 are divided as in the paper: 8
+    teachers with 40 cases each, 80 cases to ask about, on whose label maps the codec is fitted, and 84 cases to score
+    on. The options make smaller experiments.
     Example: consilium bench pate --data Task01_BrainTumour --spacing 3,3,3
     Example: consilium bench pate --data TCGA_LGG --grid 64,64,32 --queries 12 --public-maps 10 --test-cases 0
     """
@@ -390,8 +411,8 @@ def poison(
 ) -> None:
     """Measure what one and two poisoned sites do to the labels and the student of a joint study.
 
-    With a cache of `consilium bench utility` at the same setting nothing but the poisoned students is trained.
-    Example: consilium bench poison --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 3
+    If --cache holds the results of `consilium bench utility` at the same setting, only the poisoned students are
+    trained. Example: consilium bench poison --data Task04_Hippocampus --hospitals 8 --epsilon 8 --delta 1e-3 --seeds 3
     """
     from common.data.split import SplitCounts
     from research.jobs import POISON
@@ -414,7 +435,7 @@ def _recipes(teacher_steps: int, student_steps: int, *, joint: bool) -> tuple[Tr
 
 
 def _source(source: Source) -> Source:
-    """With the usual number of hospitals where neither the data nor anybody says how many."""
+    """Return the source; with the usual number of hospitals if neither the data nor an option states a number."""
     from research.roles import HOSPITALS
 
     named = {case.hospital for case in source.read().labelled}
@@ -424,7 +445,7 @@ def _source(source: Source) -> Source:
 
 
 def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
-    """The planner's for the first seed's public label maps."""
+    """Return the recipe that the planner recommends for the first seed's public label maps."""
     from common.data.volume import load_label
     from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice
     from server.planning.recommend import protocol_for
@@ -436,7 +457,7 @@ def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
 
 
 def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:
-    """As many as suit the hospital in the middle."""
+    """Return the number of voters that the planner recommends for the hospital with the median number of patients."""
     from server.planning.recommend import recommend
 
     return recommend(

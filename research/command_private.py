@@ -1,4 +1,4 @@
-"""``consilium bench private``: the private strategies beside each other at one site."""
+"""Defines ``consilium bench private``, which compares the private training strategies at one site."""
 
 from __future__ import annotations
 
@@ -28,16 +28,22 @@ def private(
     epsilon: Annotated[float, typer.Option("--epsilon", help="ε of every training.")] = 8.0,
     delta: Annotated[float, typer.Option("--delta", help="δ of every training.")] = 1e-5,
     steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of every training; without it each strategy's own.", min=1)
+        int | None, typer.Option("--steps", help="Steps of every training; by default each strategy's own.", min=1)
     ] = None,
     network: Annotated[str, typer.Option("--network", help="The teachers' network.")] = "unet",
     width: Annotated[str, typer.Option("--width", help="Feature maps at each level of the network.")] = "16,32,64",
-    methods: Annotated[str, typer.Option("--methods", help="Methods to compare; by default all four.")] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Methods to compare, such as dp-sgd,dp-mac; by default dp-sgd,dp-sgd-layers,dp-bbb,dp-mac.",
+        ),
+    ] = "",
     starts: Annotated[
         str, typer.Option("--starts", help="Start from the public start, from random weights, or from both.")
     ] = "public,random",
     seeds: Annotated[
-        int, typer.Option("--seeds", help="Number of repetitions; each holds out another fifth.", min=1)
+        int, typer.Option("--seeds", help="Number of repetitions; each holds out another fifth of the patients.", min=1)
     ] = 3,
     cache: Annotated[
         Path, typer.Option("--cache", help="Folder for starts and finished cells; keep it to resume.")
@@ -45,10 +51,11 @@ def private(
     out: Annotated[Path | None, typer.Option("--out", help="Write the JSON here as well.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """DP-SGD, DP-SGD with a clip a layer, DP-BBB and DP-MAC at one site, from a public start and from random weights.
+    """Compare DP-SGD, DP-SGD with a clipping norm for each layer, DP-BBB and DP-MAC at one site, from two starts.
 
-    Dice on a held-out fifth, processor time a step, and what DP-MAC's blocks hear beside back-propagation.
-    Stop it and run it again at will: finished cells are kept.
+    Prints the Dice on a held-out fifth of the patients, the processor time of a step, and how the gradients of DP-MAC's
+    blocks differ from those of back-propagation. The starts are a public start and random weights.
+    The run can be stopped and started again: finished cells are kept.
     Example: consilium bench private --data Task04_Hippocampus --seeds 3
     Example: consilium bench private --data TCGA_LGG --grid 32,32,16 --seeds 3 --out tumours.json
     """

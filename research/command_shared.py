@@ -1,4 +1,4 @@
-"""Shared by the commands of `consilium bench`: reads a dataset's study, and prints and stores results."""
+"""Reads a dataset's study, and prints and stores results, for all commands of `consilium bench`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Measures what each hospital can make of the released student at home, in every way that `consilium site adapt` knows.
+"""Measures which networks each hospital can make of the released student, by every method of `consilium site adapt`.
 
-`consilium bench utility --home` calls it. The networks are those of :mod:`client.adapting`, trained on all of a
-hospital's private patients and scored on the benchmark's held-out cases. "Own" is the network that a hospital makes
-alone: it has the student's recipe and number of steps, and begins from the public start if the study has one. Finished
-trainings are stored, so that a stopped run continues.
+A method is called a *way*. `consilium bench utility --home` calls this module. The networks are those of
+:mod:`client.adapting`, trained on all of a hospital's private patients and scored on the benchmark's held-out cases.
+"Own" is the network that a hospital makes alone: it has the student's recipe and number of steps, and begins from the
+public start if the study has one. Finished trainings are stored, so that a stopped run continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from research.kept import Cell, array_hash
 from research.scores import at_site
 
 HOME, CHOSEN = "home", "home-chosen"
-"""The optional parts: every way; and every way with the one that `site adapt` chooses by cross-validation."""
+"""Names of two optional parts. Both measure every way of adapting. The second one also measures the way that `site
+adapt` chooses by cross-validation.
+"""
 
 
 def measure_home(

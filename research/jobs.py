@@ -48,7 +48,8 @@ class Job:
         data: The study's grid and labels.
         cache: Folder of stored results.
         seed: The seed.
-        part: One of :data:`~research.utility.PARTS`, its offsets, or the name of another benchmark.
+        part: One of :data:`~research.utility.PARTS`, an optional part of the utility benchmark, or the name of another
+            benchmark.
         seconds: Processor seconds of each training of :data:`NETWORKS`.
     """
 
@@ -142,5 +143,10 @@ def _bench(setting: Setting, source: Source, data: DataConfig, cache: Path, seed
     roles = source.roles(data, seed=seed)
     largest = max(len(site) for site in roles.private)
     if largest < setting.voters:
-        raise InvalidInput("voters a site", value=setting.voters, limit=f"at most the {largest} cases of the largest")
+        raise InvalidInput(
+            "voters of a site",
+            value=setting.voters,
+            limit=f"at most {largest}, the number of cases of the largest site",
+            remedy="give fewer --voters",
+        )
     return Bench(setting, roles, data, seed=seed, cache=cache)

@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names, ``w0`` and so on."""
+        """Names of the weight matrices, ``w0`` and so on."""
         return tuple(f"w{k}" for k in range(self.layers))
 
 

@@ -151,7 +151,9 @@ class MacTerms:
 
     def __post_init__(self) -> None:
         if self.value_bound is not None and self.curvature_clip is None:
-            raise InvalidInput("partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)")
+            raise InvalidInput(
+                "partitions of DP-MAC", limit="1 (g), 2 (g, C) or 3 (a, g, C)", remedy="set curvature_clip as well"
+            )
 
 
 class MlpMac(_Descending):
@@ -215,8 +217,8 @@ class MlpMac(_Descending):
     def coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
         """Return z_1 … z_K of these examples after the Z-step; they are never released.
 
-        It takes ``z_steps`` of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, from the forward pass on. The objective
-        is a sum over examples and Adam works entry by entry, so no example influences another.
+        The Z-step is ``z_steps`` steps of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, starting from the forward
+        pass. The objective is a sum over examples and Adam works entry by entry, so no example influences another.
 
         Args:
             x: Inputs [n, d].

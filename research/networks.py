@@ -31,7 +31,9 @@ WIDTHS = {
     "dynunet": (8, 16, 32),
     "paper-unet": (8, 8, 16, 32, 64),
 }
-"""Feature maps of each level; half as many in networks whose finest level has the full resolution, as it costs more."""
+"""Feature maps of each level. Networks whose finest level has the full resolution have half as many, because that level
+costs more.
+"""
 
 ROLES = ("teacher", "student")
 _TIMED = 4  # number of timed steps, after one that is not counted

@@ -1,13 +1,13 @@
-"""Repeats the experiment of Fay et al. 2021 beside its printed numbers, with added controls and the true cost of its
-noise.
+"""Repeats the experiment of Fay et al. 2021, with further controls and the true cost of the paper's noise.
 
 `consilium bench pate` calls it, one seed for each job. The arms are: Algorithms 1 and 2 with the paper's noise; their
-zero-code, shuffled-code and public-only students; the students of noiseless codes; teachers and ensemble; one network
-on all patients; and DP-SGD with every layer clipped to 4, at the printed σ² = 6 and at the noise that the exact
-accountant plans. Finished arms are stored.
+zero-code, shuffled-code and public-only students; the students trained on codes without noise; teachers and ensemble;
+one network on all patients; and DP-SGD with every layer clipped to 4, at σ² = 6 as the paper prints it and at the noise
+that the exact accountant plans. The numbers that the paper prints stand beside ours. Finished arms are stored.
 
-Differences from the paper: codes are of probabilities; the codec is fitted on unpaired public label maps; DP-SGD learns
-from the teachers' patients alone; σ² is read as in Abadi et al., as a multiple of the clipping norm in every layer.
+Differences from the paper: probabilities are encoded; the codec is fitted on public label maps of other cases; DP-SGD
+learns from the teachers' patients alone; σ² is read as in Abadi et al., as a multiple of the clipping norm in every
+layer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
 def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
     """Train with DP-SGD on all private patients in one place, every layer clipped to 4.
 
-    The paper does not print its number of steps. The recipe's is used, or a teacher's if that is smaller.
+    The paper does not print the number of DP-SGD's steps. The default recipe's number is used, or a teacher's if that
+    is smaller.
 
     Args:
         bench: The setting and seed.

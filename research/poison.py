@@ -44,7 +44,9 @@ from server.protocols.rounds import surprise
 
 MOST_POISONED = 2
 DRAWS = 8
-"""Number of noise draws over which labels and warnings are averaged; the student uses the first."""
+"""Number of times that the noise is drawn. Labels and warnings are averaged over all of them; the student uses the
+first.
+"""
 ATTACKS = {
     "erase": "last structure erased",
     "oppose": "opposed at full norm",
@@ -117,7 +119,7 @@ class Outcome:
 
     Attributes:
         codes: The estimated codes of the volumes, float [n, l].
-        plausible: The test that may warn an operator.
+        plausible: The server's plausibility test of the answers, whose warnings the operator sees.
     """
 
     codes: Float[np.ndarray, "n l"]

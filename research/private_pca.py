@@ -2,8 +2,8 @@
 
 ``cells`` uses it. Rows are scaled to unit norm (a zero row stays zero), so adding or removing one row moves XᵀX by at
 most 1 in Frobenius norm. Noise is added to the upper triangle and mirrored. The eigenvectors, and whitening by the
-noisy eigenvalues, are post-processing. Scaling by other statistics of the data would not be, so only constants are
-used.
+noisy eigenvalues, are post-processing. Scaling by other statistics of the data would not be post-processing, so data
+are otherwise scaled by constants only.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Terms:
     """What all trainings of a measurement share; everything else is each strategy's default.
 
     Attributes:
-        epsilon: ε.
-        delta: δ.
+        epsilon: ε of every training.
+        delta: δ of every training.
         steps: Number of steps; None for each strategy's default.
         network: The teachers' network.
     """
@@ -98,7 +98,7 @@ def measure(
     """Train and test every cell that is not stored yet.
 
     Args:
-        source: The dataset and its deal.
+        source: The dataset, and how its cases are assigned to roles.
         data: The study's grid.
         terms: (ε, δ), steps and network.
         seeds: Number of repetitions, each with another fifth held out.

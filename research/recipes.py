@@ -49,8 +49,8 @@ class Recipe:
         optimizer: ``adam`` or ``sgd``.
         activation: Hidden activation.
         per_layer: DP-SGD: clip every layer to ``clip``.
-        order: DP-MAC: 2 also releases ½Σ∂²T.
-        curvature_clip: DP-MAC: its bound.
+        order: DP-MAC: 1 to release Σ∂T alone, 2 to release ½Σ∂²T too.
+        curvature_clip: DP-MAC: bound of one example's ½∂²T.
         value_bound: DP-MAC: also release the constants a (M = 3), with this bound.
         norm_bound: DP-MAC: T, to which coordinates and inputs are projected so that the analytic sensitivities hold.
         w_steps: DP-MAC: steps of the weights on the noisy quadratic.
@@ -92,7 +92,7 @@ class Recipe:
         if self.order not in (1, 2):
             raise InvalidInput("order", value=self.order, limit="1 or 2")
         if self.value_bound is not None and self.order == 1:
-            raise InvalidInput("value_bound", value=self.value_bound, limit="of order 2", remedy="--set order=2")
+            raise InvalidInput("value_bound", value=self.value_bound, limit="none at order 1", remedy="--set order=2")
 
     def terms(self) -> MacTerms:
         """Return the terms of DP-MAC."""
@@ -135,10 +135,11 @@ PUBLISHED: dict[tuple[str, str], dict[float | None, float]] = {
     ("usps", "dp-sgd"): {None: 3.6},
     ("usps", "dp-sgd-half-noise"): {1: 11.8, 2: 9.6, 4: 7.9, 8: 6.4},
 }
-"""Printed results: test accuracy on MNIST, ½Σ(error²) on USPS. The published USPS DP-SGD added half the noise due;
-without any noise there is none to halve.
+"""Results that the papers print: test accuracy on MNIST, ½Σ(error²) on USPS. The published DP-SGD on USPS added half of
+the noise that its ε requires, so its results with noise are listed under ``dp-sgd-half-noise``.
 
-DP-CDBN (Phan et al. 2017) is a convolutional network of another kind and stands there as printed."""
+DP-CDBN (Phan et al. 2017) is a convolutional network of another kind; its printed results are listed, and it is not
+trained here."""
 
 MNIST_NOISE = {0.5: "8", 2.0: "14/5", 8.0: "1"}
 """σ of the DP-MAC classifier as printed in Table 2, by ε."""
@@ -189,7 +190,7 @@ def mnist_recipe(name: str, epsilon: float) -> Recipe:
         return Recipe("dp-sgd", batch=2000, epochs=30, rate=1e-2, clip=1.0, pca_noise=pca)
     if name == "dp-bbb":
         return Recipe("dp-bbb", batch=1000, epochs=30, rate=1e-2, clip=1.0, pca_noise=pca)
-    raise InvalidInput("method of the MNIST table", value=name)
+    raise InvalidInput("method of the MNIST table", value=name, limit="dp-mac, dp-mac-paper, dp-sgd, dp-bbb")
 
 
 def usps_recipe(name: str, epsilon: float | None) -> Recipe:
@@ -243,7 +244,7 @@ def usps_recipe(name: str, epsilon: float | None) -> Recipe:
             initial="glorot",
             optimizer="sgd",
         )
-    raise InvalidInput("method of the USPS table", value=name)
+    raise InvalidInput("method of the USPS table", value=name, limit="dp-mac, dp-sgd, dp-sgd-half-noise, dp-sgd-paper")
 
 
 def all_cells(seeds: int) -> list[Cell]:

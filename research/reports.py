@@ -1,9 +1,10 @@
 """Separates choosing a recipe from reporting it: decides which patients are scored when, and counts reports.
 
 `consilium bench utility` uses it. The SHA-256 of a patient's name decides whether the patient is scored during
-development or only in a report, so the decision does not depend on seed, deal or the rest of the dataset. A patient of
-either part may be private, a public image or a label map in both. The register of reports is one file for each dataset
-in the clone. It is written before anything is trained, so a report that was looked at and discarded stays counted.
+development or only in a report, so the decision does not depend on seed, deal or the rest of the dataset. In both kinds
+of run, a patient of either part may be private, a public image or a public label map. The register of reports is one
+file for each dataset in the clone. It is written before anything is trained, so a report that was looked at and
+discarded stays counted.
 """
 
 from __future__ import annotations

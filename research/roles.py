@@ -1,7 +1,8 @@
-"""Decides which role each case plays in a utility benchmark: private, public image, public label map, paired,
-evaluation.
+"""Decides which role each case plays in a utility benchmark.
 
-The benchmarks use it. The deal is that of `consilium data split`, with one fold of the patients held out for each seed.
+A case is private, a public image, a public label map, a public image with its label map, or held out for evaluation.
+The benchmarks use it. Cases are assigned as by `consilium data split`, with one fold of the patients held out for each
+seed.
 No case plays two roles. The label of a public image and the image of a public label map are never used, except that
 labels decoded for public images are scored at the end, for the table alone. It refuses a dataset too small for the
 roles, and scans that cannot be read.
@@ -59,7 +60,7 @@ class Roles:
         public: Public cases of which only the images are used.
         maps: Public cases of which only the label maps are used.
         held_out: Cases that students are scored on.
-        paired: Public cases of which both are used, if any.
+        paired: Public cases of which images and label maps are both used; None if there are none.
         sites: Names of the hospitals.
         held_out_sites: The hospital of each held-out case, if the dataset names any.
     """
@@ -88,12 +89,12 @@ class Source:
         counts: Number of cases in each role. With ``counts.label_maps`` 0 the public label maps are those of the public
             images, as in Fay et al. 2021; even then no image is used together with its own label map.
         layout: The dataset's layout; recognised by default.
-        sites: Table that names the hospital of every case. Without it, hospitals are dealt at random if ``counts`` has
-            their number; otherwise they are the dataset's own.
+        sites: Table that names the hospital of every case. Without it, cases are assigned to hospitals at random if
+            ``counts`` has the number of hospitals; otherwise the dataset names each case's hospital.
         test: A second dataset to score on, in place of a fold.
         labels: Names of the labels, if the dataset has none or others are wanted.
-        channels: Names of the channels, likewise.
-        tested: Number of cases to score on, dealt at random for each seed, in place of a fold.
+        channels: Names of the channels, if the dataset has none or others are wanted.
+        tested: Number of cases to score on, chosen at random for each seed, in place of a fold.
         scored: Part of the patients (:func:`~research.reports.part_of`) that students are scored on; the others may
             play any other role.
     """
@@ -118,7 +119,7 @@ class Source:
         return replace(dataset, cases=tuple(replace(case, hospital=None) for case in dataset.cases))
 
     def split(self, dataset: Dataset, *, seed: int) -> Split:
-        """Return the deal of a seed, which is also the number of the rotation.
+        """Return the assignment of cases to roles for a seed, which also chooses the fold that is held out.
 
         Args:
             dataset: As :meth:`read` returns it.
@@ -162,11 +163,11 @@ class Source:
         )
 
     def hospitals(self) -> tuple[int, ...]:
-        """Return the number of private cases of every site, as the first seed deals them."""
+        """Return the number of private cases of every site in the first seed's assignment."""
         return tuple(len(cases) for cases in self.split(self.read(), seed=0).sites.values())
 
     def roles(self, data: DataConfig, *, seed: int) -> Roles:
-        """Return the deal's cases on the study's grid.
+        """Read the cases of a seed's assignment onto the study's grid, and return them by role.
 
         Args:
             data: The study's grid and labels.

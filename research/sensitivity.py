@@ -37,12 +37,12 @@ class LayerBounds:
     """Sensitivities of one hidden layer's coefficients under add-remove.
 
     Attributes:
-        a1: Of ‖z − f‖².
-        a: Of the constant a.
-        b1: Of ∂T.
-        b2: Of ∂²Tŵ.
-        b: Of b.
-        c: Of C.
+        a1: Sensitivity of ‖z − f‖².
+        a: Sensitivity of the constant a.
+        b1: Sensitivity of ∂T.
+        b2: Sensitivity of ∂²Tŵ.
+        b: Sensitivity of b.
+        c: Sensitivity of C.
     """
 
     a1: float

@@ -28,7 +28,9 @@ RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 
 
 PER_VOLUME = {"pca": "pca", "paper-pca": "paper-pca", "paper-ae": "ball-ae"}
-"""Recipes with one query per volume, and their codecs. Those of the paper also have its noise, eq (15)."""
+"""Recipes with one query per volume, and their codecs. ``paper-pca`` and ``paper-ae`` also have the noise of eq (15) of
+Fay et al. 2021.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,13 @@ class Setting:
         hospitals: Number of hospitals.
         voters: Voters of each hospital.
         epsilon: ε of the whole study.
-        delta: Its δ.
+        delta: δ of the whole study.
         unit: Unit of privacy.
         queries: Number of queries of a recipe with one query per volume.
         teacher: Training recipe of a teacher.
         student: Training recipe of the student.
-        central: Also train with DP-SGD on all patients in one place, at the same (ε, δ) for one patient.
-        rounds: Number of rounds of the other recipes.
+        central: True to train with DP-SGD on all patients in one place too, at the same (ε, δ) for one patient.
+        rounds: Number of rounds of the recipes ``joint`` and ``appearance``.
         paired: Number of public cases with labels, in a joint query.
         colluders: Sites that may collude in a sealed sum, whose noise is drawn at the sites; None for an open study.
     """

@@ -47,7 +47,7 @@ def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any
     """Return the table as plain JSON.
 
     It holds the setting, every seed's Dice, means, deviations and paired gains over controls, every structure's
-    metrics, each hospital's gain over its own teacher, and what it can make at home.
+    metrics, each hospital's gain over its own teacher, and the networks that the hospital can make at home.
 
     Args:
         setting: The row of the table.
@@ -150,7 +150,7 @@ def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def _named(rows: Sequence[dict[str, float]], what: str) -> list[str]:
-    """Return the hospitals for which the seeds have such a number."""
+    """Return the hospitals for which the seeds have a number of this name."""
     names = dict.fromkeys(name.partition(at_site(what, ""))[2] for row in rows for name in row)
     return [name for name in names if name]
 

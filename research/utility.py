@@ -48,7 +48,7 @@ PAPER_CLIP = 4.0
 PARTS = ("student", "controls", "bounds")
 """Parts of a seed's work. The first trains what the others read; the others may then run in parallel."""
 OFFSETS = "offsets"
-"""An optional further part: :data:`~research.setting.SHARED`."""
+"""Name of an optional further part, which runs the control :data:`~research.setting.SHARED`."""
 _ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
     "controls": ("shuffled_codes",),
@@ -225,7 +225,7 @@ def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = 
 
 
 def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
-    """Return each hospital's number of cases, and the mean Dice of its own teacher, trained on all of them."""
+    """Return each hospital's number of cases, and the Dice of its own teacher, which is trained on all of them."""
     values: dict[str, float] = {}
     for site, cases, model in zip(bench.roles.sites, bench.roles.private, teachers, strict=True):
         found = bench.scored("teacher", model)

@@ -65,7 +65,7 @@ class VolumeCell:
             clipping norm for each layer.
         begun: True to start from the public start, False from random weights.
         epsilon: ε; None for a method without a guarantee.
-        delta: δ; None likewise.
+        delta: δ; None for a method without a guarantee.
         seed: The seed.
         changes: Changed fields of the recipe.
     """
