@@ -97,7 +97,7 @@ def _trained(
 def networks_summary(
     setting: Setting, data: DataConfig, seconds: float, rows: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
-    """Return every network's mean and deviation over seeds, and its paired difference to the default network, by role.
+    """Return each network's mean and deviation over seeds, and its difference to the default network by seed, by role.
 
     Args:
         setting: The setting.

@@ -95,7 +95,7 @@ def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
 
 
 def printed_plan(bench: Bench, settings: PrivateSettings, patients: int) -> TrainingPlan:
-    """Plan the training with the printed noise, charged at its true cost.
+    """Plan the training with the noise that the paper prints, charged at its true cost.
 
     σ² = 6 in every one of L layers is a noise multiplier of √(6/L) for the whole vector.
 
@@ -158,7 +158,7 @@ def costs_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
 
 
 def pate_markdown(document: dict[str, Any]) -> str:
-    """Render the table, and below it what the printed noise costs and can carry."""
+    """Render the table, and below it the ε of the paper's noise and the bits that its answers can carry."""
     setting = document["setting"]
     structures = [
         key for key in document["arms"][0] if key not in ("arm", "printed", "seeds", "mean", "training_epsilon")

@@ -218,8 +218,8 @@ def _erased(bench: Bench, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
 
 
 def poison_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return the table as plain JSON: Dice of labels and student of every arm, and the loss of each, paired over
-    seeds.
+    """Return the table as plain JSON: Dice of labels and student of every arm, and how much each arm lost, from the
+    differences seed by seed.
     """
     names = [name.removesuffix("-student") for name in rows[0] if name.endswith("-student")]
     return {

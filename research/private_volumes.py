@@ -253,7 +253,9 @@ def _flat(entries: dict[str, torch.Tensor]) -> Float[torch.Tensor, "d"]:
 
 
 def rows_of(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each method and start: Dice over seeds, paired differences to dp-sgd, and time of a step."""
+    """Return one row for each method and start: Dice over seeds, differences to dp-sgd seed by seed, and time of a
+    step.
+    """
     groups: dict[tuple[bool, str], dict[int, dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault((cell["begun"], cell["method"]), {})[cell["seed"]] = cell

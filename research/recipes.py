@@ -1,4 +1,4 @@
-"""Lists the cells of the papers' tables as data: what is trained, at which ε, by which recipe, and the printed results.
+"""Lists the cells of the papers' tables as data: what is trained, at which ε, by which recipe, and the papers' results.
 
 ``papers`` uses it. Everything is under add-remove at δ = 1e-5, with real Poisson sampling and accounting by privacy
 loss distributions; the private PCA is part of the same ε. Noise is planned for the cell's exact ε, unless a printed

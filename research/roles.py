@@ -122,7 +122,7 @@ class Source:
         """Return the assignment of cases to roles for a seed, which also chooses the fold that is held out.
 
         Args:
-            dataset: As :meth:`read` returns it.
+            dataset: The result of :meth:`read`.
             seed: The seed.
         """
         counts = replace(self.counts, validation=0, test=self.tested)

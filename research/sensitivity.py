@@ -1,4 +1,4 @@
-"""Computes DP-MAC's analytic sensitivities for softplus layers, corrected; the printed ones are too small.
+"""Computes corrected analytic sensitivities of DP-MAC's softplus layers. The ones that the paper prints are too small.
 
 ``mlp_strategies`` uses it. Under add-remove, one example moves a coefficient by at most these bounds, for any z_k with
 ‖z_k‖ ≤ T and layer input i with ‖i‖ ≤ T (bias entry included); under replace-one, by twice as much. ŵ_h is column h of

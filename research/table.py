@@ -156,7 +156,7 @@ def _named(rows: Sequence[dict[str, float]], what: str) -> list[str]:
 
 
 def ablation_summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return the mean of every variant, and the recipe's gain over it, paired over seeds."""
+    """Return the mean of every variant, and the recipe's gain over it with an interval over the seeds' differences."""
     return {
         "schema": 1,
         "setting": {**settings_json(setting), "relation": "replace-one", "accountant": "exact"},

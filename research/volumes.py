@@ -260,7 +260,9 @@ def scores(answer: Answer, cases: Cases) -> dict[str, Any]:
 
 
 def volume_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each method and (ε, δ): mean and deviation over seeds, and the paired difference to DP-SGD."""
+    """Return one row for each method and (ε, δ): mean and deviation over seeds, and the difference to DP-SGD seed by
+    seed.
+    """
     groups: dict[tuple[str, float | None, float | None], dict[int, dict[str, Any]]] = {}
     for result in results:
         cell = result["cell"]

@@ -40,7 +40,7 @@ def effort(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> int:
     with rows of voxels.
 
     Args:
-        points: The corners as in :func:`fill`.
+        points: The contour's corners (i, j) in voxels, as :func:`fill` takes them.
         shape: Shape of the slice.
 
     Returns:

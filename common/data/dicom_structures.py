@@ -9,8 +9,8 @@ Called for labels of a case table. In this order:
 4. Contours are closed. There are at most :data:`MAX_CONTOURS` contours with at most :data:`MAX_POINTS` points in total,
    counted before a coordinate is read. Every coordinate is finite.
 5. Every contour lies in the plane of one slice, within :data:`OFF_PLANE` of the slices' distance, and inside the image.
-6. A structure is filled by the rules of :mod:`common.data.contours`. Structures of one label are joined; those of two
-   labels may not share a voxel.
+6. A structure is filled by the rules of :mod:`common.data.contours`. Structures of one label are joined; structures of
+   different labels must not share a voxel.
 
 Refuses everything else. A structure that is drawn on every second or third slice only is refused as well, because its
 extent between these slices is unknown. Messages name structures, and no file or patient.

@@ -278,8 +278,9 @@ def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
     """Copy every case to its part below ``out`` and record the split in ``split.json``, which is written last.
 
     A case with a file for each channel, or with other label numbers, is written as one file with the dataset's numbers.
-    ``sites/<name>/``, ``validation/``, ``test/`` and, if there are paired cases, ``public/paired`` are MSD datasets.
-    ``public/images`` holds images without labels, ``public/label-maps`` label maps without images.
+    ``sites/<name>/``, ``validation/`` and ``test/`` are MSD datasets. So is ``public/paired``, which exists if the
+    image and label map of some cases are both public. ``public/images`` holds images without labels,
+    ``public/label-maps`` label maps without images.
 
     Args:
         split: The split.

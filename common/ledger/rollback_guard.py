@@ -177,7 +177,7 @@ def standing_path(ledger: Path) -> Path:
         ledger: The ledger's file.
 
     Returns:
-        The path; the file may not exist.
+        The path. The file does not have to exist.
     """
     path = ledger.with_suffix(".standing")
     return Path(os.path.realpath(path)) if path.is_symlink() else path

@@ -86,7 +86,7 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
         connection: The open database.
         role: ``server`` or ``site``.
         path: The file, for errors.
-        read_only: True if the file may not be changed.
+        read_only: True if the file must not be changed.
 
     Raises:
         LedgerCorrupt: If the file is no ledger or is damaged.

@@ -183,7 +183,7 @@ def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
 
 
 def _quantile(p: Any, mp: Any) -> float:
-    """Return z with Φ̄(z) = p to about float64's accuracy, also for a p that float64 cannot hold."""
+    """Return z with Φ̄(z) = p to about float64's accuracy, even for a p that float64 cannot hold."""
     if p > mp.mpf(2) ** -1000:
         return -float(ndtri(float(p)))
     z = mp.sqrt(-2 * mp.log(p))

@@ -13,7 +13,7 @@ sum always holds, at the sum of both δ.
 
 A teacher never leaves its hospital. A hospital may also fine-tune (adapt) the student to its own patients under
 differential privacy, and such an adapted network may leave. Once such a training has begun, every statement about a
-patient includes it: the ε of the trainings may be stated alone, the ε of the releases may not.
+patient includes it: the ε of the trainings can be stated alone, the ε of the releases cannot.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class Combined:
         delta: δ, above 0 and below 1.
         protection: Always :data:`EXCHANGED`: unit patient, relation replace-one.
         rule: Name of the rule that gave the figure.
-        reasons: Why the smaller of two ε, that of the trainings and that of the releases, may not be stated; empty if
-            it may.
+        reasons: The conditions that are not met for stating the smaller of two ε, that of the trainings and that of the
+            releases; empty if all are met.
 
     Raises:
         InvalidInput: If a value is outside its range, or unit and relation are others.
