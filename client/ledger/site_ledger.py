@@ -15,7 +15,7 @@ computed without that patient's voter. An instance is not thread-safe: threads t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol as StructuralType
 
@@ -155,6 +155,24 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             if study.id not in self._books.studies:
                 self._append(ConsentRecord(study.to_json(), study.id, self.pool))
         return study.id
+
+    def agreed(self, study_id: str) -> bool:
+        """Tell whether this hospital consented to a study: a person by name, or by answering it.
+
+        A study on record is not yet a consent, because a recovery records studies too. Versions before 0.3 recorded no
+        name, so for a study that this site has answered its answers count.
+
+        Args:
+            study_id: The study's id.
+
+        Returns:
+            True if the study is on record and the hospital consented to it.
+        """
+        self._catch_up()
+        if study_id not in self._books.studies:
+            return False
+        answered = self._books.reservations.newest_in(study_id) is not None
+        return answered or any(study == study_id for study, _, _ in self._consents_by_name())
 
     def decide(self, study_id: str, decision: str) -> None:
         """Pause, resume or withdraw from a study. This does not undo releases that were made already.
@@ -442,16 +460,18 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     def _consents(self) -> dict[str, list[str]]:
         """Return who consented to each study and when, one sentence each."""
         found: dict[str, list[str]] = {}
+        for study, when, by in self._consents_by_name():
+            found.setdefault(study, []).append(f"{when}: {by}")
+        return found
+
+    def _consents_by_name(self) -> Iterator[tuple[str, str, str]]:
+        """Yield study, time and person of each consent that a person gave by name."""
         for row in self.rows():
-            record = parse_record("site", row.kind, row.body) if row.kind in ("consent", "note") else None
-            when = f"{row.time_utc[:16].replace('T', ' ')} UTC"
-            if isinstance(record, ConsentRecord):
-                found.setdefault(record.study_id, []).append(f"{when}: the study is on record")
-            elif isinstance(record, NoteRecord):
+            record = parse_record("site", row.kind, row.body) if row.kind == "note" else None
+            if isinstance(record, NoteRecord):
                 by, consented, study = record.text.partition(" consented to study ")
                 if consented:
-                    found.setdefault(study[:64], []).append(f"{when}: {by}")
-        return found
+                    yield study[:64], f"{row.time_utc[:16].replace('T', ' ')} UTC", by
 
     def _declare(self, pool: str, site: str, caps: CapsTerms) -> None:
         declaration = PoolDeclaration(

@@ -156,7 +156,7 @@ def open_worker(
     config = load_site(directory)
     study = joined_study(config)
     ledger = open_books(config)
-    if ledger.stopped(study.id) == "unknown-study":
+    if not ledger.agreed(study.id):
         ledger.close()
         raise consent_missing(study)
     _state_identity(ledger, directory)  # before anything is accepted

@@ -115,7 +115,7 @@ def has_consented(directory: Path) -> bool:
     if not config.ledger_file.exists():
         return False
     with read_books(config) as ledger:
-        return ledger.stopped(joined_study(config).id) != "unknown-study"
+        return ledger.agreed(joined_study(config).id)
 
 
 def check_consent(directory: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
-from client.site.books import joined_study, open_books, read_books
+from client.site.books import consent_missing, joined_study, open_books, read_books
 from client.site.fetch import PublicObjects
 from common.config import load_study
 from common.document import Count, Document, Sha256
@@ -385,7 +385,8 @@ def _record(directory: Path, peers: Sequence[Peer]) -> None:
         if peer.site == config.site:  # the ledger may be kept under another site's name
             raise InvalidInput("peer", value=peer.site, limit="another site than this one")
     with open_books(config) as ledger:
-        ledger.consent(study)
+        if not ledger.agreed(study.id):
+            raise consent_missing(study)
         for peer in peers:
             ledger.confirm_peer(study.id, peer)
 

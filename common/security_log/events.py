@@ -71,7 +71,7 @@ KINDS: dict[str, SecurityKind] = {
     "ledger-begun": SecurityKind("notice", _BOTH, "A ledger was made.", {"ledger": "name"}),
     "study-registered": SecurityKind("notice", _SERVER, "A study's terms were recorded.", {"study": "hash"}),
     "study-consented": SecurityKind(
-        "notice", _SITE, "This site consented to a study.", {"study": "hash", "pool": "name"}
+        "notice", _SITE, "A study was recorded, by a consent or by a recovery.", {"study": "hash", "pool": "name"}
     ),
     "pool-declared": SecurityKind("notice", _BOTH, "A pool's budget was declared or tightened.", {"pool": "name"}),
     "pool-books-named": SecurityKind(

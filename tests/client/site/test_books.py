@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from client.operations import staff_decisions as control
+from client.operations.serve import open_worker
 from client.policy import load_site
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal, load_slots
@@ -449,6 +450,23 @@ def test_books_carried_to_a_new_machine_go_on_and_older_ones_are_refused(
     with pytest.raises(LedgerCorrupt, match="recover --own-ledger"):
         accept(older / "north", first.study(), 4)
     assert control.recover_own(older / "north", standing=None, charge_all=False).releases == 2
+
+
+def test_a_recovery_records_studies_and_consents_to_none(
+    first: Workspace, north: Path, joined: Path, second: Workspace, tmp_path: Path
+) -> None:
+    """A study that nobody consented to answers nothing after the ledger was recovered and the study resumed."""
+    control.consent(north, by="A. Noether", sheet="the sheet")
+    accept(north, first.study(), 1)
+    shutil.copy(north / "site-ledger.sqlite", tmp_path / "older.sqlite")
+    accept(north, first.study(), 2)
+    shutil.copy(tmp_path / "older.sqlite", north / "site-ledger.sqlite")
+    control.recover_own(north, standing=None, charge_all=False)
+    control.decide(joined, "second", "resume")
+    assert control.has_consented(north)
+    assert not control.has_consented(joined)
+    with pytest.raises(InvalidInput, match="no consent to study second"):
+        open_worker(joined)
 
 
 def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Workspace, north: Path) -> None:

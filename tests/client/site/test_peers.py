@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from client.operations.findings import State
 from client.operations.readiness import check_site
 from client.operations.serve import open_worker
+from client.operations.staff_decisions import consent, has_consented
 from client.policy import load_site
 from client.site.books import open_books
 from client.site.enrolment import SiteKit, create_site
@@ -81,6 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
             kit=SiteKit.load(root / "kits" / name),
             registry=Registry(root / f"{name}.json"),
         )
+        consent(sites[name], by="A. Noether", sheet="the sheet")
         request = read_request(sites[name] / "request.json")
         provision.approve(
             workspace,
@@ -97,7 +99,32 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 def world(made: World, tmp_path: Path) -> World:
     """The same hospitals, who have confirmed nobody yet."""
     shutil.copytree(made.sites["north"].parent, tmp_path / "all")
+    shutil.copytree(made.sites["north"].parent / "kits" / "west", tmp_path / "kit")
     return World(made.listed, {name: tmp_path / "all" / name for name in NAMES})
+
+
+def test_confirming_a_peer_is_no_consent_and_needs_one(world: World, tmp_path: Path) -> None:
+    """A person who refused the consent sheet and then confirms a peer has consented to nothing."""
+    directory = tmp_path / "new"
+    kit = SiteKit.load(world.sites["north"].parents[1] / "kit")
+    (tmp_path / "more data").mkdir()
+    create_site(directory, pool="new", data=tmp_path / "more data", kit=kit, registry=Registry(tmp_path / "new.json"))
+    take(directory, world.listed)
+    before = len(_kinds(directory))
+    with pytest.raises(InvalidInput, match="no consent to study"):
+        confirm(directory, "south", fingerprint(world.key("south")))
+    assert len(_kinds(directory)) == before
+    assert not has_consented(directory)
+    with pytest.raises(InvalidInput, match="no consent to study"):
+        open_worker(directory)
+    consent(directory, by="A. Noether", sheet="the sheet")
+    confirm(directory, "south", fingerprint(world.key("south")))
+    assert has_consented(directory)
+
+
+def _kinds(directory: Path) -> list[str]:
+    with open_books(load_site(directory)) as ledger:
+        return [row.kind for row in ledger.rows()]
 
 
 def test_a_site_shows_its_own_fingerprint_and_believes_no_list(world: World, tmp_path: Path) -> None:
